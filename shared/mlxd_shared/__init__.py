@@ -1,0 +1,1 @@
+"""What controller and worker share: value types, errors, the wire's edge. Never imports MLX."""

@@ -1,0 +1,63 @@
+"""Every bound of the system, by name. A bound that is hit raises an error that names it."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+# --- the wire ---------------------------------------------------------------------------------
+MESSAGE_BYTES_MAX = 64 * MIB
+REQUEST_ID_CHARS_MAX = 128
+MODEL_NAME_CHARS_MAX = 512
+PROMPT_CHARS_MAX = 8 * MIB
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+STOP_TOKEN_IDS_MAX = 256
+LOGIT_BIAS_MAX = 1024
+PAGE_SIZE_DEFAULT = 100
+PAGE_SIZE_MAX = 1000
+WATCH_INTERVAL_DEFAULT_S = 1.0
+WATCH_INTERVAL_MIN_S = 0.1
+TOKENIZE_IDS_MAX = 1 << 22
+
+KEEPALIVE_TIME_MS = 30_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+KEEPALIVE_PING_INTERVAL_MIN_MS = 10_000
+RECONNECT_BACKOFF_MIN_MS = 100
+RECONNECT_BACKOFF_MAX_MS = 500
+
+# --- the worker -------------------------------------------------------------------------------
+ROWS_MAX_DEFAULT = 4
+ROWS_MAX_LIMIT = 256
+WAITING_STREAMS_MAX = 256
+PREFILL_CHUNK_TOKENS = 512
+EVENTS_PER_MESSAGE_MAX = 64
+STATUS_WAIT_S = 0.05
+CONTEXT_LENGTH_MIN = 8
+CONTEXT_LENGTH_LIMIT = 1 << 24
+
+# --- model files ------------------------------------------------------------------------------
+CONFIG_FILE_BYTES_MAX = 16 * MIB
+TOKENIZER_FILE_BYTES_MAX = 256 * MIB
+SAFETENSORS_HEADER_BYTES_MAX = 100 * MIB
+SHARDS_MAX = 4096
+
+# --- the controller ---------------------------------------------------------------------------
+DEFAULT_ADDRESS = "127.0.0.1:8555"
+LOAD_STALL_TIMEOUT_S = 120.0
+LOAD_TOTAL_TIMEOUT_S = 3600.0
+UNLOAD_GRACE_DEFAULT_S = 30.0
+WORKER_INTERRUPT_GRACE_S = 5.0
+ORPHAN_GRACE_S = 10.0
+SHUTDOWN_GRACE_S = 10.0
+KEEP_ALIVE_DEFAULT_S = 300.0
+MODELS_MAX = 1024
+LOAD_WAITERS_MAX = 512
+MAILBOX_MAX = 65_536
+LAST_LINES_MAX = 50
+LINE_CHARS_MAX = 4096
+STATUS_POLL_S = 1.0
+MEMORY_RESERVE_FRACTION = 0.10
+EOF_GRACE_S = 5.0
+UNIX_PATH_BYTES_MAX = 103

@@ -1,0 +1,188 @@
+"""Requests as the domain sees them: frozen, validated, with every default written once.
+
+Absent is None. `resolve` fills what is absent, in the order of the wire's contract: the request,
+the options given at load, the model's generation_config.json, DEFAULTS.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, fields, replace
+
+from mlxd_shared.errors import FieldViolation, InvalidRequest
+
+SEED_LIMIT = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Sampling values that somebody gave; None where absent."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling values in force. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+DEFAULTS = SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0)
+
+
+class FinishReason(enum.Enum):
+    """Why a stream ended; see types.proto."""
+
+    EOS = "eos"
+    STOP_STRING = "stop_string"
+    STOP_TOKEN = "stop_token"  # noqa: S105 - a reason, not a secret
+    LENGTH = "length"
+    CONTEXT = "context"
+    CANCELLED = "cancelled"
+
+
+class Weights(enum.Enum):
+    """How weights live in memory."""
+
+    AUTO = "auto"
+    STORED = "stored"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    """One Generate, checked for everything that needs no model.
+
+    `prompt` is text, or token ids. `max_tokens` None means until the context is full.
+    `keep_alive_s` None keeps what was said before; math.inf is for ever.
+    """
+
+    model: str
+    prompt: str | tuple[int, ...]
+    sampling: SamplingOptions = SamplingOptions()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    keep_alive_s: float | None = None
+    request_id: str = ""
+    worker_incarnation: str = ""
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What a load fixes; None where the operator left it open."""
+
+    context_length: int | None = None
+    rows_max: int | None = None
+    weights: Weights = Weights.AUTO
+    sampling: SamplingOptions = SamplingOptions()
+    keep_alive_s: float | None = None
+    pinned: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    high: float
+
+    def check(self, name: str, value: float | None) -> list[FieldViolation]:
+        if value is None or (math.isfinite(value) and self.low <= value <= self.high):
+            return []
+        return [FieldViolation(name, f"{value} is outside [{self.low:g}, {self.high:g}]")]
+
+
+_RANGES = {
+    "temperature": _Range(0, 100),
+    "top_k": _Range(-1, (1 << 31) - 1),
+    "top_p": _Range(0, 1),
+    "min_p": _Range(0, 1),
+    "seed": _Range(0, SEED_LIMIT - 1),
+}
+LOGIT_BIAS_RANGE = _Range(-100, 100)
+
+
+def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
+    """Return what is out of range in `options`; `prefix` is the field that holds them."""
+    found: list[FieldViolation] = []
+    for name, bounds in _RANGES.items():
+        found += bounds.check(f"{prefix}.{name}", _scalar(options, name))
+    for token_id, bias in options.logit_bias:
+        found += LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
+    return found
+
+
+def _scalar(options: SamplingOptions, name: str) -> float | None:
+    return {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+    }[name]
+
+
+def merge(*layers: SamplingOptions) -> SamplingOptions:
+    """Return the first value given for each field, earlier layers first."""
+    merged = SamplingOptions()
+    for layer in reversed(layers):
+        given = {
+            f.name: value
+            for f in fields(SamplingOptions)
+            if (value := object.__getattribute__(layer, f.name)) not in (None, ())
+        }
+        merged = replace(merged, **given)
+    return merged
+
+
+def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
+    """Return the values in force; `seed` is used where none was given."""
+    full = merge(options, DEFAULTS)
+    assert full.temperature is not None
+    assert full.top_k is not None
+    assert full.top_p is not None
+    assert full.min_p is not None
+    return Sampling(
+        temperature=full.temperature,
+        top_k=max(full.top_k, 0),
+        top_p=full.top_p or 1.0,
+        min_p=full.min_p,
+        seed=seed if full.seed is None else full.seed,
+        logit_bias=full.logit_bias,
+    )
+
+
+def check_vocabulary(spec: GenerateSpec, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InvalidRequest: naming the first bad id of each field and the limit.
+    """
+    limit = f"the vocabulary has {vocab_size} tokens"
+    found = [
+        FieldViolation(f"sampling.logit_bias[{i}]", limit)
+        for i, _ in spec.sampling.logit_bias
+        if i >= vocab_size
+    ]
+    bad = [("stop_token_ids", i) for i in spec.stop_token_ids if i >= vocab_size][:1]
+    if not isinstance(spec.prompt, str):
+        bad += [("tokens.ids", i) for i in spec.prompt if i >= vocab_size][:1]
+    found += [FieldViolation(name, f"{i} is not a token id; {limit}") for name, i in bad]
+    if found:
+        raise InvalidRequest(tuple(found))
