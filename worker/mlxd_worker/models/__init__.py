@@ -1,0 +1,1 @@
+"""Model architectures: parsed configs, checked weights, and forward passes written for batches."""

@@ -1,0 +1,97 @@
+"""What every architecture offers the engine: a forward pass over flat rows, and a head on demand.
+
+Invariants:
+- Everything but attention works on two-dimensional rows `[rows * width, hidden]`: a linear layer on
+  `[rows, 1, hidden]` is treated as many products of one row and is several times slower.
+- Positions are arrays (`Batch.offsets`); host integers (`Batch.lengths`) only choose shapes and
+  guard bounds, so no compiled or cached graph depends on a position.
+- All of it runs on the engine thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import LayerCache, RowId
+from mlxd_worker.cache.rows import RowCaches
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of one forward pass: N rows of `width` tokens each.
+
+    Decode has N rows and width 1; a prefill chunk has one row and the chunk's width.
+    """
+
+    tokens: mx.array
+    """int32 [N, width]."""
+    offsets: mx.array
+    """int32 [N]: the position of each row's first token."""
+    lengths: tuple[int, ...]
+    """Tokens each row holds after this pass (offset + width), as the host knows them."""
+    rows: tuple[RowId, ...]
+    """Whose caches are read and written. `RowCaches.rows` order is the cheapest."""
+
+    @property
+    def width(self) -> int:
+        """Tokens per row."""
+        return self.tokens.shape[1]
+
+    @classmethod
+    def decode(
+        cls, tokens: mx.array | Sequence[int], offsets: Sequence[int], rows: Sequence[RowId]
+    ) -> Self:
+        """Return a batch of one token a row; `tokens` may be an array [N] still being computed."""
+        ids = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), dtype=mx.int32)
+        return cls(
+            tokens=ids.reshape(-1, 1),
+            offsets=mx.array(list(offsets), dtype=mx.int32),
+            lengths=tuple(offset + 1 for offset in offsets),
+            rows=tuple(rows),
+        )
+
+    @classmethod
+    def prefill(cls, tokens: Sequence[int], offset: int, row: RowId) -> Self:
+        """Return a batch of one row's next `len(tokens)` tokens, the first at position `offset`."""
+        return cls(
+            tokens=mx.array([list(tokens)], dtype=mx.int32),
+            offsets=mx.array([offset], dtype=mx.int32),
+            lengths=(offset + len(tokens),),
+            rows=(row,),
+        )
+
+
+class Model(Protocol):
+    """One loaded architecture. Owns its weights; owns no caches."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        ...
+
+    @property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        ...
+
+    def new_caches(self) -> list[LayerCache | None]:
+        """Return empty caches, one entry a layer; None for a layer without state."""
+        ...
+
+    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+        """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
+
+        Row i's token j is hidden row `i * width + j`. The caller evaluates the result together with
+        `caches.state()` (prefill: that alone) before the next call.
+        """
+        ...
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab] for hidden rows [M, hidden], lazy. Ask only rows that sample."""
+        ...
+
+    def parameters(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once, for the ledger."""
+        ...
