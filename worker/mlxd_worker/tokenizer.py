@@ -1,0 +1,162 @@
+"""A model's tokenizer: text to ids, ids to text, and which ids begin and end a text.
+
+Invariants
+- Text that a user wrote stays text: it never turns into special tokens unless the caller asks.
+- A text begins with at most one BOS.
+- Encoding and decoding are safe from any thread; a `Detokenizer` belongs to one stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.decoders import DecodeStream
+
+HELD_TOKENS_MAX: Final = 16
+"""Tokens held back for want of a whole character; a longer run is no text and is given out as it
+is."""
+
+_TAIL_TOKENS: Final = 3
+"""An unfinished character has at most three of its four bytes, so at most three tokens."""
+
+
+class Tokenizer:
+    """What the worker needs of a tokenizer; immutable, any thread."""
+
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        *,
+        bos_id: int | None,
+        add_bos: bool | None,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        raw.encode_special_tokens = True
+        self._raw = raw
+        self._parsing: RawTokenizer | None = None
+        self._parsing_lock = threading.Lock()
+        self._add_bos = add_bos
+        self.bos_id = bos_id
+        """The id that begins a text, or None."""
+        self.eos_ids = eos_ids
+        """The ids that end a text, in the order of the file that names them; maybe none."""
+        self.vocab_size: int = raw.get_vocab_size(with_added_tokens=True)
+        """How many ids the tokenizer has, added tokens included; a model may have more rows."""
+
+    def encode(
+        self, text: str, *, begin_text: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Return the ids of `text`.
+
+        begin_text: put before (and after) it what the model expects around a whole text, by
+        tokenizer_config's add_bos_token where that is said, else by the post-processor.
+        parse_special: read special tokens in the text as such; only for text that we rendered, such
+        as a chat template's.
+        """
+        raw = self._parsing_raw() if parse_special else self._raw
+        plain = raw.encode(text, add_special_tokens=False)
+        ids: list[int] = plain.ids
+        return self._begin_text(ids, raw.post_process(plain).ids) if begin_text else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD.
+
+        An id that the tokenizer does not have (padding rows of the model) has no text.
+        """
+        text: str = self._raw.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    def token_text(self, token_id: int) -> str | None:
+        """Return the vocabulary's own spelling of an id, or None where it has no such id."""
+        text: str | None = self._raw.id_to_token(token_id)
+        return text
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """Return a fresh incremental decoder for one stream."""
+        return Detokenizer(self._raw, skip_special=skip_special)
+
+    def _parsing_raw(self) -> RawTokenizer:
+        """Return the twin that reads special tokens; the choice is a setting of the object."""
+        with self._parsing_lock:
+            if self._parsing is None:
+                self._parsing = RawTokenizer.from_str(self._raw.to_str())
+            return self._parsing
+
+    def _begin_text(self, plain: list[int], processed: list[int]) -> list[int]:
+        """Return `processed` with the BOS that the model's files ask for, never a second one."""
+        own, given = self._bos_count(plain), self._bos_count(processed)
+        wanted = own or (given > 0 if self._add_bos is None else self._add_bos)
+        return [self.bos_id or 0] * int(wanted) + processed[given:]
+
+    def _bos_count(self, ids: list[int]) -> int:
+        return next((i for i, token_id in enumerate(ids) if token_id != self.bos_id), len(ids))
+
+
+class Detokenizer:
+    """Decodes one stream's ids as they come. Owned by one thread.
+
+    Pieces end on whole characters. Their concatenation, `finish` included, is `Tokenizer.decode` of
+    all ids; only where ids hold bytes that are no UTF-8 may the number of U+FFFD differ, since a
+    character already given out cannot be taken back.
+    """
+
+    __slots__ = ("_anchor", "_context", "_pending", "_raw", "_skip_special", "_stream")
+
+    def __init__(self, raw: RawTokenizer, *, skip_special: bool) -> None:
+        self._raw = raw
+        self._skip_special = skip_special
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
+        # Some decoders strip a space at the start of a text. Behind this word nothing is a start.
+        self._anchor: list[int] = raw.encode("a", add_special_tokens=False).ids
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Take one id; return the characters that it completes, maybe none."""
+        self._pending.append(token_id)
+        text = self._step(token_id)
+        if text is None and len(self._pending) > HELD_TOKENS_MAX:
+            return self._release(len(self._pending) - _TAIL_TOKENS)
+        return text or ""
+
+    def finish(self) -> str:
+        """Return what was held back, with U+FFFD for a character that was never finished."""
+        return self._release(len(self._pending)) if self._pending else ""
+
+    def _step(self, token_id: int) -> str | None:
+        """Advance the library's stream; None while it wants more."""
+        try:
+            text: str | None = self._stream.step(self._raw, token_id)
+        except Exception as error:
+            # Bytes that turn out to be no UTF-8 change the text of those before them, which the
+            # stream cannot continue from. The library raises the bare class for it.
+            if "Invalid prefix" not in str(error):
+                raise
+            return self._release(len(self._pending))
+        if text is not None:
+            self._context, self._pending = self._pending, []
+        return text
+
+    def _release(self, count: int) -> str:
+        """Return the text of the first `count` pending ids, and start afresh behind them."""
+        head, tail = self._pending[:count], self._pending[count:]
+        text = self._text_behind(self._context, head)
+        if text is None:
+            text = self._text_behind(self._anchor, head)
+        self._stream = DecodeStream(self._anchor, skip_special_tokens=self._skip_special)
+        self._context, self._pending = self._anchor, []
+        more = "".join(self.push(token_id) for token_id in tail)
+        return (text or "") + more
+
+    def _text_behind(self, context: list[int], ids: list[int]) -> str | None:
+        """Return what `ids` add to the text of `context`, or None where they change it."""
+        before = self._decode(context)
+        both = self._decode(context + ids)
+        return both[len(before) :] if both.startswith(before) else None
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._raw.decode(ids, skip_special_tokens=self._skip_special)
+        return text
