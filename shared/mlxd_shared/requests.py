@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 
 SEED_LIMIT = 1 << 64
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,47 +111,37 @@ class _Range:
         return [FieldViolation(name, f"{value} is outside [{self.low:g}, {self.high:g}]")]
 
 
-_RANGES = {
-    "temperature": _Range(0, 100),
-    "top_k": _Range(-1, (1 << 31) - 1),
-    "top_p": _Range(0, 1),
-    "min_p": _Range(0, 1),
-    "seed": _Range(0, SEED_LIMIT - 1),
-}
 LOGIT_BIAS_RANGE = _Range(-100, 100)
 
 
 def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     """Return what is out of range in `options`; `prefix` is the field that holds them."""
-    found: list[FieldViolation] = []
-    for name, bounds in _RANGES.items():
-        found += bounds.check(f"{prefix}.{name}", _scalar(options, name))
+    found = [
+        *_Range(0, 100).check(f"{prefix}.temperature", options.temperature),
+        *_Range(-1, (1 << 31) - 1).check(f"{prefix}.top_k", options.top_k),
+        *_Range(0, 1).check(f"{prefix}.top_p", options.top_p),
+        *_Range(0, 1).check(f"{prefix}.min_p", options.min_p),
+        *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
+    ]
     for token_id, bias in options.logit_bias:
         found += LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
     return found
 
 
-def _scalar(options: SamplingOptions, name: str) -> float | None:
-    return {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "seed": options.seed,
-    }[name]
-
-
 def merge(*layers: SamplingOptions) -> SamplingOptions:
     """Return the first value given for each field, earlier layers first."""
-    merged = SamplingOptions()
-    for layer in reversed(layers):
-        given = {
-            f.name: value
-            for f in fields(SamplingOptions)
-            if (value := object.__getattribute__(layer, f.name)) not in (None, ())
-        }
-        merged = replace(merged, **given)
-    return merged
+    return SamplingOptions(
+        temperature=_first(layer.temperature for layer in layers),
+        top_k=_first(layer.top_k for layer in layers),
+        top_p=_first(layer.top_p for layer in layers),
+        min_p=_first(layer.min_p for layer in layers),
+        seed=_first(layer.seed for layer in layers),
+        logit_bias=next((layer.logit_bias for layer in layers if layer.logit_bias), ()),
+    )
+
+
+def _first(values: Iterable[_T | None]) -> _T | None:
+    return next((value for value in values if value is not None), None)
 
 
 def resolve(options: SamplingOptions, *, seed: int) -> Sampling:

@@ -1,0 +1,255 @@
+"""Protobuf to domain and back: the one place where the wire's presence and defaults are read.
+
+Every conversion from the wire validates: out of range is InvalidRequest (all fields at once), a
+field that is not served is FieldNotServed. Range comes first, so that nonsense in an unserved field
+is called nonsense.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_shared import config
+from mlxd_shared.errors import FieldViolation, InvalidRequest
+from mlxd_shared.requests import (
+    FinishReason,
+    GenerateSpec,
+    LoadSpec,
+    Sampling,
+    SamplingOptions,
+    Weights,
+    sampling_violations,
+)
+from mlxd_shared.unserved import refuse_unserved
+
+# A duration on the wire cannot be infinite: any negative one means for ever.
+_FOREVER = Duration(seconds=-1)
+
+FINISH_TO_PB = {
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CONTEXT: types_pb2.FINISH_REASON_CONTEXT,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+FINISH_FROM_PB = {number: reason for reason, number in FINISH_TO_PB.items()}
+WEIGHTS_TO_PB = {
+    Weights.AUTO: types_pb2.WEIGHTS_FORMAT_UNSPECIFIED,
+    Weights.STORED: types_pb2.WEIGHTS_FORMAT_STORED,
+    Weights.FLOAT32: types_pb2.WEIGHTS_FORMAT_FLOAT32,
+    Weights.BFLOAT16: types_pb2.WEIGHTS_FORMAT_BFLOAT16,
+    Weights.FLOAT16: types_pb2.WEIGHTS_FORMAT_FLOAT16,
+}
+WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
+
+
+def duration_to_pb(seconds: float) -> Duration:
+    """Return `seconds`; infinity becomes -1 s, which the wire reads as for ever."""
+    if math.isinf(seconds):
+        return _FOREVER
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def duration_from_pb(duration: Duration) -> float:
+    """Return seconds; any negative duration is infinity."""
+    seconds = duration.ToNanoseconds() / 1e9
+    return math.inf if seconds < 0 else seconds
+
+
+def timestamp_to_pb(unix_s: float) -> Timestamp:
+    """Return the moment `unix_s` seconds after the epoch."""
+    stamp = Timestamp()
+    stamp.FromNanoseconds(round(unix_s * 1e9))
+    return stamp
+
+
+def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
+    """Return the moment, in UTC."""
+    return stamp.ToDatetime(tzinfo=dt.UTC)
+
+
+def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
+    """Return the values that were given, unchecked."""
+    return SamplingOptions(
+        temperature=pb.temperature if pb.HasField("temperature") else None,
+        top_k=pb.top_k if pb.HasField("top_k") else None,
+        top_p=pb.top_p if pb.HasField("top_p") else None,
+        min_p=pb.min_p if pb.HasField("min_p") else None,
+        seed=pb.seed if pb.HasField("seed") else None,
+        logit_bias=tuple(sorted(pb.logit_bias.items())),
+    )
+
+
+def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOptions:
+    """Return the values that are given; what is None stays absent."""
+    return types_pb2.SamplingOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        logit_bias=dict(options.logit_bias),
+    )
+
+
+def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
+    """Return the request, checked for everything that needs no model.
+
+    Raises:
+        InvalidRequest: fields out of range, each with its limit.
+        FieldNotServed: a field of a later version.
+    """
+    sampling = sampling_from_pb(pb.sampling)
+    found = [
+        *_name_violations(pb.model),
+        *_prompt_violations(pb),
+        *sampling_violations(sampling, prefix="sampling"),
+        *_unserved_violations(pb),
+        *_length_violations(pb),
+        *_stop_violations(pb),
+    ]
+    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
+        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
+        found.append(FieldViolation("request_id", limit))
+    if found:
+        raise InvalidRequest(tuple(found))
+    refuse_unserved(pb)
+    return GenerateSpec(
+        model=pb.model,
+        prompt=pb.text if pb.HasField("text") else tuple(pb.tokens.ids),
+        sampling=sampling,
+        max_tokens=_max_tokens(pb),
+        stop=tuple(pb.stop),
+        stop_token_ids=tuple(pb.stop_token_ids),
+        ignore_eos=pb.ignore_eos,
+        skip_special_tokens=not pb.HasField("skip_special_tokens") or pb.skip_special_tokens,
+        keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
+        request_id=pb.request_id,
+        worker_incarnation=pb.worker_incarnation,
+        load_s=duration_from_pb(pb.load_duration),
+    )
+
+
+def _name_violations(model: str) -> list[FieldViolation]:
+    if len(model) <= config.MODEL_NAME_CHARS_MAX:
+        return []
+    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+
+
+def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    kind = pb.WhichOneof("prompt")
+    if kind is None:
+        return [FieldViolation("prompt", "one of text, tokens and chat is needed")]
+    if (kind == "text" and not pb.text) or (kind == "tokens" and not pb.tokens.ids):
+        return [FieldViolation(kind, "the prompt is empty; at least one token is needed")]
+    if kind == "text" and len(pb.text) > config.PROMPT_CHARS_MAX:
+        return [FieldViolation("text", f"at most {config.PROMPT_CHARS_MAX} characters")]
+    return []
+
+
+def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    found: list[FieldViolation] = []
+    if pb.HasField("max_tokens") and pb.max_tokens < 1:
+        found.append(FieldViolation("max_tokens", f"{pb.max_tokens} is below 1"))
+    if pb.HasField("max_tokens") and pb.HasField("num_predict"):
+        found.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
+    return found
+
+
+def _max_tokens(pb: inference_pb2.GenerateRequest) -> int | None:
+    if pb.HasField("max_tokens"):
+        return pb.max_tokens
+    return pb.num_predict if pb.num_predict > 0 else None
+
+
+def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    found: list[FieldViolation] = []
+    if len(pb.stop) > config.STOP_STRINGS_MAX:
+        found.append(FieldViolation("stop", f"at most {config.STOP_STRINGS_MAX} strings"))
+    for index, text in enumerate(pb.stop):
+        if not 1 <= len(text) <= config.STOP_STRING_CHARS_MAX:
+            limit = f"1 to {config.STOP_STRING_CHARS_MAX} characters, this one has {len(text)}"
+            found.append(FieldViolation(f"stop[{index}]", limit))
+    if len(pb.stop_token_ids) > config.STOP_TOKEN_IDS_MAX:
+        limit = f"at most {config.STOP_TOKEN_IDS_MAX} ids"
+        found.append(FieldViolation("stop_token_ids", limit))
+    if len(pb.sampling.logit_bias) > config.LOGIT_BIAS_MAX:
+        limit = f"at most {config.LOGIT_BIAS_MAX} ids"
+        found.append(FieldViolation("sampling.logit_bias", limit))
+    return found
+
+
+def _unserved_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Ranges of fields that are refused anyway: nonsense is still called nonsense."""
+    options = pb.sampling
+    checks = (
+        ("sampling.repetition_penalty", options.repetition_penalty, 0.0, 10.0),
+        ("sampling.presence_penalty", options.presence_penalty, -10.0, 10.0),
+        ("sampling.frequency_penalty", options.frequency_penalty, -10.0, 10.0),
+        ("sampling.repeat_last_n", options.repeat_last_n, -1, math.inf),
+        ("sampling.xtc_probability", options.xtc_probability, 0.0, 1.0),
+        ("sampling.xtc_threshold", options.xtc_threshold, 0.0, 0.5),
+        ("top_logprobs", pb.top_logprobs, 0, 20),
+    )
+    found = [
+        FieldViolation(name, f"{value} is outside [{low:g}, {high:g}]")
+        for name, value, low, high in checks
+        if not low <= value <= high
+    ]
+    if options.HasField("repetition_penalty") and options.repetition_penalty == 0:
+        found.append(FieldViolation("sampling.repetition_penalty", "0 is outside (0, 10]"))
+    return found
+
+
+def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
+    """Return what a load fixes, checked.
+
+    Raises:
+        InvalidRequest: fields out of range.
+        FieldNotServed: a field of a later version.
+    """
+    sampling = sampling_from_pb(pb.sampling)
+    found = sampling_violations(sampling, prefix="options.sampling")
+    bounds = (
+        ("context_length", config.CONTEXT_LENGTH_MIN, config.CONTEXT_LENGTH_LIMIT),
+        ("rows_max", 1, config.ROWS_MAX_LIMIT),
+    )
+    given = {"context_length": pb.context_length, "rows_max": pb.rows_max}
+    found += [
+        FieldViolation(f"options.{name}", f"{given[name]} is outside [{low}, {high}]")
+        for name, low, high in bounds
+        if pb.HasField(name) and not low <= given[name] <= high  # type: ignore[arg-type]
+    ]
+    if pb.weights not in WEIGHTS_FROM_PB:
+        found.append(FieldViolation("options.weights", f"{pb.weights} is not a WeightsFormat"))
+    if found:
+        raise InvalidRequest(tuple(found))
+    refuse_unserved(pb, prefix="options.")
+    return LoadSpec(
+        context_length=pb.context_length if pb.HasField("context_length") else None,
+        rows_max=pb.rows_max if pb.HasField("rows_max") else None,
+        weights=WEIGHTS_FROM_PB[pb.weights],
+        sampling=sampling,
+        keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
+        pinned=pb.pinned if pb.HasField("pinned") else None,
+    )
+
+
+def load_to_pb(spec: LoadSpec) -> types_pb2.LoadOptions:
+    """Return `spec` for the wire; what is None stays absent."""
+    return types_pb2.LoadOptions(
+        context_length=spec.context_length,
+        rows_max=spec.rows_max,
+        weights=WEIGHTS_TO_PB[spec.weights],
+        sampling=sampling_to_pb(spec.sampling),
+        keep_alive=None if spec.keep_alive_s is None else duration_to_pb(spec.keep_alive_s),
+        pinned=spec.pinned,
+    )

@@ -1,0 +1,86 @@
+"""Addresses, and the channel and server options that both ends agree on."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
+
+Options = Sequence[tuple[str, int]]
+
+_COMMON: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", config.MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", config.MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", config.KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", config.KEEPALIVE_TIMEOUT_MS),
+)
+
+SERVER_OPTIONS: Options = (
+    *_COMMON,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
+    ("grpc.so_reuseport", 0),
+)
+
+# A worker that restarts must be reached at once: the default back-off costs seconds.
+CHANNEL_OPTIONS: Options = (
+    *_COMMON,
+    ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
+    ("grpc.min_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
+    ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens: `unix:PATH` or `HOST:PORT`; port 0 lets the system choose."""
+
+    target: str
+    loopback: bool
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.target.startswith("unix:")
+
+    @property
+    def path(self) -> Path:
+        """The socket's path; only for Unix sockets."""
+        assert self.is_unix
+        return Path(self.target.removeprefix("unix:"))
+
+
+def parse_address(text: str) -> Address:
+    """Return the address in `text`: `unix:PATH`, `tcp:HOST:PORT` or `HOST:PORT`.
+
+    Raises:
+        InvalidRequest: naming what is wrong and the limit.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        length = len(path.encode())
+        if not path or length > config.UNIX_PATH_BYTES_MAX:
+            limit = (
+                f"a socket's path has 1 to {config.UNIX_PATH_BYTES_MAX} bytes, this one {length}"
+            )
+            raise InvalidRequest.of("address", limit)
+        return Address(text, loopback=True)
+    target = text.removeprefix("tcp:")
+    host, colon, port = target.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidRequest.of("address", f"{text!r} is not unix:PATH or HOST:PORT (0 to 65535)")
+    return Address(target, loopback=is_loopback(host.strip("[]")))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,60 @@
+"""The fields that exist on the wire but are not served yet, and their neutral values.
+
+A field set to its neutral value asks for nothing and is honoured by doing nothing; any other value
+is refused by name with UNIMPLEMENTED. Serving a field means deleting its row here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from mlxd_shared.errors import FieldNotServed
+
+# Full name of the message -> field -> the values that ask for nothing.
+UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
+    "mlxd.v1.SamplingOptions": {
+        "repetition_penalty": (1.0,),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+        "repeat_last_n": (0,),
+        "xtc_probability": (0.0,),
+        "xtc_threshold": (),
+    },
+    "mlxd.v1.GenerateRequest": {
+        "chat": (),
+        "min_tokens": (0,),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "response_format": (),
+        "priority": (0,),
+        "resume_from": (0,),
+        "resume_token_ids": (),
+        "migrate": (False,),
+        "speculation": (),
+    },
+    "mlxd.v1.LoadOptions": {"priority": (0,)},
+    "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,), "require_full": (True,)},
+}
+
+
+def refuse_unserved(message: Message, *, prefix: str = "") -> None:
+    """Refuse the first field of `message`, or of a message inside it, that is not served.
+
+    Raises:
+        FieldNotServed: naming the field by its path from the request.
+    """
+    neutral = UNSERVED.get(message.DESCRIPTOR.full_name, {})
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        if field.name in neutral and value not in neutral[field.name]:
+            raise FieldNotServed(path)
+        for inner in _messages(field, value):
+            refuse_unserved(inner, prefix=f"{path}.")
+
+
+def _messages(field: Any, value: Any) -> list[Message]:  # noqa: ANN401 - a field's value is any type
+    if field.message_type is None or field.message_type.GetOptions().map_entry:
+        return []
+    return list(value) if field.is_repeated else [value]
