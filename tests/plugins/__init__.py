@@ -1,0 +1,1 @@
+"""Plugins of pytest that tests/conftest.py switches on."""

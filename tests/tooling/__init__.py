@@ -1,0 +1,1 @@
+"""Tests of the tree itself: its style, its tools, its packages."""
