@@ -11,7 +11,7 @@ import pytest
 
 from tests.plugins.skips import parse_allowed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SUITE = """
 import pytest
 

@@ -1,1 +1,0 @@
-"""Tests of the tree itself: its style, its tools, its packages."""
