@@ -1,0 +1,205 @@
+"""Probes of InferenceService's served fields, through the controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from tests.system.wire.probe import Probes, Wire, refusal
+
+PROBES = Probes()
+covering = PROBES.covering
+
+
+@covering("GenerateRequest.model", "GenerateRequest.text", "GenerateRequest.sampling")
+async def text_prompt_streams(wire: Wire) -> None:
+    """Another prompt gives another text; the model may be named by digest."""
+    messages = await wire.generate(text="The king")
+    assert messages[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
+    digest = messages[0].model_digest
+    assert await wire.text(model=digest) == await wire.text() != await wire.text(text="The king")
+
+
+@covering("GenerateRequest.tokens", "TokenIds.ids")
+async def token_prompt_equals_its_text(wire: Wire) -> None:
+    """A prompt given as its token ids gives the same output as the text."""
+    request = inference_pb2.TokenizeRequest(model=wire.model, text="Once upon a time")
+    tokens = wire.recorder.see(await wire.inference.Tokenize(request))
+    prompt = inference_pb2.TokenIds(ids=tokens.token_ids)
+    assert await wire.ids(tokens=prompt) == await wire.ids()
+
+
+@covering("SamplingOptions.temperature", "SamplingOptions.seed")
+async def temperature_and_seed(wire: Wire) -> None:
+    """Hot draws leave the greedy path; equal seeds agree, different ones do not."""
+    hot = await wire.sampled(temperature=2.0, top_k=0, top_p=1.0)
+    assert hot == await wire.sampled(temperature=2.0, top_k=0, top_p=1.0)
+    assert hot != await wire.sampled(seed=8, temperature=2.0, top_k=0, top_p=1.0)
+    assert hot != await wire.ids()
+
+
+@covering("SamplingOptions.top_k", "SamplingOptions.top_p", "SamplingOptions.min_p")
+async def each_cut_at_its_tightest_is_greedy(wire: Wire) -> None:
+    """top_k 1, a tiny top_p and min_p 1 each leave one token, however hot; a huge top_k clamps."""
+    greedy = await wire.ids()
+    open_cuts: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert await wire.sampled(**open_cuts) != greedy
+    for cut in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        assert await wire.sampled(**{**open_cuts, **cut}) == greedy
+    clamped = await wire.sampled(**{**open_cuts, "top_k": 1 << 30})
+    assert clamped == await wire.sampled(**open_cuts)
+
+
+@covering("SamplingOptions.logit_bias")
+async def logit_bias_forces_a_token(wire: Wire) -> None:
+    """+100 on one id makes every token that id."""
+    options = types_pb2.SamplingOptions(temperature=0, logit_bias={100: 100.0})
+    assert await wire.ids(sampling=options, ignore_eos=True) == [100] * 12
+
+
+@covering("GenerateRequest.max_tokens", "GenerateRequest.num_predict")
+async def length_by_either_name(wire: Wire) -> None:
+    """Both names bound the length; num_predict 0 goes on to the end of the text or context."""
+    assert len(await wire.ids(max_tokens=5)) == 5
+    assert len(await wire.ids(num_predict=5)) == 5
+    error = await refusal(wire.generate(max_tokens=5, num_predict=5))
+    assert isinstance(error, InvalidRequest)
+    messages = await wire.generate(num_predict=0, ignore_eos=True)
+    assert messages[-1].finish.reason == types_pb2.FINISH_REASON_CONTEXT
+
+
+@covering("GenerateRequest.stop")
+async def stop_string_cuts_the_text(wire: Wire) -> None:
+    """The text ends before the stop string, and the finish names it."""
+    whole = await wire.text()
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    messages = await wire.generate(stop=[stop])
+    assert "".join(m.text for m in messages) == whole[: whole.index(stop)]
+    assert messages[-1].finish.stop_string == stop
+
+
+@covering("GenerateRequest.stop_token_ids")
+async def stop_token_ends_the_stream(wire: Wire) -> None:
+    """The output ends before the stop token, and the finish names it."""
+    whole = await wire.ids()
+    stop = whole[5]
+    messages = await wire.generate(stop_token_ids=[stop])
+    assert [i for m in messages for i in m.token_ids] == whole[: whole.index(stop)]
+    assert messages[-1].finish.stop_token_id == stop
+
+
+async def _eos_id(wire: Wire) -> int:
+    """Force every id until one ends the stream by EOS: the model's end-of-sequence token."""
+    for token_id in range(8):
+        options = types_pb2.SamplingOptions(temperature=0, logit_bias={token_id: 100.0})
+        messages = await wire.generate(sampling=options, max_tokens=2)
+        if messages[-1].finish.reason == types_pb2.FINISH_REASON_EOS:
+            return token_id
+    message = "none of the first ids is an end-of-sequence token"
+    raise AssertionError(message)
+
+
+@covering("GenerateRequest.ignore_eos", "GenerateRequest.skip_special_tokens")
+async def eos_and_special_tokens(wire: Wire) -> None:
+    """EOS ends the stream unless ignored; then its text shows only if special tokens are kept."""
+    eos = await _eos_id(wire)
+    options = types_pb2.SamplingOptions(temperature=0, logit_bias={eos: 100.0})
+    assert await wire.ids(sampling=options) == []
+    forced: dict[str, Any] = {"sampling": options, "ignore_eos": True, "max_tokens": 3}
+    assert await wire.ids(**forced) == [eos] * 3
+    assert await wire.text(**forced) == ""
+    assert await wire.text(**forced, skip_special_tokens=False) != ""
+
+
+@covering("GenerateRequest.keep_alive")
+async def keep_alive_moves_the_expiry(wire: Wire) -> None:
+    """An hour gives an expiry, for ever takes it away."""
+    await wire.generate(keep_alive=Duration(seconds=3600))
+    got = await wire.models.GetModel(model_pb2.GetModelRequest(model=wire.model))
+    model = wire.recorder.see(got).model
+    assert 3500 < model.expire_time.seconds - model.last_used_time.seconds <= 3600
+    await wire.generate(keep_alive=Duration(seconds=-1))
+    got = await wire.models.GetModel(model_pb2.GetModelRequest(model=wire.model))
+    assert not got.model.HasField("expire_time")
+
+
+@covering("GenerateRequest.request_id")
+async def request_id_comes_back(wire: Wire) -> None:
+    """The id given is the id answered; without one, one is made."""
+    messages = await wire.generate(request_id="a-name")
+    assert messages[0].request_id == "a-name"
+    assert (await wire.generate())[0].request_id
+
+
+@covering("GenerateRequest.worker_incarnation", "GenerateRequest.load_duration")
+async def the_controllers_own_fields(wire: Wire) -> None:
+    """What the controller sets is refused from its clients."""
+    for fields in ({"worker_incarnation": "x"}, {"load_duration": Duration(seconds=1)}):
+        error = await refusal(wire.generate(**fields))
+        assert isinstance(error, InvalidRequest)
+        assert error.violations[0].field == next(iter(fields))
+
+
+@covering(
+    "TokenizeRequest.model",
+    "TokenizeRequest.text",
+    "TokenizeRequest.add_special_tokens",
+    "TokenizeRequest.parse_special_tokens",
+    "DetokenizeRequest.model",
+    "DetokenizeRequest.token_ids",
+    "DetokenizeRequest.skip_special_tokens",
+)
+async def tokenize_and_back(wire: Wire) -> None:
+    """Text survives the round trip; special tokens are added, read and shown only as asked."""
+
+    async def tokenize(text: str, **fields: Any) -> list[int]:
+        request = inference_pb2.TokenizeRequest(model=wire.model, text=text, **fields)
+        return list(wire.recorder.see(await wire.inference.Tokenize(request)).token_ids)
+
+    async def detokenize(ids: list[int], **fields: Any) -> str:
+        request = inference_pb2.DetokenizeRequest(model=wire.model, token_ids=ids, **fields)
+        return wire.recorder.see(await wire.inference.Detokenize(request)).text
+
+    plain = await tokenize("Once upon a time", add_special_tokens=False)
+    full = await tokenize("Once upon a time")
+    assert full[-len(plain) :] == plain
+    assert len(full) > len(plain)
+    assert (await detokenize(full)).strip() == "Once upon a time"
+    special = await detokenize(full[:1], skip_special_tokens=False)
+    assert special not in await detokenize(full)
+    assert len(await tokenize(special, add_special_tokens=False, parse_special_tokens=True)) == 1
+    assert len(await tokenize(special, add_special_tokens=False)) > 1
+
+
+@covering("TokenizeRequest.worker_incarnation", "DetokenizeRequest.worker_incarnation")
+async def tokenize_refuses_the_controllers_field(wire: Wire) -> None:
+    """What the controller sets is refused from its clients."""
+    error = await refusal(
+        wire.inference.Tokenize(
+            inference_pb2.TokenizeRequest(model=wire.model, text="a", worker_incarnation="x")
+        )
+    )
+    assert isinstance(error, InvalidRequest)
+    error = await refusal(
+        wire.inference.Detokenize(
+            inference_pb2.DetokenizeRequest(model=wire.model, token_ids=[1], worker_incarnation="x")
+        )
+    )
+    assert isinstance(error, InvalidRequest)
+
+
+@covering(
+    "EmbedRequest.model",
+    "EmbedRequest.texts",
+    "EmbedRequest.dimensions",
+    "EmbedRequest.worker_incarnation",
+)
+async def embed_is_refused_by_name(wire: Wire) -> None:
+    """The whole method is refused, whatever the fields."""
+    request = inference_pb2.EmbedRequest(model=wire.model, texts=["a"], dimensions=2)
+    error = await refusal(wire.inference.Embed(request))
+    assert isinstance(error, FieldNotServed)
+    assert error.field == "Embed"

@@ -1,0 +1,159 @@
+"""Probes of ModelService and StatusService, through the controller."""
+
+from __future__ import annotations
+
+from google.protobuf.duration_pb2 import Duration
+
+from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
+from mlxd_shared.errors import ModelNotFound
+from tests.system.wire.probe import Probes, Wire, read, refusal
+
+PROBES = Probes()
+covering = PROBES.covering
+
+
+async def load(
+    wire: Wire, request: model_pb2.LoadModelRequest
+) -> list[model_pb2.LoadModelResponse]:
+    """Return every message of a load."""
+    return [wire.recorder.see(message) async for message in wire.models.LoadModel(request)]
+
+
+async def unload(wire: Wire, model: str) -> model_pb2.UnloadModelResponse:
+    """Unload with the shortest grace."""
+    request = model_pb2.UnloadModelRequest(model=model, grace=Duration(seconds=5))
+    return wire.recorder.see(await wire.models.UnloadModel(request))
+
+
+async def get(wire: Wire, model: str) -> types_pb2.Model:
+    """Return the model as the controller shows it."""
+    request = model_pb2.GetModelRequest(model=model)
+    return wire.recorder.see(await wire.models.GetModel(request)).model
+
+
+@covering("LoadModelRequest.model", "LoadModelRequest.name", "GetModelRequest.model")
+async def a_folder_is_loaded_under_a_name(wire: Wire) -> None:
+    """A path is served under the name given, and gone again after an unload."""
+    request = model_pb2.LoadModelRequest(model=str(wire.folder), name="second")
+    messages = await load(wire, request)
+    assert messages[-1].model.state == types_pb2.MODEL_STATE_READY
+    assert (await get(wire, "second")).path == str(wire.folder)
+    assert isinstance(
+        await refusal(wire.models.GetModel(model_pb2.GetModelRequest(model="nobody"))),
+        ModelNotFound,
+    )
+
+
+@covering("ListModelsRequest.page_size", "ListModelsRequest.page_token")
+async def pages(wire: Wire) -> None:
+    """Pages of one cover the same models as one page."""
+    whole = wire.recorder.see(await wire.models.ListModels(model_pb2.ListModelsRequest()))
+    names, token = [], ""
+    while True:
+        request = model_pb2.ListModelsRequest(page_size=1, page_token=token)
+        page = wire.recorder.see(await wire.models.ListModels(request))
+        assert len(page.models) == 1
+        names.append(page.models[0].name)
+        token = page.next_page_token
+        if not token:
+            break
+    assert names == [model.name for model in whole.models]
+
+
+@covering(
+    "LoadModelRequest.options",
+    "LoadOptions.context_length",
+    "LoadOptions.rows_max",
+    "LoadOptions.weights",
+    "LoadOptions.sampling",
+    "LoadOptions.keep_alive",
+    "LoadOptions.pinned",
+)
+async def load_options_take_effect(wire: Wire) -> None:
+    """Each option shows in the loaded model, and the sampling default changes the output."""
+    await unload(wire, wire.model)
+    options = types_pb2.LoadOptions(
+        context_length=64,
+        rows_max=2,
+        weights=types_pb2.WEIGHTS_FORMAT_STORED,
+        sampling=types_pb2.SamplingOptions(temperature=0),
+        keep_alive=Duration(seconds=1000),
+        pinned=True,
+    )
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
+    model = await get(wire, wire.model)
+    assert (model.context_length, model.rows_max, model.pinned) == (64, 2, True)
+    assert model.weights == types_pb2.WEIGHTS_FORMAT_STORED
+    assert model.effective_sampling.temperature == 0
+    assert 900 < model.expire_time.seconds - model.last_used_time.seconds <= 1000
+    unseeded = types_pb2.SamplingOptions(top_k=50)
+    assert await wire.ids(sampling=unseeded) == await wire.ids(sampling=unseeded)
+    await unload(wire, wire.model)
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
+
+
+@covering("LoadModelRequest.validate_only")
+async def validate_only_reckons(wire: Wire) -> None:
+    """The report sums its terms, and nothing is loaded."""
+    await unload(wire, wire.model)
+    request = model_pb2.LoadModelRequest(model=wire.model, validate_only=True)
+    (only,) = await load(wire, request)
+    assert sum(term.bytes for term in only.fit.terms) == only.fit.need_bytes > 0
+    assert only.fit.fits_now
+    assert (await get(wire, wire.model)).state == types_pb2.MODEL_STATE_UNLOADED
+    huge = types_pb2.LoadOptions(rows_max=256, context_length=only.fit.context_length)
+    request.options.CopyFrom(huge)
+    (bigger,) = await load(wire, request)
+    assert bigger.fit.need_bytes > only.fit.need_bytes
+
+
+@covering("UnloadModelRequest.model", "UnloadModelRequest.grace", "UnloadModelRequest.force")
+async def unload_is_idempotent_and_may_be_forced(wire: Wire) -> None:
+    """Unloading twice is a success; force ends a stream in progress and says so."""
+    await unload(wire, wire.model)
+    assert (await unload(wire, wire.model)).streams_aborted == 0
+    call = wire.inference.Generate(_endless(wire.model))
+    wire.recorder.see(await read(call))
+    request = model_pb2.UnloadModelRequest(model=wire.model, force=True)
+    answer = wire.recorder.see(await wire.models.UnloadModel(request))
+    assert answer.streams_aborted == 1
+
+
+def _endless(model: str) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(model=model, text="Once", ignore_eos=True)
+
+
+@covering("WatchModelsRequest.model")
+async def watch_sends_the_state_and_each_change(wire: Wire) -> None:
+    """A watcher of one model sees it now, and then its load."""
+    await unload(wire, wire.model)
+    call = wire.models.WatchModels(model_pb2.WatchModelsRequest(model=wire.model))
+    first = wire.recorder.see(await read(call))
+    assert first.model.state == types_pb2.MODEL_STATE_UNLOADED
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
+    async for message in call:
+        assert wire.recorder.see(message).model.name == wire.model
+        if message.model.state == types_pb2.MODEL_STATE_READY:
+            break
+    call.cancel()
+
+
+@covering("GetStatusRequest.model", "WatchStatusRequest.model", "WatchStatusRequest.interval")
+async def status_of_one_or_all(wire: Wire) -> None:
+    """A model's name filters the workers; a watcher gets a second status after the interval."""
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
+    everything = wire.recorder.see(await wire.status.GetStatus(status_pb2.GetStatusRequest()))
+    one = await wire.status.GetStatus(status_pb2.GetStatusRequest(model=wire.model))
+    assert {w.model_name for w in one.status.workers if w.state == types_pb2.MODEL_STATE_READY} == {
+        wire.model
+    }
+    assert len(everything.status.workers) >= len(one.status.workers)
+    assert isinstance(
+        await refusal(wire.status.GetStatus(status_pb2.GetStatusRequest(model="nobody"))),
+        ModelNotFound,
+    )
+    request = status_pb2.WatchStatusRequest(model=wire.model, interval=Duration(nanos=100_000_000))
+    call = wire.status.WatchStatus(request)
+    stamps = [wire.recorder.see(await read(call)).status.now.ToNanoseconds() for _ in range(3)]
+    call.cancel()
+    assert stamps[2] - stamps[0] >= 150_000_000
