@@ -8,7 +8,7 @@ import pytest
 
 SOAK_FOLDER = Path(__file__).resolve().parent / "soak"
 
-pytest_plugins = ["tests.plugins.skips"]
+pytest_plugins = ["tests.plugins.backend", "tests.plugins.skips"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

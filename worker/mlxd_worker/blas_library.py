@@ -1,0 +1,98 @@
+"""Open a BLAS in the process's global scope, and ask it and the dynamic linker what they are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mlxd_shared.errors import BackendProblem
+
+PROBE_SYMBOL: Final = "cblas_sgemm"
+_ROW_MAJOR: Final = 101
+_AS_IS: Final = 111
+
+
+class BlasError(Exception):
+    """Why one BLAS cannot be used here, in words for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlasReport:
+    """Which BLAS the process multiplies with, and why that one."""
+
+    name: str
+    """openblas, accelerate, preloaded (somebody else put it there) or reference (MLX's own)."""
+    version: str
+    path: str
+    threads: int
+    """How many threads it uses; 0 where it does not say."""
+    reason: str
+
+
+class _SymbolInfo(ctypes.Structure):
+    """What dladdr answers (Dl_info)."""
+
+    _fields_ = (
+        ("file_name", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol_name", ctypes.c_char_p),
+        ("symbol_address", ctypes.c_void_p),
+    )
+
+
+def symbol_origin(name: str) -> str | None:
+    """Return the file that gives `name` to libraries loaded from now on, or None if none does."""
+    process = ctypes.CDLL(None)
+    try:
+        function = process[name]
+    except AttributeError:
+        return None
+    info = _SymbolInfo()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    if process.dladdr(address, ctypes.byref(info)) == 0 or info.file_name is None:
+        return None
+    return os.fsdecode(info.file_name)
+
+
+def open_blas(library: str, *, threads: int, reason: str) -> BlasReport:
+    """Open the OpenBLAS at `library` globally, set its threads, try it, and report on it.
+
+    Raises:
+        OSError: it cannot be loaded.
+        BlasError: it is no OpenBLAS, or another library holds its symbols already.
+        BackendProblem: it multiplies wrongly; it cannot be taken out of the process again.
+    """
+    if (holder := symbol_origin(PROBE_SYMBOL)) is not None:
+        raise BlasError(f"{holder} holds {PROBE_SYMBOL} already")
+    blas = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
+    path = symbol_origin(PROBE_SYMBOL)
+    if path is None:
+        raise BlasError(f"{library} has no {PROBE_SYMBOL}")
+    try:
+        set_threads = blas["openblas_set_num_threads"]
+        get_threads = blas["openblas_get_num_threads"]
+        get_config = blas["openblas_get_config"]
+    except AttributeError as error:
+        raise BlasError(f"{library} is no OpenBLAS: {error}") from error
+    set_threads(ctypes.c_int(threads))
+    _check_product(blas, path)
+    get_config.restype = ctypes.c_char_p
+    words = get_config().decode("ascii", "replace").split()
+    version = words[1] if words[:1] == ["OpenBLAS"] and len(words) > 1 else " ".join(words)
+    return BlasReport("openblas", version, str(Path(path).resolve()), int(get_threads()), reason)
+
+
+def _check_product(blas: ctypes.CDLL, path: str) -> None:
+    """Multiply two small matrices: a library with wider integers would fail here."""
+    left, right = (ctypes.c_float * 6)(1, 2, 3, 4, 5, 6), (ctypes.c_float * 6)(7, 8, 9, 10, 11, 12)
+    product = (ctypes.c_float * 4)()
+    function = blas[PROBE_SYMBOL]
+    function.restype = None
+    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+    layout = (_ROW_MAJOR, _AS_IS, _AS_IS)
+    function(*layout, 2, 2, 3, one, left, 3, right, 2, zero, product, 2)
+    if list(product) != [58.0, 64.0, 139.0, 154.0]:
+        raise BackendProblem(f"the BLAS at {path} multiplies wrongly; set MLXD_BLAS=none")
