@@ -1,0 +1,1 @@
+"""The controller: decides which models are resident, keeps a worker for each, relays streams."""

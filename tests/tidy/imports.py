@@ -36,6 +36,8 @@ def imported(source: Source) -> Iterator[str]:
             yield from _with_parents(node.module)
             for alias in node.names:
                 yield f"{node.module}.{alias.name}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value  # a module named to importlib or to `python -m`
 
 
 def unreachable(sources: Iterable[Source]) -> list[Source]:

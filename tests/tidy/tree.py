@@ -81,11 +81,13 @@ def is_generated(name: str) -> bool:
     return "_pb2" in Path(name).name or Path(name).name in LOCKS
 
 
-def _names() -> list[str]:
+def names() -> list[str]:
+    """Every file that is committed or would be, by its path from the root, sorted."""
     if (ROOT / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        return sorted(listed.decode().rstrip("\0").split("\0"))
+        found = listed.decode().rstrip("\0").split("\0")
+        return sorted(name for name in found if (ROOT / name).is_file())
     files = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
     return sorted(path.as_posix() for path in files if NEVER_COMMITTED.isdisjoint(path.parts))
 
@@ -103,7 +105,7 @@ def _text_of(path: Path) -> str | None:
 def sources() -> tuple[Source, ...]:
     """Answer every text file of the tree that somebody wrote, sorted by name."""
     found = []
-    for name in _names():
+    for name in names():
         text = None if is_generated(name) else _text_of(ROOT / name)
         if text is not None:
             found.append(Source(name, text))

@@ -1,0 +1,101 @@
+"""The base install is enough for the controller and the client: proved by refusing the rest.
+
+A child interpreter refuses every import that is neither the standard library, nor ours, nor
+brought by a base dependency. That is what a machine without MLX looks like, at the price of one
+process instead of a fresh environment.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+
+CHILD_TIMEOUT_S = 60
+OURS = {"mlxd", "mlxd_controller", "mlxd_shared"}
+PROGRAM = """
+import importlib, importlib.abc, pkgutil, sys
+
+allowed = set(sys.argv[2].split(","))
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in allowed or top in sys.stdlib_module_names:
+            return None
+        raise ModuleNotFoundError(f"not in the base install: {name}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+for root in sys.argv[1].split(","):
+    package = importlib.import_module(root)
+    for found in pkgutil.walk_packages(package.__path__, root + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+            print(found.name)
+"""
+
+
+def normal(name: str) -> str:
+    """Spell a distribution's name the one way that comparisons want."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def base_distributions() -> set[str]:
+    """The base dependencies of mlxd and all that they need, on this platform."""
+    found: set[str] = set()
+    waiting: list[tuple[str, frozenset[str]]] = [("mlxd", frozenset())]
+    while waiting:
+        name, extras = waiting.pop()
+        found.add(normal(name))
+        for line in metadata.requires(name) or []:
+            needed = Requirement(line)
+            markers = [{"extra": extra} for extra in extras or {""}]
+            wanted = needed.marker is None or any(map(needed.marker.evaluate, markers))
+            if wanted and normal(needed.name) not in found:
+                waiting.append((needed.name, frozenset(needed.extras)))
+    return found
+
+
+def allowed_modules() -> set[str]:
+    """Top-level modules that the base install brings, ours but the worker included."""
+    base = base_distributions()
+    brought = metadata.packages_distributions().items()
+    return OURS | {module for module, dists in brought if base & set(map(normal, dists))}
+
+
+def import_all(packages: set[str]) -> subprocess.CompletedProcess[str]:
+    """Import every module of the packages in a child that refuses the rest of the world."""
+    command = [sys.executable, "-c", PROGRAM, ",".join(packages), ",".join(allowed_modules())]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
+    )
+
+
+def test_the_controller_and_the_client_need_no_extra() -> None:
+    """Every module of controller, client and shared imports with the base install alone."""
+    done = import_all(OURS)
+
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    assert {"mlxd.client", "mlxd_controller.cli", "mlxd_shared.errors"} <= imported
+
+
+@pytest.mark.parametrize("module", ["mlx", "tokenizers", "mlxd_worker", "mlx_lm", "numpy"])
+def test_the_child_really_refuses(module: str) -> None:
+    """What the base install does not bring cannot be imported in that child."""
+    done = import_all({module})
+
+    assert done.returncode != 0
+    assert f"not in the base install: {module}" in done.stderr
+
+
+def test_the_base_dependencies_hold_no_backend() -> None:
+    """MLX and the tokenisers come with the worker extra, never with the base."""
+    base = base_distributions()
+
+    assert {"grpcio", "protobuf", "structlog", "typer"} <= base
+    assert base.isdisjoint({"mlx", "mlx-cpu", "mlx-cuda-13", "tokenizers", "numpy", "mlx-lm"})
