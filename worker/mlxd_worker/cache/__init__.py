@@ -1,1 +1,1 @@
-"""Caches with a row axis: many rows of different lengths side by side, each starting at position 0."""
+"""Caches with a row axis: rows of different lengths side by side, each from position 0."""

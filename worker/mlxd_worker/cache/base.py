@@ -1,8 +1,8 @@
 """The seam between rows and layers: who sits where, and what a layer's cache must be able to do.
 
 Invariants:
-- A row starts at position 0 and is never padded; its offset belongs to the engine's row, not to a cache.
-- A row sits in one slot of one arena. All arenas of a capacity hold rows of at most that many tokens.
+- A row starts at position 0, never padded; its offset belongs to the engine's row, not to a cache.
+- A row sits in one slot of one arena; the rows of an arena hold at most its capacity of tokens.
 - The slots in use are the first ones of the arena: a row that leaves is replaced by the last one.
 - One `RowTable` decides for all layers; a layer's cache only carries out `resize`, `move`, `clear`.
 - What a cache holds beyond a row's offset has no meaning: rewinding a row to an earlier offset of a
@@ -74,7 +74,7 @@ class LayerCache(Protocol):
         ...
 
     def move(self, source: Place, target: Place) -> None:
-        """Copy one row, whole; `target.capacity >= source.capacity`. The source slot becomes free."""
+        """Copy one whole row to a place of at least its capacity; the source becomes free."""
         ...
 
     def clear(self, place: Place) -> None:

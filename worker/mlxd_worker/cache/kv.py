@@ -2,11 +2,11 @@
 
 Invariants:
 - An arena is two arrays `[slots, kv_heads, capacity, head_dim]`; position p of a row is column p.
-- A step writes in place. The write's input is this object's only reference to the array, which the
-  new array replaces before anything is evaluated; views for attention are taken of the new array and
-  die with the step. Measured on a 32 MiB arena, one token for each of 16 rows: scatter 0.05 ms,
-  put_along_axis 0.06 ms, a block through slice_update 0.02 ms, and 23 ms (a whole copy) as soon as
-  one view of the old array is alive.
+- A step writes in place. The write's input is this object's only reference to the array, which
+  the new array replaces before anything is evaluated; views for attention are taken of the new
+  array and die with the step. Measured on a 32 MiB arena, one token for each of 16 rows:
+  scatter 0.05 ms, put_along_axis 0.06 ms, a block through slice_update 0.02 ms, and 23 ms
+  (a whole copy) as soon as one view of the old array is alive.
 - Ragged rows are written by one scatter over (slot, position): slice_update has one start for all
   rows, and put_along_axis needs an index as large as the values. A single row is one block.
 """

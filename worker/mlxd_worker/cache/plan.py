@@ -2,8 +2,8 @@
 
 Invariants:
 - A plan holds index arrays and masks only, never a cache's array or a view of one.
-- Every write is inside what its row reserved; `RowCaches.plan` has checked that on the host, since an
-  index out of range would overwrite another row in silence.
+- Every write is inside what its row reserved; `RowCaches.plan` has checked that on the host, since
+  an index out of range would overwrite another row in silence.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Group:
     members: mx.array | None
     """int32 [m]: the batch's rows that live here; None where they are `first .. first + m`."""
     queriers: mx.array | None
-    """int32 [slots_used]: the batch row whose query each slot takes; None where that is the members.
+    """int32 [slots_used]: whose query each slot takes; None where these are the members.
 
     A slot whose row is not in the batch takes any; what it yields is dropped.
     """

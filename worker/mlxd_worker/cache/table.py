@@ -22,7 +22,7 @@ CAPACITY_MIN = 256
 
 
 def capacity_classes(context_max: int) -> tuple[int, ...]:
-    """Return the capacities in use for a context, ascending; the last one is the context, rounded up.
+    """Return the capacities in use for a context, ascending; the last is the context rounded up.
 
     The ratio is 2, or the smallest power of two that keeps to `CLASSES_MAX` classes.
     """
@@ -40,7 +40,7 @@ def capacity_classes(context_max: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Arena:
-    """One class's slots: who sits in the first ones, how many there are, how many were ever used."""
+    """One class's slots: who sits in the first ones, how many exist, how many were ever used."""
 
     rows: list[RowId]
     slots: int

@@ -89,7 +89,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return float32 [M, vocab] for hidden rows [M, hidden], lazy. Ask only rows that sample."""
+        """Return float32 [M, vocab] for hidden rows [M, hidden], lazy; only rows that sample."""
         ...
 
     def parameters(self) -> Mapping[str, mx.array]:

@@ -1,0 +1,62 @@
+"""What one architecture hands to the registry: how to read its config, check and build it.
+
+Invariants:
+- `tensors` and `footprint` are computed from the config alone, before any weight is read.
+- Every stored tensor is one of `tensors` or the file is refused; every required one is present.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import mlx.core as mx
+
+from mlxd_worker.models.base import Model
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that a checkpoint of this config stores, or may store."""
+
+    name: str
+    shape: tuple[int, ...]
+    required: bool = True
+    copy_of: str | None = None
+    """An optional tensor that must equal another one (a tied head that was stored all the same)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Sizes that decide what a model takes besides its weights, in values, not bytes."""
+
+    context_max: int
+    kv_values_per_token: int
+    """Keys and values of one position over all layers."""
+    activation_values_per_token: int
+    """The widest intermediates of one position alive at once, the attention scores apart."""
+    heads: int
+    vocab: int
+
+
+class Weights(Protocol):
+    """Where an architecture takes its tensors from while it is built."""
+
+    def take(self, name: str) -> mx.array:
+        """Return one tensor, evaluated, in the form that the residency plan chose."""
+        ...
+
+    def take_stacked(self, names: Sequence[str]) -> mx.array:
+        """Return tensors joined along their first axis, evaluated; the parts are dropped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(Generic[Config]):
+    """One model family under one config type."""
+
+    parse: Callable[[Mapping[str, Any]], Config]
+    tensors: Callable[[Config], tuple[TensorSpec, ...]]
+    footprint: Callable[[Config], Footprint]
+    build: Callable[[Config, Weights], Model]

@@ -1,0 +1,156 @@
+"""config.json into a frozen, typed config: what is understood is taken, what is not is refused.
+
+Invariants:
+- A key that would change the arithmetic is honoured or refused by name; it is never ignored.
+- Every size is checked for type and range here, so that nothing after this guesses.
+- No arrays and no MLX: the same facts serve the fit before any weight is read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
+from mlxd_shared.errors import InvalidModel
+from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
+from mlxd_worker.models.rope import RopeConfig, parse_rope
+
+LAYERS_MAX = 1024
+HEADS_MAX = 4096
+WIDTH_MAX = 1 << 20
+VOCAB_MAX = 1 << 22
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Return the parsed config.json of a model's folder.
+
+    Raises:
+        InvalidModel: missing, unreadable, over its bound, not JSON, or not an object.
+    """
+    file = path / CONFIG_FILE
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(CONFIG_FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise InvalidModel("missing", file=CONFIG_FILE) from None
+    except OSError as error:
+        raise InvalidModel(error.strerror or "unreadable", file=CONFIG_FILE) from error
+    if len(raw) > CONFIG_FILE_BYTES_MAX:
+        raise InvalidModel(f"over {CONFIG_FILE_BYTES_MAX} bytes long", file=CONFIG_FILE)
+    try:
+        parsed = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"not JSON: {error}", file=CONFIG_FILE) from error
+    if not isinstance(parsed, dict):
+        raise InvalidModel("not a JSON object", file=CONFIG_FILE)
+    return parsed
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Return `architectures[0]`.
+
+    Raises:
+        InvalidModel: the key is absent, empty or not a list of names.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise invalid("architectures", f"{names!r} is not a list that starts with a name")
+    return names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The shape of a Llama-like decoder: pre-norm, gated SiLU, grouped attention, rotary."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocab: int
+    context_max: int
+    norm_eps: float
+    rope: RopeConfig
+    tied_head: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+
+def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a `LlamaForCausalLM` (Llama 2 and 3, SmolLM and their kin).
+
+    Raises:
+        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
+    """
+    fields = Fields(config)
+    _refuse_unsupported(fields)
+    hidden = fields.integer("hidden_size", low=1, high=WIDTH_MAX)
+    heads = fields.integer("num_attention_heads", low=1, high=HEADS_MAX)
+    kv_heads = fields.integer("num_key_value_heads", low=1, high=heads, default=heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
+    context_max = fields.integer(
+        "max_position_embeddings", low=CONTEXT_LENGTH_MIN, high=CONTEXT_LENGTH_LIMIT
+    )
+    return DecoderConfig(
+        hidden=hidden,
+        layers=fields.integer("num_hidden_layers", low=1, high=LAYERS_MAX),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_head_dim(fields, hidden, heads),
+        mlp=fields.integer("intermediate_size", low=1, high=WIDTH_MAX),
+        vocab=fields.integer("vocab_size", low=1, high=VOCAB_MAX),
+        context_max=context_max,
+        norm_eps=fields.positive("rms_norm_eps", default=1e-6),
+        rope=parse_rope(fields),
+        tied_head=fields.flag("tie_word_embeddings", default=False),
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+    )
+
+
+def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a `MistralForCausalLM`: Llama's, with a window that must not matter.
+
+    Raises:
+        InvalidModel: as `parse_llama`; or the sliding window is shorter than the context.
+    """
+    parsed = parse_llama(config)
+    fields = Fields(config)
+    if fields.has("sliding_window"):
+        window = fields.integer("sliding_window", low=1, high=CONTEXT_LENGTH_LIMIT)
+        if window < parsed.context_max:
+            problem = f"a window of {window} tokens in a context of {parsed.context_max}"
+            raise fields.error("sliding_window", f"{problem} is not supported")
+    return parsed
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if not fields.has("head_dim") and hidden % heads:
+        raise fields.error("head_dim", f"missing, and {heads} heads do not divide {hidden}")
+    head_dim = fields.integer("head_dim", low=2, high=WIDTH_MAX, default=hidden // heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", f"{head_dim} is odd, rotary pairs need an even number")
+    return head_dim
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for key in ("quantization", "quantization_config"):
+        if fields.has(key):
+            raise fields.error(key, "quantised weights are not supported by this version")
+    activation = fields.values.get("hidden_act", "silu")
+    if activation != "silu":
+        raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")
+    if fields.flag("rope_interleaved", default=False):
+        raise fields.error("rope_interleaved", "true is not supported")
+    partial = fields.positive("partial_rotary_factor", default=1.0)
+    if partial != 1.0:
+        raise fields.error("partial_rotary_factor", f"{partial} is not supported, only 1")
+    kinds = fields.values.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
+        raise fields.error("layer_types", f"{kinds!r} is not supported, only 'full_attention'")

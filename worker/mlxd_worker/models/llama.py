@@ -1,0 +1,245 @@
+"""The Llama family: Llama 2 and 3, SmolLM, Mistral; tied or untied head, with or without biases.
+
+Invariants:
+- Rows are flat `[rows * width, hidden]` everywhere but inside attention.
+- Queries, keys and values come from one product, gate and up from another: their weights are joined
+  while loading, and the separate ones are never kept.
+- No `mx.compile`: on CPU it needs a C++ compiler at run time and gains about a tenth; where it pays
+  (CUDA), the step is compiled around `forward`, not in here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
+from mlxd_worker.models.base import Batch
+from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATED = ("mlp.gate_proj", "mlp.up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`x W^T + b` on flat rows."""
+
+    weight: mx.array
+    """[outputs, inputs]."""
+    bias: mx.array | None
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Map [M, inputs] to [M, outputs]."""
+        if self.bias is None:
+            return rows @ self.weight.T
+        return mx.addmm(self.bias, rows, self.weight.T)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights."""
+
+    attention_norm: mx.array
+    qkv: Linear
+    output: Linear
+    mlp_norm: mx.array
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaModel:
+    """A loaded model. One owner: the engine thread."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        """Take all weights; nothing else keeps them."""
+        self.config = config
+        self._embedding = weights.take(EMBEDDING)
+        self._layers = tuple(_take_layer(config, weights, index) for index in range(config.layers))
+        self._final_norm = weights.take(FINAL_NORM)
+        self._head = self._embedding if config.tied_head else weights.take(HEAD)
+        self._scale = config.head_dim**-0.5
+        periods = config.rope.periods(config.head_dim)
+        self._rope_periods = None if periods is None else mx.array(periods, dtype=mx.float32)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.config.vocab
+
+    @property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        return self.config.context_max
+
+    def new_caches(self) -> list[LayerCache | None]:
+        """Return one empty standard cache a layer, of the weights' type."""
+        config = self.config
+        return [
+            KVCache(kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=self._embedding.dtype)
+            for _ in range(config.layers)
+        ]
+
+    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+        """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
+        plan = caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self._embedding.dtype,
+        )
+        rows = self._embedding[batch.tokens.reshape(-1)]
+        for layer, cache in zip(self._layers, caches.layers, strict=True):
+            assert isinstance(cache, KVCache)
+            rows = rows + self._attend(layer, rows, cache, plan, batch.offsets)
+            rows = rows + self._feed_forward(layer, rows)
+        return mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab], lazy."""
+        return (hidden @ self._head.T).astype(mx.float32)
+
+    def parameters(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = {EMBEDDING: self._embedding, FINAL_NORM: self._final_norm}
+        if not self.config.tied_head:
+            named[HEAD] = self._head
+        if self._rope_periods is not None:
+            named["rope_periods"] = self._rope_periods
+        for index, layer in enumerate(self._layers):
+            named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
+        return named
+
+    def _attend(
+        self, layer: Layer, rows: mx.array, cache: KVCache, plan: StepPlan, offsets: mx.array
+    ) -> mx.array:
+        config = self.config
+        normed = mx.fast.rms_norm(rows, layer.attention_norm, config.norm_eps)
+        heads = config.heads + 2 * config.kv_heads
+        joined = layer.qkv(normed).reshape(-1, plan.width, heads, config.head_dim)
+        joined = joined.transpose(0, 2, 1, 3)
+        # Queries and keys rotate alike: one call for both.
+        rotating = config.heads + config.kv_heads
+        rotated = mx.fast.rope(
+            joined[:, :rotating],
+            config.head_dim,
+            traditional=config.rope.interleaved,
+            base=config.rope.base if self._rope_periods is None else None,
+            scale=config.rope.position_scale,
+            offset=offsets,
+            freqs=self._rope_periods,
+        )
+        read = cache.attend(
+            rotated[:, : config.heads],
+            rotated[:, config.heads :],
+            joined[:, rotating:],
+            plan,
+            scale=self._scale,
+        )
+        return layer.output(read.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1))
+
+    def _feed_forward(self, layer: Layer, rows: mx.array) -> mx.array:
+        normed = mx.fast.rms_norm(rows, layer.mlp_norm, self.config.norm_eps)
+        both = layer.gate_up(normed)
+        gate, up = both[:, : self.config.mlp], both[:, self.config.mlp :]
+        return layer.down(gate * mx.sigmoid(gate) * up)
+
+
+def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
+    """Return every tensor that a checkpoint of this config holds or may hold."""
+    hidden, queries = config.hidden, config.heads * config.head_dim
+    keys = config.kv_heads * config.head_dim
+    shapes = {
+        "self_attn.q_proj": (queries, hidden, config.attention_bias),
+        "self_attn.k_proj": (keys, hidden, config.attention_bias),
+        "self_attn.v_proj": (keys, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, queries, config.attention_bias),
+        "mlp.gate_proj": (config.mlp, hidden, config.mlp_bias),
+        "mlp.up_proj": (config.mlp, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, config.mlp, config.mlp_bias),
+    }
+    head = TensorSpec(
+        HEAD,
+        (config.vocab, hidden),
+        required=not config.tied_head,
+        copy_of=EMBEDDING if config.tied_head else None,
+    )
+    specs = [TensorSpec(EMBEDDING, (config.vocab, hidden)), TensorSpec(FINAL_NORM, (hidden,)), head]
+    for index in range(config.layers):
+        prefix = f"model.layers.{index}."
+        specs += [
+            TensorSpec(f"{prefix}{norm}.weight", (hidden,))
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ]
+        for name, (outputs, inputs, has_bias) in shapes.items():
+            specs.append(TensorSpec(f"{prefix}{name}.weight", (outputs, inputs)))
+            if has_bias:
+                specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
+        # Old checkpoints store the rotary table, which follows from the config.
+        table = f"{prefix}self_attn.rotary_emb.inv_freq"
+        specs.append(TensorSpec(table, (config.head_dim // 2,), required=False))
+    return tuple(specs)
+
+
+def llama_footprint(config: DecoderConfig) -> Footprint:
+    """Return the sizes that the fit needs besides the weights."""
+    joined = (config.heads + 2 * config.kv_heads) * config.head_dim
+    return Footprint(
+        context_max=config.context_max,
+        kv_values_per_token=2 * config.layers * config.kv_heads * config.head_dim,
+        activation_values_per_token=4 * config.hidden + 2 * joined + 4 * config.mlp,
+        heads=config.heads,
+        vocab=config.vocab,
+    )
+
+
+def _take_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
+    prefix = f"model.layers.{index}."
+
+    def linear(*names: str, has_bias: bool) -> Linear:
+        return Linear(
+            weight=weights.take_stacked([f"{prefix}{name}.weight" for name in names]),
+            bias=weights.take_stacked([f"{prefix}{name}.bias" for name in names])
+            if has_bias
+            else None,
+        )
+
+    return Layer(
+        attention_norm=weights.take(f"{prefix}input_layernorm.weight"),
+        qkv=linear(*_ATTENTION, has_bias=config.attention_bias),
+        output=linear("self_attn.o_proj", has_bias=config.attention_bias),
+        mlp_norm=weights.take(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=linear(*_GATED, has_bias=config.mlp_bias),
+        down=linear("mlp.down_proj", has_bias=config.mlp_bias),
+    )
+
+
+def _arrays(layer: Layer) -> Mapping[str, mx.array]:
+    named = {"attention_norm": layer.attention_norm, "mlp_norm": layer.mlp_norm}
+    linears = (
+        ("qkv", layer.qkv),
+        ("output", layer.output),
+        ("gate_up", layer.gate_up),
+        ("down", layer.down),
+    )
+    for name, linear in linears:
+        named[f"{name}.weight"] = linear.weight
+        if linear.bias is not None:
+            named[f"{name}.bias"] = linear.bias
+    return named
+
+
+LLAMA = Architecture(
+    parse=parse_llama, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
+)
+MISTRAL = Architecture(
+    parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
+)
