@@ -1,1 +1,1 @@
-"""The scheduler as a pure function: no clock, no I/O, no waiting. State and event in, actions out."""
+"""The scheduler as a pure function: no clock, no I/O. State and event in, state and actions out."""
