@@ -27,6 +27,9 @@ KEEPALIVE_PING_INTERVAL_MIN_MS = 10_000
 RECONNECT_BACKOFF_MIN_MS = 100
 RECONNECT_BACKOFF_MAX_MS = 500
 
+# --- the client -------------------------------------------------------------------------------
+CLIENT_TIMEOUT_S = 30.0
+
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
 ROWS_MAX_LIMIT = 256

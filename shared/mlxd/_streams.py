@@ -1,0 +1,185 @@
+"""Server streams as the client sees them: read in order, checked, cancelled when left.
+
+A stream is whole only when its reader says so: a generation ends with Finished, a load with
+READY. What a reader sees is never trusted to be in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import grpc
+
+from mlxd import messages as m
+from mlxd._wire import finished_from_pb, load_update_from_pb
+from mlxd.v1 import inference_pb2, model_pb2
+from mlxd_shared.convert import FINISH_FROM_PB
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.status import from_call
+
+_Pb_contra = TypeVar("_Pb_contra", contravariant=True)
+_Item_co = TypeVar("_Item_co", covariant=True)
+_Pb = TypeVar("_Pb")
+_Out = TypeVar("_Out")
+
+
+@dataclass(eq=False)
+class BrokenStream(MlxdError):
+    """A stream that ended early, or whose messages do not follow one another."""
+
+    problem: str
+
+    def describe(self) -> str:
+        """Tell what was wrong."""
+        return f"broken stream: {self.problem}"
+
+
+class Reader(Protocol[_Pb_contra, _Item_co]):
+    """Turns messages into items, and knows what a whole stream is."""
+
+    def read(self, message: _Pb_contra, /) -> Sequence[_Item_co]:
+        """Return the items of `message`, or raise BrokenStream."""
+
+    def end(self) -> None:
+        """Raise BrokenStream unless the stream is whole."""
+
+
+class Stream(Generic[_Out]):
+    """An async iterator over one call. Leave it with `async with`, or call `aclose`.
+
+    Raises, from `async for`: the server's error (a class of mlxd_shared.errors, or RemoteError),
+    or BrokenStream. Cancelling the task that reads cancels the call.
+    """
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, _Pb], reader: Reader[_Pb, _Out]) -> None:
+        self._call = call
+        self._reader = reader
+        self._ready: deque[_Out] = deque()
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Out:
+        while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._receive()
+        return self._ready.popleft()
+
+    async def _receive(self) -> None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            self._closed = True
+            raise from_call(error) from error
+        except asyncio.CancelledError:
+            # Our own aclose, in another task, looks the same as this task's cancellation.
+            if self._closed:
+                return
+            raise
+        try:
+            if message is grpc.aio.EOF:
+                self._closed = True
+                self._reader.end()
+            else:
+                self._ready.extend(self._reader.read(message))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel what is left; the server learns of it at once. Idempotent."""
+        self._closed = True
+        self._ready.clear()
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class GenerationReader:
+    """Deltas without gap or repeat, then one Finished."""
+
+    def __init__(self) -> None:
+        self._next_offset = 0
+        self._request_id = ""
+        self._model_digest = ""
+        self._finished = False
+
+    def read(self, message: inference_pb2.GenerateResponse, /) -> Sequence[m.Delta | m.Finished]:
+        """Return the message's delta, if it has any text or token, and its end, if it has one."""
+        if self._finished:
+            raise BrokenStream("a message came after the end")
+        if message.offset != self._next_offset:
+            kind = "gap" if message.offset > self._next_offset else "repeat"
+            raise BrokenStream(f"{kind}: token {self._next_offset} was due, {message.offset} came")
+        self._next_offset += len(message.token_ids)
+        self._request_id = self._request_id or message.request_id
+        self._model_digest = self._model_digest or message.model_digest
+        items: list[m.Delta | m.Finished] = []
+        if message.text or message.token_ids:
+            items.append(m.Delta(message.offset, message.text, tuple(message.token_ids)))
+        if message.HasField("finish"):
+            items.append(self._finish(message))
+        return items
+
+    def _finish(self, message: inference_pb2.GenerateResponse) -> m.Finished:
+        if message.finish.reason not in FINISH_FROM_PB:
+            raise BrokenStream(f"finish reason {message.finish.reason} is unknown")
+        if not message.HasField("usage"):
+            raise BrokenStream("the end carries no usage")
+        self._finished = True
+        return finished_from_pb(
+            message, request_id=self._request_id, model_digest=self._model_digest
+        )
+
+    def end(self) -> None:
+        """Refuse a stream without Finished."""
+        if not self._finished:
+            raise BrokenStream(f"it ended after {self._next_offset} tokens without a finish")
+
+
+class LoadReader:
+    """Updates of one load, the last of them READY."""
+
+    def __init__(self) -> None:
+        self._state = m.ModelState.UNKNOWN
+
+    def read(self, message: model_pb2.LoadModelResponse, /) -> Sequence[m.LoadUpdate]:
+        """Return the update."""
+        update = load_update_from_pb(message)
+        self._state = update.model.state
+        return (update,)
+
+    def end(self) -> None:
+        """Refuse a load that ended otherwise."""
+        if self._state is not m.ModelState.READY:
+            raise BrokenStream(f"the load ended in state {self._state.value}")
+
+
+class EachReader(Generic[_Pb, _Out]):
+    """One item a message; whole at any length."""
+
+    def __init__(self, convert: Callable[[_Pb], _Out]) -> None:
+        self._convert = convert
+
+    def read(self, message: _Pb, /) -> Sequence[_Out]:
+        """Return the one item."""
+        return (self._convert(message),)
+
+    def end(self) -> None:
+        """Every end is good."""

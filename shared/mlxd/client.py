@@ -1,0 +1,286 @@
+"""The typed async client: everything a program needs of mlxd, without MLX and without protobuf.
+
+    async with Client("127.0.0.1:8555") as client:
+        async with client.generate("Once upon a time", model="demo") as stream:
+            async for event in stream:
+                ...  # Delta, Delta, ..., Finished
+
+Every method raises the server's own error (a class of mlxd_shared.errors with its fields), or
+RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED.
+One client is one channel, for one event loop; any number of calls may run at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+from mlxd import _wire
+from mlxd._connection import Connection, answer
+from mlxd._status import status_from_pb
+from mlxd._streams import BrokenStream, EachReader, GenerationReader, LoadReader, Stream
+from mlxd.messages import (
+    Completion,
+    Delta,
+    Finished,
+    FitReport,
+    LoadUpdate,
+    Model,
+    Status,
+    Unloaded,
+)
+from mlxd.v1 import inference_pb2, model_pb2, status_pb2
+from mlxd_shared import config
+from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.net import parse_address
+from mlxd_shared.requests import FinishReason, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.status import RemoteError
+
+__all__ = [
+    "BrokenStream",
+    "Client",
+    "Completion",
+    "Delta",
+    "FinishReason",
+    "Finished",
+    "FitReport",
+    "LoadSpec",
+    "LoadUpdate",
+    "MlxdError",
+    "Model",
+    "RemoteError",
+    "SamplingOptions",
+    "Status",
+    "Stream",
+    "Unloaded",
+    "Weights",
+]
+
+
+class Client:
+    """A connection to a controller (or, for generate and status, to a worker).
+
+    `address` is `HOST:PORT` or `unix:PATH`; `timeout_s` bounds each call that answers once. Streams
+    last as long as they need, unless they are given a `timeout_s` of their own.
+
+    Raises:
+        InvalidRequest: `address` is neither form.
+    """
+
+    def __init__(
+        self, address: str = config.DEFAULT_ADDRESS, *, timeout_s: float = config.CLIENT_TIMEOUT_S
+    ) -> None:
+        self._connection = Connection(parse_address(address).target)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        self._connection.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End every call in progress and the connection. Idempotent."""
+        await self._connection.aclose()
+
+    # --- generation -------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: _wire.Prompt,
+        *,
+        model: str = "",
+        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 - frozen
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool | None = None,
+        skip_special_tokens: bool | None = None,
+        keep_alive_s: float | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Stream[Delta | Finished]:
+        """Start a completion of `prompt` (text, or token ids) and return its stream.
+
+        The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
+        raises BrokenStream where the server does not keep to that. What is None or empty is left
+        to the server. An empty `model` is good where exactly one is configured. `keep_alive_s`
+        math.inf means for ever, 0 unloads when idle.
+
+        Raises:
+            InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
+        """
+        request = _wire.generate_to_pb(
+            prompt,
+            model=model,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            skip_special_tokens=skip_special_tokens,
+            keep_alive_s=keep_alive_s,
+            request_id=request_id,
+        )
+        call = self._connection.inference.Generate(request, timeout=timeout_s)
+        return Stream(call, GenerationReader())
+
+    async def complete(
+        self,
+        prompt: _wire.Prompt,
+        *,
+        model: str = "",
+        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 - frozen
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """Return the whole completion; the arguments are those of `generate`."""
+        texts: list[str] = []
+        token_ids: list[int] = []
+        stream = self.generate(
+            prompt,
+            model=model,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            timeout_s=timeout_s,
+        )
+        finished: Finished | None = None
+        async with stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished = event
+                else:
+                    texts.append(event.text)
+                    token_ids += event.token_ids
+        assert finished is not None  # the stream would have raised
+        return Completion("".join(texts), tuple(token_ids), finished)
+
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        parse_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Return the token ids of `text`; the model is loaded if need be."""
+        request = inference_pb2.TokenizeRequest(
+            model=model,
+            text=text,
+            add_special_tokens=add_special_tokens,
+            parse_special_tokens=parse_special_tokens,
+        )
+        call = self._connection.inference.Tokenize(request, timeout=timeout_s)
+        return tuple((await answer(call)).token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Return the text of `token_ids`; the model is loaded if need be."""
+        request = inference_pb2.DetokenizeRequest(
+            model=model,
+            token_ids=_wire.token_ids_to_pb(token_ids),
+            skip_special_tokens=skip_special_tokens,
+        )
+        call = self._connection.inference.Detokenize(request, timeout=timeout_s)
+        return (await answer(call)).text
+
+    # --- models -----------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: str,
+        *,
+        name: str = "",
+        options: LoadSpec = LoadSpec(),  # noqa: B008 - frozen
+        timeout_s: float | None = None,
+    ) -> Stream[LoadUpdate]:
+        """Load a model, by name or by its folder's path on the server, and return the progress.
+
+        The last update is READY, else the stream raises. Leaving the stream does not end the load.
+        """
+        request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=False)
+        call = self._connection.models.LoadModel(request, timeout=timeout_s)
+        return Stream(call, LoadReader())
+
+    async def fit(
+        self,
+        model: str,
+        *,
+        name: str = "",
+        options: LoadSpec = LoadSpec(),  # noqa: B008 - frozen
+    ) -> FitReport:
+        """Return whether and how `model` would fit; nothing is loaded or evicted."""
+        request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=True)
+        call = self._connection.models.LoadModel(request, timeout=self._timeout_s)
+        async with Stream(call, EachReader(_wire.load_update_from_pb)) as updates:
+            async for update in updates:
+                if update.fit is not None:
+                    return update.fit
+        raise BrokenStream("it ended without a fit report")
+
+    async def unload(
+        self, model: str, *, grace_s: float | None = None, force: bool = False
+    ) -> Unloaded:
+        """Unload `model`; streams in progress may go on for `grace_s`, or end at once by `force`.
+
+        Returns when it is done. A model that is not loaded is a success.
+        """
+        request = model_pb2.UnloadModelRequest(
+            model=model, grace=_wire.grace_to_pb(grace_s), force=force
+        )
+        wait_s = config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s
+        timeout_s = None if math.isinf(wait_s) else wait_s + self._timeout_s
+        pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
+        return Unloaded(_wire.model_from_pb(pb.model), pb.streams_aborted)
+
+    async def models(self) -> tuple[Model, ...]:
+        """Return every model that the controller knows, in its order."""
+        found: list[Model] = []
+        request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
+        while True:
+            call = self._connection.models.ListModels(request, timeout=self._timeout_s)
+            page = await answer(call)
+            found += map(_wire.model_from_pb, page.models)
+            if not page.next_page_token or len(found) > config.MODELS_MAX:
+                return tuple(found)
+            request.page_token = page.next_page_token
+
+    async def model(self, model: str = "") -> Model:
+        """Return one model, by name, alias or digest."""
+        request = model_pb2.GetModelRequest(model=model)
+        call = self._connection.models.GetModel(request, timeout=self._timeout_s)
+        return _wire.model_from_pb((await answer(call)).model)
+
+    def watch_models(self, model: str = "") -> Stream[Model]:
+        """Return every model (or this one) once, then each change, until the stream is left."""
+        request = model_pb2.WatchModelsRequest(model=model)
+        call = self._connection.models.WatchModels(request)
+        return Stream(call, EachReader(lambda pb: _wire.model_from_pb(pb.model)))
+
+    # --- status -----------------------------------------------------------------------------
+
+    async def status(self, model: str = "") -> Status:
+        """Return the server's status, with all workers or those of `model`."""
+        request = status_pb2.GetStatusRequest(model=model)
+        call = self._connection.status.GetStatus(request, timeout=self._timeout_s)
+        return status_from_pb((await answer(call)).status)
+
+    def watch_status(
+        self, model: str = "", *, interval_s: float = config.WATCH_INTERVAL_DEFAULT_S
+    ) -> Stream[Status]:
+        """Return the status at once and then every `interval_s`, until the stream is left."""
+        request = status_pb2.WatchStatusRequest(model=model, interval=duration_to_pb(interval_s))
+        call = self._connection.status.WatchStatus(request)
+        return Stream(call, EachReader(lambda pb: status_from_pb(pb.status)))

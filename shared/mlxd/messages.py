@@ -1,0 +1,320 @@
+"""What the client gives back: frozen values, no protobuf, times in seconds and UTC.
+
+The fields mean what the .proto files say. A value that the server left out is None.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxd_shared.requests import FinishReason, SamplingOptions, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next piece of a stream. `offset` is the index of the first of `token_ids`."""
+
+    offset: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request cost."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    queue_s: float
+    load_s: float
+    prompt_s: float
+    completion_s: float
+    seed: int
+    migrations: int
+    near_ties: int
+
+    @property
+    def first_token_s(self) -> float:
+        """From the request's arrival to its first token."""
+        return self.queue_s + self.load_s + self.prompt_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first, by the second; None for fewer than two tokens."""
+        if self.completion_tokens < 2 or self.completion_s <= 0:
+            return None
+        return (self.completion_tokens - 1) / self.completion_s
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a stream, always its last message.
+
+    `matched` is the stop string, or the id of the end-of-sequence or stop token.
+    """
+
+    reason: FinishReason
+    matched: str | int | None
+    usage: Usage
+    request_id: str
+    model_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole stream at once."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finished: Finished
+
+
+class ModelState(enum.Enum):
+    """The life of a model in the controller."""
+
+    UNKNOWN = "unknown"
+    UNLOADED = "unloaded"
+    QUEUED = "queued"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load has come."""
+
+    bytes_read: int
+    bytes_total: int
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model, as the controller knows it. `expire_time` None means for as long as it runs."""
+
+    name: str
+    aliases: tuple[str, ...]
+    digest: str
+    path: str
+    architecture: str
+    state: ModelState
+    progress: LoadProgress
+    error: str
+    context_length_max: int
+    context_length: int
+    vocab_size: int
+    stored_nbytes: int
+    resident_nbytes: int
+    device: str
+    weights: Weights
+    rows_max: int
+    effective_sampling: SamplingOptions
+    streams_active: int
+    pinned: bool
+    priority: int
+    last_used_time: dt.datetime | None
+    expire_time: dt.datetime | None
+    worker_incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitTerm:
+    """One named term of a fit."""
+
+    name: str
+    nbytes: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Whether a model fits, and why."""
+
+    model: str
+    model_digest: str
+    fits_now: bool
+    fits_ever: bool
+    terms: tuple[FitTerm, ...]
+    need_nbytes: int
+    budget_nbytes: int
+    available_nbytes: int
+    reserve_nbytes: int
+    device: str
+    weights: Weights
+    context_length: int
+    rows_max: int
+    would_evict: tuple[str, ...]
+    suggestions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadUpdate:
+    """One step of a load; `fit` comes once, when the load begins."""
+
+    model: Model
+    fit: FitReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """The answer to an unload."""
+
+    model: Model
+    streams_aborted: int
+
+
+class ProcessRole(enum.Enum):
+    """Who answered."""
+
+    UNKNOWN = "unknown"
+    CONTROLLER = "controller"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of the machine; `resident_nbytes` is the part of mlxd."""
+
+    total_nbytes: int
+    available_nbytes: int
+    resident_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """One device's memory budget."""
+
+    name: str
+    kind: str
+    total_nbytes: int
+    budget_nbytes: int
+    reserved_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """One account of a worker's ledger."""
+
+    name: str
+    nbytes: int
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The exact account of a worker's memory. `devices` maps a device to the bytes on it."""
+
+    accounts: tuple[MemoryAccount, ...]
+    total_nbytes: int
+    mlx_active_nbytes: int
+    mlx_cache_nbytes: int
+    mlx_peak_nbytes: int
+    unaccounted_nbytes: int
+    devices: Mapping[str, int]
+    resident_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MathLibrary:
+    """The library that multiplies matrices in a worker."""
+
+    name: str
+    version: str
+    threads: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker. `exit_code` is set once it has ended; negative: the signal that ended it."""
+
+    pid: int
+    address: str
+    incarnation: str
+    model_name: str
+    model_path: str
+    model_digest: str
+    state: ModelState
+    progress: LoadProgress
+    context_length: int
+    context_length_max: int
+    vocab_size: int
+    rows_max: int
+    memory: WorkerMemory
+    figures_age_s: float
+    exit_code: int | None
+    last_error: str
+    last_lines: tuple[str, ...]
+    streams_running: int
+    streams_waiting: int
+    oldest_wait_s: float
+    kv_tokens_used: int
+    kv_tokens_capacity: int
+    backend: str
+    mlx_version: str
+    math_library: MathLibrary
+    compiles: bool
+    weights: Weights
+    cpu_s: float
+    start_time: dt.datetime | None
+    effective_sampling: SamplingOptions
+
+
+class MetricKind(enum.Enum):
+    """What a metric's values mean."""
+
+    UNKNOWN = "unknown"
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts below each bound and above the one before; the last count is above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPoint:
+    """One value of a family, or one histogram."""
+
+    labels: Mapping[str, str]
+    value: float
+    histogram: Histogram | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """A metric with all its labels."""
+
+    name: str
+    help: str
+    kind: MetricKind
+    points: tuple[MetricPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a process is doing and what it holds. Counters begin at `start_time`."""
+
+    role: ProcessRole
+    version: str
+    pid: int
+    start_time: dt.datetime | None
+    now: dt.datetime | None
+    host_memory: HostMemory
+    devices: tuple[DeviceStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    metrics: tuple[MetricFamily, ...]
