@@ -28,6 +28,8 @@ else
 run_extras := worker,cpu
 endif
 
+scripts := .ci/run tools/node/install tools/refresh_constraints
+
 took = @echo "make $@: $$(( $$(date +%s) - $(START) )) s, set-up included"
 
 .PHONY: help
@@ -56,9 +58,10 @@ check: lint types imports proto-check ## everything that needs no running code
 	$(took)
 
 .PHONY: lint
-lint: $(dev_stamp) ## ruff: rules and format
+lint: $(dev_stamp) ## ruff: rules and format; shellcheck
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
+	$(VENV)/bin/shellcheck $(scripts)
 
 .PHONY: types
 types: $(dev_stamp) ## mypy, strict
