@@ -1,0 +1,1 @@
+"""Tests of what controller and worker share."""
