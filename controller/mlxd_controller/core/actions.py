@@ -1,0 +1,72 @@
+"""What the scheduler wants done. Each ticket gets exactly one of Grant, Done and Refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mlxd_controller.core.fit import Plan
+from mlxd_controller.core.state import StopReason
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.requests import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartLoad:
+    """Launch worker number `worker` and load the model as `plan` says.
+
+    Answered by Ready or LoadFailed, once. `restart` says what ended the worker before, or "".
+    """
+
+    worker: int
+    digest: str
+    name: str
+    path: str
+    plan: Plan
+    spec: LoadSpec
+    restart: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End a worker, whatever it is doing. Answered by Unloaded, once, when it is gone."""
+
+    worker: int
+    digest: str
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStreams:
+    """End these streams with this error; their leases are gone already."""
+
+    tickets: tuple[str, ...]
+    error: MlxdError
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A request may use the worker, until it is released. `waited_s` is what it waited for it."""
+
+    ticket: str
+    worker: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A load or an unload that was asked for is complete; `streams_aborted` is an unload's."""
+
+    ticket: str
+    streams_aborted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A request cannot be served."""
+
+    ticket: str
+    error: MlxdError
+
+
+Action: TypeAlias = StartLoad | StopWorker | AbortStreams | Grant | Done | Refuse

@@ -1,0 +1,129 @@
+"""What happens to the scheduler. Frozen messages; `worker` is the serial number of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_controller.core.state import NOTHING_FIXED, Progress
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.requests import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request needs a lease on a model. `keep_alive_s` None keeps what was said before."""
+
+    ticket: str
+    digest: str
+    name: str
+    path: str
+    facts: ModelFacts
+    keep_alive_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAsked:
+    """An operator wants a model ready. What `spec` leaves open stays as it is."""
+
+    ticket: str
+    digest: str
+    name: str
+    path: str
+    facts: ModelFacts
+    spec: LoadSpec = NOTHING_FIXED
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A request is over, however it ended, wherever its ticket is; an unknown ticket is no harm.
+
+    One event for giving up and for finishing: the two race with the grant, and nobody can tell.
+    """
+
+    ticket: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAsked:
+    """An operator wants a model gone: at once with `force`, else after at most `grace_s`."""
+
+    ticket: str
+    digest: str
+    grace_s: float
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A load went on."""
+
+    worker: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A load is complete: the worker can serve now."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A load ended without success, and its process is gone."""
+
+    worker: int
+    error: MlxdError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The process of a ready worker ended by itself."""
+
+    worker: int
+    error: MlxdError
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """A worker that was told to stop is gone, with all its memory."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRead:
+    """The devices were measured."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """The controller stops: nothing new, `grace_s` for what runs, then everything is unloaded."""
+
+    grace_s: float
+
+
+Event: TypeAlias = (
+    Arrived
+    | LoadAsked
+    | Released
+    | UnloadAsked
+    | Progressed
+    | Ready
+    | LoadFailed
+    | WorkerDied
+    | Unloaded
+    | MemoryRead
+    | Tick
+    | ShutDown
+)

@@ -1,0 +1,138 @@
+"""Who gets memory next: the queue of models that wait for it, and what is evicted for them. Pure.
+
+Invariants:
+- A load starts only when its need fits into what is usable less what all resident models reserve.
+- Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
+- Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlxd_controller.core import evict, fit
+from mlxd_controller.core.actions import StartLoad
+from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress, State, StopReason
+from mlxd_controller.core.turn import Turn
+from mlxd_shared.errors import MlxdError, ModelTooLarge, NoRoom
+
+RETRY_AFTER_S = 2.0
+"""What a client that found no room should wait: about the length of a short stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes and model slots. `coming` is what models on their way out will give back."""
+
+    free_bytes: int
+    free_slots: int
+    coming_bytes: int
+    coming_slots: int
+
+
+def room_of(state: State) -> Room:
+    """Return what is free now and what is about to be."""
+    resident = [model for model in state.models.values() if model.phase in RESIDENT]
+    leaving = [m for m in resident if m.phase in (Phase.DRAINING, Phase.UNLOADING)]
+    slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
+    return Room(
+        free_bytes=state.device.usable_bytes - sum(model.reserved_bytes for model in resident),
+        free_slots=slots - len(resident),
+        coming_bytes=sum(model.reserved_bytes for model in leaving),
+        coming_slots=len(leaving),
+    )
+
+
+def victims_of(state: State) -> tuple[evict.Victim, ...]:
+    """Return the models that may be evicted now."""
+    return tuple(
+        evict.Victim(model.digest, model.reserved_bytes, model.last_used_s)
+        for model in state.models.values()
+        if model.idle and not model.pinned
+    )
+
+
+def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:
+    """Return why `plan` can never fit, whoever is evicted."""
+    if plan.need_bytes <= device.budget_bytes:
+        return None
+    hint = " or ".join(fit.suggestions(model.facts, plan, device))
+    return ModelTooLarge(
+        model.name, plan.need_bytes, device.budget_bytes, device.reserve_bytes, f"it needs {hint}"
+    )
+
+
+def place_all(turn: Turn) -> None:
+    """Start, or make room for, or refuse each queued model, in the order of their places."""
+    claimed_bytes = claimed_slots = 0
+    queued = [model for model in turn.models() if model.phase is Phase.QUEUED]
+    for model in sorted(queued, key=lambda m: m.queued_at):
+        if _place(turn, model, claimed_bytes=claimed_bytes, claimed_slots=claimed_slots):
+            assert model.plan is not None
+            claimed_bytes += model.plan.need_bytes
+            claimed_slots += 1
+
+
+def _place(turn: Turn, model: Model, *, claimed_bytes: int, claimed_slots: int) -> bool:
+    """Return whether `model` goes on waiting, and so has a claim on what becomes free."""
+    assert model.plan is not None
+    room = room_of(turn.state)
+    short_bytes = model.plan.need_bytes + claimed_bytes - room.free_bytes
+    short_slots = 1 + claimed_slots - room.free_slots
+    if short_bytes <= 0 and short_slots <= 0:
+        _start(turn, model)
+        return False
+    short_bytes -= room.coming_bytes
+    short_slots -= room.coming_slots
+    if short_bytes <= 0 and short_slots <= 0:
+        return True
+    chosen = evict.choose(
+        victims_of(turn.state), shortfall_bytes=short_bytes, shortfall_slots=short_slots
+    )
+    if chosen is None:
+        _refuse(turn, model, _no_room(model, room))
+        return False
+    for victim in chosen:
+        turn.stop_worker(turn.state.models[victim.digest], StopReason.ROOM)
+    return True
+
+
+def _no_room(model: Model, room: Room) -> NoRoom:
+    assert model.plan is not None
+    return NoRoom(model.name, model.plan.need_bytes, max(0, room.free_bytes), RETRY_AFTER_S)
+
+
+def _refuse(turn: Turn, model: Model, error: MlxdError) -> None:
+    refused = turn.refuse_waiters(model, error)
+    turn.gone(refused, Phase.UNLOADED, None)
+
+
+def _start(turn: Turn, model: Model) -> None:
+    assert model.plan is not None
+    worker = turn.state.next_worker
+    restart = "" if model.error is None else type(model.error).__name__
+    turn.state = replace(turn.state, next_worker=worker + 1)
+    turn.do(
+        StartLoad(worker, model.digest, model.name, model.path, model.plan, model.spec, restart)
+    )
+    turn.put(
+        replace(
+            model,
+            phase=Phase.LOADING,
+            worker=worker,
+            error=None,
+            progress=Progress("starting", 0, model.facts.stored_bytes),
+        )
+    )
+
+
+def enqueue(turn: Turn, model: Model) -> Model:
+    """Plan a load of `model` and give it a place in the queue, or refuse all who wait for it."""
+    plan = fit.plan(model.facts, model.spec, turn.state.device)
+    error = too_large(model, plan, turn.state.device)
+    if error is not None:
+        refused = turn.refuse_waiters(model, error)
+        return turn.gone(refused, Phase.UNLOADED, None)
+    place = turn.state.next_place
+    turn.state = replace(turn.state, next_place=place + 1)
+    return turn.put(replace(model, phase=Phase.QUEUED, plan=plan, queued_at=place))

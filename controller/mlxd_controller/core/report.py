@@ -1,0 +1,62 @@
+"""What a load would do, without doing it: the answer to LoadModel.validate_only. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxd_controller.core import evict, fit
+from mlxd_controller.core.options import merged
+from mlxd_controller.core.placing import room_of, victims_of
+from mlxd_controller.core.state import RESIDENT, State
+from mlxd_shared.requests import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A plan and how it meets the memory there is. `would_evict` are digests."""
+
+    plan: fit.Plan
+    device: fit.Device
+    fits_now: bool
+    fits_ever: bool
+    available_bytes: int
+    would_evict: tuple[str, ...]
+    suggestions: tuple[str, ...]
+
+
+def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> Report:
+    """Return what a load of this model with `spec` would need, evict and come up against.
+
+    A resident model is reckoned as if its own memory were free, by the plan in force.
+    """
+    model = state.models.get(digest)
+    device = state.device
+    if model is not None:
+        spec = merged(spec, model.spec)
+    room = room_of(state)
+    resident = model is not None and model.phase in RESIDENT
+    if model is not None and model.plan is not None and resident:
+        plan = model.plan
+        available = room.free_bytes + model.reserved_bytes
+        slots = room.free_slots + 1
+    else:
+        plan = fit.plan(facts, spec, device)
+        available, slots = room.free_bytes, room.free_slots
+    ever = plan.need_bytes <= device.budget_bytes
+    now = plan.need_bytes <= available and slots > 0
+    chosen = None
+    if ever and not now:
+        chosen = evict.choose(
+            victims_of(state),
+            shortfall_bytes=plan.need_bytes - available,
+            shortfall_slots=1 - slots,
+        )
+    return Report(
+        plan=plan,
+        device=device,
+        fits_now=now,
+        fits_ever=ever,
+        available_bytes=max(0, available),
+        would_evict=tuple(victim.digest for victim in chosen or ()),
+        suggestions=() if ever else fit.suggestions(facts, plan, device),
+    )

@@ -1,0 +1,246 @@
+"""The one decision function: (state, event, now) -> (state, actions). Pure and total.
+
+Invariants:
+- Every ticket that arrives is answered exactly once, unless it is released first.
+- One load a model, however many wait for it; whoever leaves takes nobody else's load away.
+- A draining model takes no lease and is never made ready again: it is unloaded first.
+- A model that can never fit is refused before anybody is evicted.
+- Equal states, events and times give equal decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxd_controller.core import fit
+from mlxd_controller.core.actions import Action, Done, Grant, Refuse
+from mlxd_controller.core.events import (
+    Arrived,
+    Event,
+    LoadAsked,
+    LoadFailed,
+    MemoryRead,
+    Progressed,
+    Ready,
+    Released,
+    ShutDown,
+    Tick,
+    UnloadAsked,
+    Unloaded,
+    WorkerDied,
+)
+from mlxd_controller.core.options import conflict, merged
+from mlxd_controller.core.placing import enqueue, place_all, too_large
+from mlxd_controller.core.state import Model, Phase, State, StopReason, Waiter, Want
+from mlxd_controller.core.turn import Turn
+from mlxd_shared import config
+from mlxd_shared.errors import MlxdError, ModelDraining, ModelUnloaded, QueueFull, ShuttingDown
+from mlxd_shared.requests import LoadSpec
+
+COLD = frozenset({Phase.UNLOADED, Phase.FAILED})
+
+
+def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Action, ...]]:
+    """Return what the state becomes and what is to be done, in this order.
+
+    `now_s` never goes back. An event about a worker that is no longer the model's is ignored.
+    """
+    turn = Turn(state, now_s)
+    _apply(turn, event)
+    _settle(turn)
+    return turn.state, tuple(turn.actions)
+
+
+def _apply(turn: Turn, event: Event) -> None:
+    match event:
+        case Arrived():
+            _arrived(turn, event)
+        case LoadAsked():
+            _load_asked(turn, event)
+        case Released():
+            _released(turn, event)
+        case UnloadAsked():
+            _unload_asked(turn, event)
+        case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded():
+            _reported(turn, event)
+        case MemoryRead(devices):
+            turn.state = replace(turn.state, devices=devices)
+        case ShutDown(grace_s):
+            _shut_down(turn, grace_s)
+        case Tick():
+            pass  # time is read in _settle
+
+
+def _settle(turn: Turn) -> None:
+    """What time and free memory bring about, whatever the event was."""
+    for model in turn.models():
+        if model.phase is Phase.DRAINING and turn.now_s >= model.drain_until_s:
+            turn.abort(model)
+        elif model.idle and turn.now_s >= model.expires_s:
+            turn.stop_worker(model, StopReason.EXPIRED)
+    place_all(turn)
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def _known(turn: Turn, event: Arrived | LoadAsked) -> Model:
+    """Return the model asked for; while it is cold, with the path and facts as they are now."""
+    model = turn.state.models.get(event.digest)
+    if model is None:
+        return Model(event.digest, event.name, event.path, event.facts, turn.state.keep_alive_s)
+    if model.phase in COLD:
+        return replace(model, name=event.name, path=event.path, facts=event.facts)
+    return model
+
+
+def _arrived(turn: Turn, event: Arrived) -> None:
+    if turn.state.stopping:
+        turn.do(Refuse(event.ticket, ShuttingDown()))
+        return
+    model = _known(turn, event)
+    if model.phase is Phase.DRAINING:
+        turn.do(Refuse(event.ticket, ModelDraining(model.name)))
+        return
+    if event.keep_alive_s is not None:
+        model = replace(model, keep_alive_s=event.keep_alive_s)
+    if model.phase is Phase.READY:
+        leases = model.leases | {event.ticket}
+        turn.put(replace(model, leases=leases, last_used_s=turn.now_s))
+        turn.do(Grant(event.ticket, model.worker, 0.0))
+        return
+    _wait(turn, model, Waiter(event.ticket, Want.LEASE, turn.now_s))
+
+
+def _wait(turn: Turn, model: Model, waiter: Waiter) -> None:
+    if turn.state.waiters >= config.LOAD_WAITERS_MAX:
+        error = QueueFull("requests that wait for a model", config.LOAD_WAITERS_MAX)
+        turn.do(Refuse(waiter.ticket, error))
+        return
+    model = turn.put(replace(model, waiters=(*model.waiters, waiter)))
+    if model.phase in COLD:
+        enqueue(turn, model)
+
+
+def _load_asked(turn: Turn, event: LoadAsked) -> None:
+    if turn.state.stopping:
+        turn.do(Refuse(event.ticket, ShuttingDown()))
+        return
+    model = _known(turn, event)
+    if model.phase is Phase.DRAINING:
+        turn.do(Refuse(event.ticket, ModelDraining(model.name)))
+        return
+    error = _unobtainable(turn, model, event.spec)
+    if error is not None:
+        turn.do(Refuse(event.ticket, error))
+        return
+    model = replace(
+        model,
+        spec=merged(event.spec, model.spec),
+        pinned=model.pinned if event.spec.pinned is None else event.spec.pinned,
+        keep_alive_s=(
+            model.keep_alive_s if event.spec.keep_alive_s is None else event.spec.keep_alive_s
+        ),
+    )
+    if model.phase is Phase.READY:
+        turn.put(replace(model, last_used_s=turn.now_s))
+        turn.do(Done(event.ticket))
+        return
+    _wait(turn, replace(model, wanted=True), Waiter(event.ticket, Want.LOAD, turn.now_s))
+
+
+def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None:
+    """Return why `given` cannot be had, before anything of it is remembered."""
+    if model.phase in (Phase.QUEUED, Phase.LOADING, Phase.READY):
+        return conflict(model, given)
+    plan = fit.plan(model.facts, merged(given, model.spec), turn.state.device)
+    return too_large(model, plan, turn.state.device)
+
+
+def _released(turn: Turn, event: Released) -> None:
+    model = turn.state.models.get(event.digest)
+    if model is None:
+        return
+    if event.ticket in model.leases:
+        _end_lease(turn, model, event.ticket)
+        return
+    waiters = tuple(w for w in model.waiters if w.ticket != event.ticket)
+    unloaders = tuple(t for t in model.unloaders if t != event.ticket)
+    model = turn.put(replace(model, waiters=waiters, unloaders=unloaders))
+    if model.phase is Phase.QUEUED and not waiters and not model.wanted:
+        turn.gone(model, Phase.UNLOADED, None)
+
+
+def _end_lease(turn: Turn, model: Model, ticket: str) -> None:
+    model = turn.put(replace(model, leases=model.leases - {ticket}, last_used_s=turn.now_s))
+    if model.phase is Phase.DRAINING and not model.leases:
+        turn.stop_worker(model, model.drain_reason)
+
+
+def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
+    model = turn.state.models.get(event.digest)
+    if model is None:
+        turn.do(Done(event.ticket))
+        return
+    model = turn.refuse_waiters(model, ModelUnloaded(model.name))
+    model = turn.forget_options(model)
+    model = turn.put(replace(model, unloaders=(*model.unloaders, event.ticket)))
+    until_s = turn.now_s if event.force else turn.now_s + event.grace_s
+    match model.phase:
+        case Phase.UNLOADED | Phase.FAILED | Phase.QUEUED:
+            turn.gone(model, Phase.UNLOADED, None)
+        case Phase.LOADING:
+            turn.stop_worker(model, StopReason.ASKED)
+        case Phase.READY:
+            turn.drain(model, until_s=until_s, reason=StopReason.ASKED)
+        case Phase.DRAINING:
+            turn.put(replace(model, drain_until_s=min(until_s, model.drain_until_s)))
+        case Phase.UNLOADING:
+            pass  # it is on its way out; its end answers the ticket
+
+
+def _shut_down(turn: Turn, grace_s: float) -> None:
+    turn.state = replace(turn.state, stopping=True)
+    for before in turn.models():
+        model = turn.refuse_waiters(before, ShuttingDown())
+        match model.phase:
+            case Phase.QUEUED:
+                turn.gone(model, Phase.UNLOADED, None)
+            case Phase.LOADING:
+                turn.stop_worker(model, StopReason.SHUTDOWN)
+            case Phase.READY | Phase.DRAINING:
+                until_s = min(turn.now_s + grace_s, model.drain_until_s)
+                turn.drain(model, until_s=until_s, reason=StopReason.SHUTDOWN)
+            case Phase.UNLOADED | Phase.FAILED | Phase.UNLOADING:
+                pass
+
+
+# --- what workers report -------------------------------------------------------------------------
+
+
+def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | Unloaded) -> None:
+    model = turn.state.by_worker(event.worker)
+    if model is None:
+        return
+    match event, model.phase:
+        case Progressed(_, progress), Phase.LOADING:
+            turn.put(replace(model, progress=progress))
+        case Ready(), Phase.LOADING:
+            turn.serve_waiters(replace(model, phase=Phase.READY))
+        case LoadFailed(_, error), Phase.LOADING:
+            model = turn.refuse_waiters(model, error)
+            turn.gone(model, Phase.FAILED, error)
+        case WorkerDied(_, error), Phase.READY:
+            turn.gone(model, Phase.FAILED, error)
+        case WorkerDied(), Phase.DRAINING:
+            turn.gone(model, Phase.UNLOADED, None)
+        case Unloaded(), Phase.UNLOADING:
+            _unloaded(turn, model)
+        case _:
+            pass  # late news of a worker that is being stopped; Unloaded will come
+
+
+def _unloaded(turn: Turn, model: Model) -> None:
+    model = turn.gone(model, Phase.UNLOADED, None)
+    if model.waiters or model.wanted:
+        enqueue(turn, model)

@@ -1,0 +1,176 @@
+"""The controller's knowledge: which models live where, who uses them, who waits. Immutable.
+
+Invariants (held by `schedule`, proved by tests):
+- A model is in exactly one phase. It has a worker in LOADING, READY, DRAINING and UNLOADING, and
+  reserves its plan's bytes exactly then; it has a plan in these and in QUEUED.
+- Leases exist in READY and DRAINING only; waiters in QUEUED, LOADING and UNLOADING only.
+- A ticket is in one place at a time: a lease, a waiter or an unloader of one model.
+- Each launch has a serial number of its own; what a former worker reports is not believed.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mlxd_controller.core.fit import Device, ModelFacts, Plan
+from mlxd_shared import config
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.requests import LoadSpec
+
+NOTHING_FIXED = LoadSpec()
+
+
+class Phase(enum.Enum):
+    """The life of a model; see types.proto ModelState."""
+
+    UNLOADED = "unloaded"
+    QUEUED = "queued"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+RESIDENT = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.UNLOADING})
+"""Phases in which a worker process holds memory."""
+
+
+class Want(enum.Enum):
+    """What a waiter waits for."""
+
+    LEASE = "lease"
+    LOAD = "load"
+
+
+class StopReason(enum.Enum):
+    """Why a worker is stopped."""
+
+    ROOM = "room"
+    EXPIRED = "expired"
+    ASKED = "asked"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request that waits until its model is ready."""
+
+    ticket: str
+    want: Want
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load has come."""
+
+    stage: str = ""
+    bytes_read: int = 0
+    bytes_total: int = 0
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1; 0 while the total is unknown."""
+        return self.bytes_read / self.bytes_total if self.bytes_total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model, by digest. `path` and `facts` are as of the last time it was asked for."""
+
+    digest: str
+    name: str
+    path: str
+    facts: ModelFacts
+    keep_alive_s: float
+    phase: Phase = Phase.UNLOADED
+    spec: LoadSpec = NOTHING_FIXED
+    pinned: bool = False
+    plan: Plan | None = None
+    worker: int = 0
+    leases: frozenset[str] = frozenset()
+    waiters: tuple[Waiter, ...] = ()
+    unloaders: tuple[str, ...] = ()
+    streams_aborted: int = 0
+    wanted: bool = False
+    """A LoadModel asked for it: the load goes on though nobody waits."""
+    last_used_s: float = 0.0
+    queued_at: int = 0
+    """Place in the queue for memory: lower was earlier."""
+    drain_until_s: float = math.inf
+    drain_reason: StopReason = StopReason.ASKED
+    progress: Progress = Progress()
+    error: MlxdError | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What it holds, or is promised while it loads."""
+        if self.phase not in RESIDENT:
+            return 0
+        assert self.plan is not None
+        return self.plan.need_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Ready, and nobody uses it."""
+        return self.phase is Phase.READY and not self.leases
+
+    @property
+    def expires_s(self) -> float:
+        """When it is unloaded unless somebody uses it; infinite: never."""
+        return self.last_used_s + self.keep_alive_s if self.idle else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that decisions depend on. `models` is never changed in place."""
+
+    devices: tuple[Device, ...]
+    keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
+    max_loaded: int | None = None
+    models: Mapping[str, Model] = field(default_factory=dict)
+    next_worker: int = 1
+    next_place: int = 1
+    stopping: bool = False
+
+    @property
+    def device(self) -> Device:
+        """Where models are placed."""
+        return self.devices[0]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What all resident models hold or are promised."""
+        return sum(model.reserved_bytes for model in self.models.values())
+
+    @property
+    def waiters(self) -> int:
+        """How many requests wait for a model."""
+        return sum(len(model.waiters) for model in self.models.values())
+
+    def by_worker(self, worker: int) -> Model | None:
+        """Return the model that this launch serves now."""
+        if worker == 0:
+            return None
+        return next((m for m in self.models.values() if m.worker == worker), None)
+
+    def with_model(self, model: Model) -> State:
+        """Return the state with `model` in place of its former self."""
+        return replace(self, models={**self.models, model.digest: model})
+
+
+def next_wake_s(state: State) -> float:
+    """Return when time alone changes something; infinite: never."""
+    times = [
+        moment
+        for model in state.models.values()
+        for moment in (
+            model.expires_s,
+            model.drain_until_s if model.phase is Phase.DRAINING else math.inf,
+        )
+    ]
+    return min(times, default=math.inf)

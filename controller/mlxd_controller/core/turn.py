@@ -1,0 +1,127 @@
+"""One decision in the making: the state so far and the actions so far. Never leaves `decide`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mlxd_controller.core.actions import (
+    AbortStreams,
+    Action,
+    Done,
+    Grant,
+    Refuse,
+    StopWorker,
+)
+from mlxd_controller.core.state import (
+    NOTHING_FIXED,
+    Model,
+    Phase,
+    Progress,
+    State,
+    StopReason,
+    Want,
+)
+from mlxd_shared.errors import MlxdError, ModelUnloaded, ShuttingDown
+
+
+@dataclass(slots=True)
+class Turn:
+    """Collects what one event changes. Small verbs that several events share."""
+
+    state: State
+    now_s: float
+    actions: list[Action] = field(default_factory=list)
+
+    def put(self, model: Model) -> Model:
+        """Take `model` into the state and return it."""
+        self.state = self.state.with_model(model)
+        return model
+
+    def do(self, action: Action) -> None:
+        """Ask for one more action."""
+        self.actions.append(action)
+
+    def refuse_waiters(self, model: Model, error: MlxdError) -> Model:
+        """Refuse everybody who waits for `model`."""
+        for waiter in model.waiters:
+            self.do(Refuse(waiter.ticket, error))
+        return self.put(replace(model, waiters=(), wanted=False))
+
+    def serve_waiters(self, model: Model) -> Model:
+        """Give every waiter of a ready model what it waits for."""
+        assert model.phase is Phase.READY
+        leases = set(model.leases)
+        for waiter in model.waiters:
+            if waiter.want is Want.LOAD:
+                self.do(Done(waiter.ticket))
+                continue
+            leases.add(waiter.ticket)
+            self.do(Grant(waiter.ticket, model.worker, self.now_s - waiter.since_s))
+        return self.put(
+            replace(
+                model, waiters=(), wanted=False, leases=frozenset(leases), last_used_s=self.now_s
+            )
+        )
+
+    def stop_worker(self, model: Model, reason: StopReason) -> Model:
+        """Begin to unload a model that nobody uses."""
+        assert model.phase in (Phase.LOADING, Phase.READY, Phase.DRAINING)
+        assert not model.leases
+        self.do(StopWorker(model.worker, model.digest, reason))
+        return self.put(replace(model, phase=Phase.UNLOADING, drain_until_s=math.inf))
+
+    def drain(self, model: Model, *, until_s: float, reason: StopReason) -> Model:
+        """Take no new lease; stop the worker when the last one ends or at `until_s`."""
+        draining = replace(model, phase=Phase.DRAINING, drain_until_s=until_s, drain_reason=reason)
+        return self.stop_worker(draining, reason) if not model.leases else self.put(draining)
+
+    def abort(self, model: Model) -> Model:
+        """End all streams of a draining model, and begin to unload it."""
+        error: MlxdError = (
+            ShuttingDown()
+            if model.drain_reason is StopReason.SHUTDOWN
+            else ModelUnloaded(model.name)
+        )
+        tickets = tuple(sorted(model.leases))
+        self.do(AbortStreams(tickets, error))
+        ended = replace(
+            model, leases=frozenset(), streams_aborted=model.streams_aborted + len(tickets)
+        )
+        return self.stop_worker(ended, model.drain_reason)
+
+    def gone(self, model: Model, phase: Phase, error: MlxdError | None) -> Model:
+        """Note that no process serves `model` any more; unloads that wait for this are done."""
+        for ticket in model.unloaders:
+            self.do(Done(ticket, model.streams_aborted))
+        return self.put(
+            replace(
+                model,
+                phase=phase,
+                error=error,
+                plan=None,
+                worker=0,
+                leases=frozenset(),
+                unloaders=(),
+                streams_aborted=0,
+                drain_until_s=math.inf,
+                progress=Progress(),
+            )
+        )
+
+    def forget_options(self, model: Model) -> Model:
+        """Drop what an operator fixed for this load; the next one starts from the defaults."""
+        return self.put(
+            replace(
+                model,
+                spec=NOTHING_FIXED,
+                pinned=False,
+                wanted=False,
+                keep_alive_s=self.state.keep_alive_s,
+            )
+        )
+
+    def models(self) -> Iterable[Model]:
+        """All models, as they are now, in a fixed order."""
+        return [self.state.models[digest] for digest in sorted(self.state.models)]

@@ -1,0 +1,37 @@
+"""What one `mlxd serve` was told. Every default is written here or in mlxd_shared.config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_shared import config
+from mlxd_shared.logs import LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Options of a controller.
+
+    `models` are (name, folder); empty means the built-in demo model under the name "demo".
+    `memory_limit_bytes` caps what all models together may use; `reserve_bytes`, else
+    `reserve_fraction` of the total, is left to others. `keep_alive_s` math.inf is for ever, 0
+    unloads when idle. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets;
+    None makes a private temporary folder. `preload` names models to load before the first request.
+    """
+
+    address: str = config.DEFAULT_ADDRESS
+    models: tuple[tuple[str, Path], ...] = ()
+    memory_limit_bytes: int | None = None
+    reserve_bytes: int | None = None
+    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
+    keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
+    max_loaded: int | None = None
+    load_stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S
+    orphan_grace_s: float = config.ORPHAN_GRACE_S
+    shutdown_grace_s: float = config.SHUTDOWN_GRACE_S
+    allow_remote: bool = False
+    preload: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    log_level: str = "info"
+    log_format: LogFormat = "auto"
