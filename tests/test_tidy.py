@@ -4,9 +4,6 @@ each rule sees what it is there to see.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from tests.tidy.imports import unreachable
@@ -117,20 +114,3 @@ def test_the_tree_is_seen() -> None:
     wanted = {"shared/mlxd/__init__.py", "tests/test_tidy.py", "Makefile", ".ci/run", "README.md"}
     assert wanted | {"proto/mlxd/v1/types.proto", "pyproject.toml", "tools/node/install"} <= names
     assert not any(is_generated(name) for name in names)
-
-
-def make_targets() -> set[str]:
-    """The targets that the Makefile lists in its help."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z-]+):.*##", makefile, flags=re.MULTILINE))
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", ".ci/run"])
-def test_every_make_command_named_exists(document: str) -> None:
-    """A reader never types a `make` target that is not there."""
-    text = (ROOT / Path(document)).read_text(encoding="utf-8")
-    quoted = re.findall(r'(?:`|" |\$ )make ([a-z-]+)', text)
-    in_block = re.findall(r"^ *make ([a-z-]+)(?: *#.*| +[A-Z]+=.*)?$", text, flags=re.MULTILINE)
-    named = {*quoted, *in_block}
-
-    assert named <= make_targets(), sorted(named - make_targets())
