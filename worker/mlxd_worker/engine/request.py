@@ -1,0 +1,107 @@
+"""The engine's messages: what goes into its mailbox and what comes out of a stream's sink.
+
+Invariants:
+- Messages are frozen and hold plain Python values, never an array, so they may cross threads.
+- A stream's events come in order: Tokens (offsets without a gap), then exactly one Finished or
+  Failed. A stream that was cancelled gets nothing more.
+- A sink never blocks: the engine waits for no client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.requests import FinishReason, Sampling
+
+StreamId = NewType("StreamId", int)
+"""Names a stream within one engine; never used twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one stream cost, as the engine knows it; durations in seconds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    """From submission to the first prefill."""
+    prompt_s: float
+    """From the first prefill to the first token."""
+    completion_s: float
+    """From the first token to the last."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that a stream has generated, and the text that became certain with them."""
+
+    offset: int
+    """Index of the first of them among the generated tokens."""
+    ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a stream, with what the last step brought.
+
+    `ids` is empty when the last token ended the stream and is not part of the output. `stop` or
+    `stop_token_id` say what matched, where something did.
+    """
+
+    offset: int
+    ids: tuple[int, ...]
+    text: str
+    reason: FinishReason
+    usage: Usage
+    stop: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a stream that could not be completed."""
+
+    error: MlxdError
+
+
+Event = Tokens | Finished | Failed
+
+
+class Sink(Protocol):
+    """Where a stream's events go. Real: the event loop's stream; tests collect into a list."""
+
+    def put(self, event: Event) -> None:
+        """Take one event, at once. Called on the engine thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A stream to generate, checked against the model by whoever submits it.
+
+    `prompt` has at least one token and fewer than the effective context. `eos_ids` is empty where
+    end-of-sequence is ignored. `submitted_s` is on the engine's clock.
+    """
+
+    stream: StreamId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    skip_special_tokens: bool
+    submitted_s: float
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget a stream; one that ended already, or was never known, is ignored."""
+
+    stream: StreamId

@@ -1,0 +1,140 @@
+"""One stream in the engine: how far its prompt is evaluated, and what a new token does to it.
+
+Invariants:
+- `offset` tokens of prompt + generated stand in the caches; the next one to evaluate is `pending`.
+- A token is judged once: stop token, end of sequence, stop string, length, context, in this order.
+- Text is cut before a stop string; everything held back is flushed when the stream ends otherwise.
+- prompt + generated never exceed the context: the last generated token is never evaluated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxd_shared.requests import FinishReason
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.engine.request import Finished, Submit, Tokens, Usage
+from mlxd_worker.engine.sampler import TOKEN_INVALID
+from mlxd_worker.engine.text import Piece, TextStream
+
+
+@dataclass(slots=True)
+class Row:
+    """The mutable state of one admitted stream. One owner: the engine thread."""
+
+    id: RowId
+    request: Submit
+    text: TextStream
+    context_length: int
+    offset: int = 0
+    """Tokens of this row in the caches."""
+    generated: int = 0
+    """Tokens generated so far, stop and end-of-sequence tokens not counted."""
+    pending: int = -1
+    """The token to evaluate next, once the prompt is prefilled."""
+    cached: int = 0
+    """Prompt tokens whose state was reused."""
+    prefill_started_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def prefill_left(self) -> int:
+        """Prompt tokens still to evaluate before the last one, whose logits are the first draw."""
+        return max(len(self.request.prompt) - 1 - self.offset, 0)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the row takes part in decode steps."""
+        return self.prefill_left == 0
+
+    def next_chunk(self, tokens_max: int) -> tuple[int, ...]:
+        """Return the prompt's next tokens to prefill, at most `tokens_max`."""
+        end = self.offset + min(self.prefill_left, tokens_max)
+        return self.request.prompt[self.offset : end]
+
+    def next_token(self) -> int:
+        """Return the token whose logits give the next draw."""
+        return self.pending if self.generated else self.request.prompt[-1]
+
+    def start_prefill(self, now_s: float) -> None:
+        """Note when this row's evaluation began."""
+        if self.prefill_started_s is None:
+            self.prefill_started_s = now_s
+
+    def take(self, token_id: int, now_s: float) -> Tokens | Finished:
+        """Judge a drawn token; return what the stream's client is told.
+
+        After a Finished the row takes nothing more.
+
+        Raises:
+            ArithmeticError: there was nothing to draw from; the model is at fault.
+        """
+        if token_id == TOKEN_INVALID:
+            raise ArithmeticError("the model's logits are not numbers")
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        request = self.request
+        if token_id in request.stop_token_ids:
+            return self._end_before(FinishReason.STOP_TOKEN, token_id)
+        if token_id in request.eos_ids:
+            return self._end_before(FinishReason.EOS, token_id)
+        offset = self.generated
+        self.generated += 1
+        self.pending = token_id
+        piece = self.text.push(token_id)
+        if piece.stop is not None:
+            return self._finished(FinishReason.STOP_STRING, (token_id,), piece)
+        reason = self._exhausted()
+        if reason is None:
+            return Tokens(offset, (token_id,), piece.text)
+        tail = self.text.finish()
+        return self._finished(reason, (token_id,), Piece(piece.text + tail.text, tail.stop))
+
+    def usage(self) -> Usage:
+        """Return what the stream has cost so far."""
+        submitted_s = self.request.submitted_s
+        started_s = submitted_s if self.prefill_started_s is None else self.prefill_started_s
+        first_s = started_s if self.first_token_s is None else self.first_token_s
+        last_s = first_s if self.last_token_s is None else self.last_token_s
+        return Usage(
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached,
+            completion_tokens=self.generated,
+            queue_s=started_s - submitted_s,
+            prompt_s=first_s - started_s,
+            completion_s=last_s - first_s,
+            seed=self.request.sampling.seed,
+        )
+
+    def _exhausted(self) -> FinishReason | None:
+        if self.generated == self.request.max_tokens:
+            return FinishReason.LENGTH
+        if len(self.request.prompt) + self.generated == self.context_length:
+            return FinishReason.CONTEXT
+        return None
+
+    def _end_before(self, reason: FinishReason, token_id: int) -> Finished:
+        """End the stream at a token that is not part of it."""
+        return self._finished(reason, (), self.text.finish(), stop_token_id=token_id)
+
+    def _finished(
+        self,
+        reason: FinishReason,
+        ids: tuple[int, ...],
+        piece: Piece,
+        *,
+        stop_token_id: int | None = None,
+    ) -> Finished:
+        """Return the end; text held back may have completed a stop string, which then counts."""
+        stopped = piece.stop is not None
+        return Finished(
+            offset=self.generated - len(ids),
+            ids=ids,
+            text=piece.text,
+            reason=FinishReason.STOP_STRING if stopped else reason,
+            usage=self.usage(),
+            stop=piece.stop,
+            stop_token_id=None if stopped else stop_token_id,
+        )

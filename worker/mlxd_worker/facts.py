@@ -1,0 +1,75 @@
+"""What the engine thread tells the event loop, as frozen values without arrays. Imports no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_shared.requests import LoadSpec, SamplingOptions, Weights
+from mlxd_worker.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """One model to load: where it is, what it is called, and what the load fixes."""
+
+    path: Path
+    name: str
+    digest: str
+    spec: LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load has come; stages as in LoadProgress on the wire."""
+
+    stage: str
+    bytes_read: int = 0
+    bytes_total: int = 0
+
+
+Report = Callable[[Progress], None]
+"""Takes the progress of a load, on the engine thread, at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready, and what is in force for it."""
+
+    job: LoadJob
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_length: int
+    context_length_max: int
+    rows_max: int
+    weights: Weights
+    sampling: SamplingOptions
+    """The values used where a request leaves them absent; none of them is None but the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account of the ledger."""
+
+    name: str
+    nbytes: int
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The engine's figures at one moment (`at_s`, on the monotonic clock)."""
+
+    at_s: float
+    running: int = 0
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+    accounts: tuple[Account, ...] = ()
+    mlx_active_nbytes: int = 0
+    mlx_cache_nbytes: int = 0
+    mlx_peak_nbytes: int = 0
+    unaccounted_nbytes: int = 0
+    """MLX's active bytes less the accounts, when the engine was last idle."""

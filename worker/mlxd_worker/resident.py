@@ -1,0 +1,182 @@
+"""Make one model resident: files to weights, caches, a warm engine, and the facts about them.
+
+Invariants:
+- Runs on the engine thread, which is the only one to import MLX.
+- Everything about the request that can be refused is refused before the first weight is read.
+- Nothing is pinned in the ledger unless the load succeeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.logs import get_logger
+from mlxd_shared.requests import DEFAULTS, Sampling, Weights, merge
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.loop import Engine, Limits
+from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
+from mlxd_worker.generation_defaults import read_generation_defaults
+from mlxd_worker.memory.residency import (
+    Demand,
+    DeviceKind,
+    FloatType,
+    ResidencyPlan,
+    WeightsChoice,
+    activation_values,
+    plan_residency,
+)
+from mlxd_worker.models.base import Model
+from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
+from mlxd_worker.tokenizer_files import load_tokenizer
+
+WARM_UP_PROMPT_TOKENS = 4
+WARM_UP_TOKENS = 2
+WARM_UP_ROWS_MAX = 2
+
+_CHOICE = {
+    Weights.AUTO: WeightsChoice.AUTO,
+    Weights.STORED: WeightsChoice.STORED,
+    Weights.FLOAT32: WeightsChoice.F32,
+    Weights.FLOAT16: WeightsChoice.F16,
+    Weights.BFLOAT16: WeightsChoice.BF16,
+}
+_FORM = {
+    FloatType.F32: Weights.FLOAT32,
+    FloatType.F16: Weights.FLOAT16,
+    FloatType.BF16: Weights.BFLOAT16,
+}
+_log = get_logger("load")
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A loaded model with its caches and engine. One owner: the engine thread."""
+
+    model: Model
+    caches: RowCaches
+    engine: Engine
+    facts: Loaded
+
+
+def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Resident:
+    """Load and warm up the model of `job`; `report` is told of every step.
+
+    Raises:
+        InvalidModel: the folder cannot be served; names the file and the field.
+        InvalidRequest: an option that this model cannot honour; names it and the limit.
+    """
+    report(Progress("starting"))
+    files = inspect_model(job.path)
+    context_length = _context_length(job, files)
+    rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
+    tokenizer = load_tokenizer(job.path)
+    sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
+    plan = _plan(job, files, context_length=context_length, rows_max=rows_max, device=device)
+    _log.info("weights", form=plan.form.value, reason=plan.reason, fits=plan.fits)
+    read_nbytes = 0
+
+    def progress(bytes_read: int, bytes_total: int) -> None:
+        nonlocal read_nbytes
+        read_nbytes = bytes_total
+        report(Progress("reading weights", bytes_read, bytes_total))
+
+    model = load_model(files, form=plan.form, progress=progress)
+    caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
+    engine = Engine(
+        model,
+        caches,
+        lambda skip_special: tokenizer.detokenizer(skip_special=skip_special),
+        Limits(context_length=context_length, rows_max=rows_max),
+    )
+    report(Progress("warming up", read_nbytes, read_nbytes))
+    warm_up(engine)
+    facts = Loaded(
+        job=job,
+        tokenizer=tokenizer,
+        vocab_size=model.vocab_size,
+        context_length=context_length,
+        context_length_max=model.context_max,
+        rows_max=rows_max,
+        weights=_FORM[plan.form],
+        sampling=sampling,
+    )
+    report(Progress("ready", read_nbytes, read_nbytes))
+    return Resident(model, caches, engine, facts)
+
+
+def _context_length(job: LoadJob, files: ModelFiles) -> int:
+    most = files.footprint.context_max
+    wanted = job.spec.context_length
+    if wanted is not None and wanted > most:
+        limit = f"{wanted} is above the model's maximum of {most} tokens"
+        raise InvalidRequest.of("options.context_length", limit)
+    return wanted or most
+
+
+def _plan(
+    job: LoadJob, files: ModelFiles, *, context_length: int, rows_max: int, device: DeviceKind
+) -> ResidencyPlan:
+    footprint = files.footprint
+    demand = Demand(
+        weight_values=files.weight_values,
+        stored=files.stored,
+        kv_values=rows_max * context_length * footprint.kv_values_per_token,
+        activation_values=activation_values(
+            chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context_length),
+            span=context_length,
+            heads=footprint.heads,
+            per_token=footprint.activation_values_per_token,
+        ),
+        logits_values=rows_max * footprint.vocab,
+    )
+    available_nbytes = psutil.virtual_memory().available
+    return plan_residency(
+        demand,
+        device=device,
+        choice=_CHOICE[job.spec.weights],
+        budget_nbytes=int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION)),
+    )
+
+
+class _LastEvent:
+    """Keeps the last event of a stream."""
+
+    def __init__(self) -> None:
+        self.event: Event | None = None
+
+    def put(self, event: Event) -> None:
+        self.event = event
+
+
+def warm_up(engine: Engine) -> None:
+    """Run a few tokens through every path, so that the first request pays for none of them.
+
+    Raises:
+        Whatever the model's failure is; the load has then failed.
+    """
+    sinks = [_LastEvent() for _ in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max))]
+    for index, sink in enumerate(sinks):
+        engine.submit(
+            Submit(
+                stream=StreamId(-1 - index),
+                prompt=(0,) * (WARM_UP_PROMPT_TOKENS + index),
+                sampling=Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.0, seed=0),
+                max_tokens=WARM_UP_TOKENS,
+                stop=(),
+                stop_token_ids=frozenset(),
+                eos_ids=frozenset(),
+                skip_special_tokens=True,
+                submitted_s=0.0,
+                sink=sink,
+            )
+        )
+    while engine.busy:
+        engine.step()
+    for sink in sinks:
+        if isinstance(sink.event, Failed):
+            raise sink.event.error
