@@ -110,7 +110,7 @@ constraints: ## the newest versions that pyproject allows, resolved afresh and w
 .PHONY: clean
 clean: ## remove what the targets above have made
 	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache
+	  .import_linter_cache examples/*/node_modules
 	find . -name __pycache__ -type d -not -path '*/node_modules/*' -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
