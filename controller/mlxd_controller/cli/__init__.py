@@ -1,0 +1,23 @@
+"""The command line, `mlxd`. Output goes to stdout, everything about the output to stderr.
+
+Exit codes, the same for every command:
+
+    0    done
+    1    the server or the work failed
+    2    bad usage, or a request that the server refuses (the message names the field)
+    3    no such model
+    4    no server answers at the address
+    5    the model does not fit (never, or not now)
+    130  interrupted (Ctrl-C); the request was cancelled
+    141  whoever read our output went away
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
+    from mlxd_controller.cli.app import app  # noqa: PLC0415
+
+    app()

@@ -1,0 +1,62 @@
+"""The typer application: which commands there are. Each lives in the module named after it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli.generate import generate, tokenize
+from mlxd_controller.cli.load import fit, load
+from mlxd_controller.cli.models import models, ps, unload
+from mlxd_controller.cli.serve import serve
+from mlxd_controller.cli.status import status
+from mlxd_shared import config
+
+EPILOG = (
+    "Exit codes: 0 done, 1 failed, 2 bad usage or refused request, 3 no such model, 4 no server,"
+    " 5 does not fit, 130 interrupted."
+)
+app = typer.Typer(
+    name="mlxd",
+    no_args_is_help=True,
+    epilog=EPILOG,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version() -> str:
+    return f"mlxd {installed_version('mlxd')}"
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the flag
+    if wanted:
+        typer.echo(_version())
+        raise typer.Exit
+
+
+@app.callback()
+def mlxd(
+    *,
+    address: o.GlobalAddress = config.DEFAULT_ADDRESS,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Serve many MLX language models from one machine's memory."""
+
+
+def version() -> None:
+    """Print the version."""
+    typer.echo(_version())
+
+
+for command in (serve, load, unload, ps, models, generate, tokenize, status, fit, version):
+    app.command()(command)

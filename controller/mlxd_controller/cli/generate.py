@@ -1,0 +1,197 @@
+"""`mlxd generate` and `mlxd tokenize`: text in, text or tokens out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from mlxd.client import Client
+from mlxd.messages import Delta, Finished
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli import show
+from mlxd_controller.cli.outcome import ExitCode, complain, run, usage_error
+from mlxd_shared.requests import FinishReason, SamplingOptions
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help='A name, alias or digest; "" where the server has one model.'
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="The text to continue; absent: standard input, less one last newline."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="The most tokens to generate.  [default: until the context is full]"),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")
+]
+StopTokenId = Annotated[
+    list[int] | None, typer.Option(metavar="ID", help="End before this token; repeatable.")
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence tokens.")
+]
+RequestId = Annotated[str, typer.Option(help="A name for the server's log.", show_default=False)]
+Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr what the request cost.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion that the user asked for."""
+
+    model: str
+    prompt: str
+    sampling: SamplingOptions
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    keep_alive_s: float | None
+    request_id: str
+
+
+def generate(
+    context: typer.Context,
+    model: ModelName,
+    prompt: Prompt = None,
+    *,
+    max_tokens: MaxTokens = None,
+    stop: Stop = None,
+    stop_token_id: StopTokenId = None,
+    ignore_eos: IgnoreEos = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    seed: o.Seed = None,
+    logit_bias: o.LogitBias = None,
+    keep_alive: o.KeepAlive = None,
+    request_id: RequestId = "",
+    stats: Stats = False,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Continue a text and print it as it comes. --json prints one object per message."""
+    job = Job(
+        model=model,
+        prompt=_prompt(prompt),
+        sampling=o.sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            logit_bias=logit_bias,
+        ),
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        ignore_eos=ignore_eos,
+        keep_alive_s=keep_alive,
+        request_id=request_id,
+    )
+    where = o.server_address(context, address)
+    run(_generate(where, job, as_json=as_json, stats=stats), address=where)
+
+
+def _prompt(argument: str | None) -> str:
+    if argument is not None:
+        return argument
+    if sys.stdin.isatty():
+        usage_error("no prompt: give it as an argument, or pipe it in")
+    return sys.stdin.read().removesuffix("\n")
+
+
+async def _generate(address: str, job: Job, *, as_json: bool, stats: bool) -> ExitCode:
+    finished: Finished | None = None
+    async with Client(address) as client:
+        stream = client.generate(
+            job.prompt,
+            model=job.model,
+            sampling=job.sampling,
+            max_tokens=job.max_tokens,
+            stop=job.stop,
+            stop_token_ids=job.stop_token_ids,
+            ignore_eos=True if job.ignore_eos else None,
+            keep_alive_s=job.keep_alive_s,
+            request_id=job.request_id,
+        )
+        column = 0
+        async with stream:
+            try:
+                async for event in stream:
+                    if as_json:
+                        show.json_line(event)
+                    elif isinstance(event, Delta):
+                        typer.echo(event.text, nl=False)
+                        column += len(event.text)
+                    if isinstance(event, Finished):
+                        finished = event
+            finally:
+                if column:  # the shell's prompt, and an error, begin on a line of their own
+                    typer.echo()
+    assert finished is not None  # the stream would have raised
+    if stats:
+        typer.echo(summary(finished), err=True)
+    if finished.reason is FinishReason.CANCELLED:
+        complain("the server's operator ended the stream before it was complete")
+        return ExitCode.ERROR
+    return ExitCode.OK
+
+
+def summary(finished: Finished) -> str:
+    """Return in one line what a request cost."""
+    usage = finished.usage
+    speed = usage.tokens_per_s
+    matched = "" if finished.matched is None else f" {finished.matched!r}"
+    parts = [
+        f"{usage.completion_tokens} tokens",
+        f"{speed:.1f} tokens/s" if speed is not None else "",
+        (
+            f"first token after {usage.first_token_s * 1000:.0f} ms"
+            f" (queue {usage.queue_s * 1000:.0f}, load {usage.load_s * 1000:.0f},"
+            f" prompt {usage.prompt_s * 1000:.0f})"
+        ),
+        f"prompt {usage.prompt_tokens} tokens, {usage.cached_tokens} cached",
+        f"seed {usage.seed}",
+        f"ended by {finished.reason.value}{matched}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def tokenize(
+    context: typer.Context,
+    model: ModelName,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Absent: standard input, less one last newline."),
+    ] = None,
+    *,
+    special: Annotated[
+        bool, typer.Option("--special/--no-special", help="Add what the model expects at a start.")
+    ] = True,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Print the token ids of a text."""
+    where = o.server_address(context, address)
+    run(_tokenize(where, model, _prompt(text), special=special, as_json=as_json), address=where)
+
+
+async def _tokenize(
+    address: str, model: str, text: str, *, special: bool, as_json: bool
+) -> ExitCode:
+    async with Client(address) as client:
+        token_ids = await client.tokenize(text, model=model, add_special_tokens=special)
+    if as_json:
+        show.json_line(token_ids)
+    else:
+        typer.echo(" ".join(map(str, token_ids)))
+    return ExitCode.OK

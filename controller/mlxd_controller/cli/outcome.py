@@ -1,0 +1,108 @@
+"""How a command ends: one event loop, one line on stderr, one exit code (see the package)."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import typer
+
+from mlxd_shared import errors as e
+from mlxd_shared.status import RemoteError
+
+
+class ExitCode(enum.IntEnum):
+    """What a process ends with."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    NO_FIT = 5
+    INTERRUPTED = 130
+    PIPE = 141
+
+
+def run(work: Coroutine[Any, Any, ExitCode], *, address: str) -> NoReturn:
+    """Run `work` to its end and leave with its exit code, or its error's.
+
+    `address` is the server's, for the message when nobody answers.
+
+    Ctrl-C cancels `work`, which ends its calls on the way out.
+
+    Raises:
+        typer.Exit: always.
+    """
+    try:
+        code = asyncio.run(work)
+        sys.stdout.flush()
+    except e.MlxdError as error:
+        complain(_unreachable(address) if is_unreachable(error) else error.describe())
+        code = exit_code_of(error)
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit; let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.PIPE
+    raise typer.Exit(code)
+
+
+def complain(problem: str) -> None:
+    """Write one line to stderr."""
+    line = " ".join(problem.split())
+    typer.echo(f"mlxd: {line}", err=True)
+
+
+def usage_error(problem: str) -> NoReturn:
+    """Refuse the command line.
+
+    Raises:
+        typer.Exit: always.
+    """
+    complain(problem)
+    raise typer.Exit(ExitCode.USAGE)
+
+
+def exit_code_of(error: e.MlxdError) -> ExitCode:
+    """Return the exit code that says what kind of error it was."""
+    if is_unreachable(error):
+        return ExitCode.UNREACHABLE
+    match error:
+        case e.InvalidRequest() | e.FieldNotServed():
+            return ExitCode.USAGE
+        case e.ModelNotFound():
+            return ExitCode.NOT_FOUND
+        case e.ModelTooLarge() | e.NoRoom():
+            return ExitCode.NO_FIT
+        case _:
+            return ExitCode.ERROR
+
+
+def is_unreachable(error: e.MlxdError) -> bool:
+    """Return whether nobody answered: our own servers say UNAVAILABLE with a reason of ours."""
+    return isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAVAILABLE
+
+
+def _unreachable(address: str) -> str:
+    return f"no server answers at {address}; start one with `mlxd serve`, or see --address"
+
+
+def model_argument(text: str) -> str:
+    """Return a model's name as it is, a path as an absolute one: the server lives elsewhere.
+
+    A path begins with `/`, `./`, `../` or `~`, or holds a separator and names a folder here.
+    """
+    path = Path(text).expanduser()
+    first = Path(text).parts[:1]
+    explicit = text.startswith(("~", "./", "../", "/")) or text in {".", ".."}
+    if explicit or (len(path.parts) > len(first) and path.is_dir()):
+        return str(path.absolute())
+    return text

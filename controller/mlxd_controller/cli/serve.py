@@ -1,0 +1,181 @@
+"""`mlxd serve`: the controller itself, in the foreground."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli.outcome import ExitCode, run, usage_error
+from mlxd_controller.settings import ServeSettings
+from mlxd_shared import config
+from mlxd_shared.units import format_duration, parse_bytes
+
+LISTENING = "mlxd listens on "
+"""What the one line on stdout begins with; the address follows."""
+
+
+class LogLevel(enum.Enum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.Enum):
+    """How a line of the log looks; auto is console on a terminal, else JSON."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|unix:PATH",
+        help="Where to listen; port 0 lets the system choose.  [env var: MLXD_ADDRESS]",
+        show_default=False,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="[NAME=]PATH",
+        help="A model folder to offer; repeatable.  [default: the built-in model, as demo]",
+    ),
+]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(
+        parser=o.size, metavar="SIZE", help="What all models together may use, such as 12G."
+    ),
+]
+Reserve = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|PERCENT",
+        help="Memory left to others, such as 2G or 10%."
+        f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
+    ),
+]
+KeepAlive = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="How long an idle model stays; -1 for ever, 0 not at all."
+        f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
+        show_default=False,
+    ),
+]
+MaxLoaded = Annotated[
+    int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
+]
+LoadTimeout = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="Give a load up that makes no progress for so long."
+        f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
+        show_default=False,
+    ),
+]
+Preload = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
+]
+AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote", help="Listen on an address that others can reach. There is no password."
+    ),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the workers' sockets are.  [default: a private temporary folder]"),
+]
+
+
+def serve(
+    context: typer.Context,
+    *,
+    address: Listen = None,
+    model: Models = None,
+    memory_limit: MemoryLimit = None,
+    reserve: Reserve = None,
+    keep_alive: KeepAlive = config.KEEP_ALIVE_DEFAULT_S,
+    max_loaded: MaxLoaded = None,
+    load_timeout: LoadTimeout = config.LOAD_STALL_TIMEOUT_S,
+    preload: Preload = None,
+    allow_remote: AllowRemote = False,
+    run_dir: RunDir = None,
+    log_level: LogLevel = LogLevel.INFO,
+    log_format: LogFormat = LogFormat.AUTO,
+) -> None:
+    """Run the server until it is told to stop (SIGTERM or Ctrl-C).
+
+    Says on stdout where it listens, once it does. The log goes to stderr.
+    """
+    reserve_bytes, reserve_fraction = _reserve(reserve)
+    settings = ServeSettings(
+        address=o.server_address(context, address),
+        models=tuple(_named_folder(text) for text in model or ()),
+        memory_limit_bytes=memory_limit,
+        reserve_bytes=reserve_bytes,
+        reserve_fraction=reserve_fraction,
+        keep_alive_s=keep_alive,
+        max_loaded=max_loaded,
+        load_stall_timeout_s=load_timeout,
+        allow_remote=allow_remote,
+        preload=tuple(preload or ()),
+        run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
+        log_level=log_level.value,
+        log_format=log_format.value,
+    )
+    run(_serve(settings), address=settings.address)
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    """Read NAME=PATH or PATH; a name holds no separator, so that `=` may be part of a path."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or not name:
+        name, path = "", text
+    folder = Path(path).expanduser().absolute()
+    if not folder.is_dir():
+        usage_error(f"--model {text}: {folder} is not a folder")
+    return name or folder.name, folder
+
+
+def _reserve(text: str | None) -> tuple[int | None, float]:
+    """Read --reserve as bytes or as a share of the memory."""
+    if text is None:
+        return None, config.MEMORY_RESERVE_FRACTION
+    number = text.removesuffix("%")
+    try:
+        if number == text:
+            return parse_bytes(text), config.MEMORY_RESERVE_FRACTION
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        usage_error(f"--reserve {text}: write a size such as 2G, or a share from 0% to 99%")
+    return None, share
+
+
+async def _serve(settings: ServeSettings) -> ExitCode:
+    # Imported here: a client command needs nothing of the controller.
+    from mlxd_controller.app import serve as serve_until_stopped  # noqa: PLC0415
+
+    await serve_until_stopped(settings, on_ready=_announce)
+    return ExitCode.OK
+
+
+def _announce(address: str) -> None:
+    typer.echo(f"{LISTENING}{address}")

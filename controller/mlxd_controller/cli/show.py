@@ -1,0 +1,102 @@
+"""Tables for people and JSON for programs; the same values in both.
+
+On a terminal a table fits its width; elsewhere lines are as long as they need and carry no colour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlxd.messages import Model, ModelState
+from mlxd_shared.units import format_duration
+
+DIGEST_CHARS = 12
+_WIDE = 10_000
+
+
+def console(*, err: bool = False) -> Console:
+    """Return a console for stdout or stderr."""
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() else _WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Print rows under upper-case headings; the columns in `right` are aligned to the right."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        grid.add_column(
+            column.upper(),
+            justify="right" if column in right else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    console().print(grid)
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print one `name  value` line each, values aligned; pairs without a value are left out."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for name, value in pairs:
+        if value:
+            grid.add_row(Text(name, style="bold"), Text(value))
+    console().print(grid)
+
+
+def json_line(value: object) -> None:
+    """Print `value` (a message, or anything JSON can carry) as one line of JSON."""
+    typer.echo(json.dumps(plain(value), ensure_ascii=False, default=_encode))
+
+
+def plain(value: object) -> object:
+    """Return a message as a dictionary, anything else as it is."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
+
+
+def _encode(value: object) -> object:
+    match value:
+        case enum.Enum():
+            return value.value
+        case dt.datetime():
+            return value.isoformat()
+        case _ if dataclasses.is_dataclass(value):
+            return plain(value)
+    message = f"{type(value).__name__} has no JSON form"
+    raise TypeError(message)
+
+
+def short(digest: str) -> str:
+    """Return what is enough of a digest to tell models apart."""
+    return digest.removeprefix("sha256:")[:DIGEST_CHARS]
+
+
+def until(model: Model, now: dt.datetime) -> str:
+    """Return when `model` will be unloaded, from `now`."""
+    if model.state is not ModelState.READY:
+        return "-"
+    if model.expire_time is None:
+        return "pinned" if model.pinned else "for ever"
+    left_s = (model.expire_time - now).total_seconds()
+    return f"in {format_duration(left_s)}" if left_s > 0 else "now"
+
+
+def state(model: Model) -> str:
+    """Return the state, with how far a load is."""
+    if model.state is ModelState.LOADING and model.progress.bytes_total:
+        return f"loading {model.progress.bytes_read / model.progress.bytes_total:.0%}"
+    return model.state.value
