@@ -29,47 +29,38 @@ const stream = client.Generate({
   max_tokens: 48,
 });
 
+let interrupted = false;
+process.on("SIGINT", () => {
+  interrupted = true;
+  stream.cancel(); // the server stops within a step
+});
+
 let nextOffset = 0;
 let finish = null;
 let usage = null;
-
-function fail(problem) {
-  console.error(problem);
-  process.exitCode = 1;
-  stream.cancel();
-  client.close();
-}
-
-stream.on("data", (message) => {
-  if (message.offset !== nextOffset) {
-    fail(`broken stream: token ${nextOffset} was due, ${message.offset} came`);
-    return;
+try {
+  for await (const message of stream) {
+    if (message.offset !== nextOffset) {
+      throw new Error(`broken stream: token ${nextOffset} was due, ${message.offset} came`);
+    }
+    nextOffset += message.token_ids.length;
+    process.stdout.write(message.text);
+    if (message.finish) {
+      ({ finish, usage } = message);
+    }
   }
-  nextOffset += message.token_ids.length;
-  process.stdout.write(message.text);
-  if (message.finish) {
-    ({ finish, usage } = message);
-  }
-});
-
-stream.on("error", (error) => {
-  if (process.exitCode !== 1) {
-    fail(`${status[error.code]}: ${error.details}`);
-  }
-});
-
-stream.on("end", () => {
   if (!finish) {
-    fail(`broken stream: it ended after ${nextOffset} tokens without a finish`);
-    return;
+    throw new Error(`broken stream: it ended after ${nextOffset} tokens without a finish`);
   }
   process.stdout.write("\n");
   console.error(JSON.stringify({ finish: finish.reason, usage }));
+} catch (error) {
+  if (interrupted) {
+    process.exitCode = 130;
+  } else {
+    console.error(error.code === undefined ? error.message : `${status[error.code]}: ${error.details}`);
+    process.exitCode = 1;
+  }
+} finally {
   client.close();
-});
-
-process.on("SIGINT", () => {
-  process.exitCode = 130;
-  stream.cancel();
-  client.close();
-});
+}
