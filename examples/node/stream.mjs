@@ -58,7 +58,8 @@ try {
   if (interrupted) {
     process.exitCode = 130;
   } else {
-    console.error(error.code === undefined ? error.message : `${status[error.code]}: ${error.details}`);
+    const ofServer = error.code !== undefined;
+    console.error(ofServer ? `${status[error.code]}: ${error.details}` : error.message);
     process.exitCode = 1;
   }
 } finally {
