@@ -144,8 +144,10 @@ class KVCache:
             # A slice would keep the whole old arena alive; gathering copies the rows that stay.
             kept = mx.take(array, mx.arange(slots), axis=0)
         else:
-            fresh = self._zeros(slots, array.shape[2])
-            kept = mx.slice_update(fresh, array, mx.array([0]), axes=(0,))
+            # No name for the zeros: it would keep them, and the rows could not go in in place.
+            kept = mx.slice_update(
+                self._zeros(slots, array.shape[2]), array, mx.array([0]), axes=(0,)
+            )
         mx.eval(kept)
         return kept
 
