@@ -14,7 +14,15 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
-from tests.worker.tiny import caches_of, forced_logits, load, shared_data
+from tests.worker.tiny import (
+    caches_of,
+    difference,
+    floats,
+    forced_logits,
+    ints,
+    load,
+    shared_data,
+)
 
 NEAR_TIE = 1e-4
 PROMPTS = 20
@@ -40,7 +48,7 @@ def start(model: Model, caches: RowCaches, row: RowId, prompt: Sequence[int]) ->
     hidden = model.forward(Batch.prefill(prompt, 0, row), caches)
     first = mx.argmax(model.logits(hidden[-1:]), axis=-1)
     mx.eval(first, caches.state())
-    return int(first.item())
+    return ints(first)[0]
 
 
 def greedy_together(model: Model, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -65,8 +73,8 @@ def greedy_together(model: Model, prompts: Sequence[Sequence[int]], count: int) 
         batch = Batch.decode([outputs[row][-1] for row in running], offsets, running)
         best = mx.argmax(model.logits(model.forward(batch, caches)), axis=-1)
         mx.eval(best, caches.state())
-        for row, token in zip(running, memoryview(best), strict=True):
-            outputs[row].append(int(token))
+        for row, token in zip(running, ints(best), strict=True):
+            outputs[row].append(token)
     for row in caches.rows:
         caches.leave(row)
     assert caches.nbytes == 0
@@ -107,10 +115,8 @@ def test_greedy_equals_the_peers(folder: Path, model: Model) -> None:
         # Forcing our own tokens through the peer judges every position, not only the first ones.
         logits = peer(mx.array([prompt + output[:-1]]), cache=make_prompt_cache(peer))[0]
         best = mx.sort(logits[len(prompt) - 1 :], axis=-1)[:, -2:]
-        chosen = mx.argmax(logits[len(prompt) - 1 :], axis=-1).tolist()
-        margins = (best[:, 1] - best[:, 0]).tolist()
-        assert isinstance(chosen, list)
-        assert isinstance(margins, list)
+        chosen = ints(mx.argmax(logits[len(prompt) - 1 :], axis=-1))
+        margins = floats(best[:, 1] - best[:, 0])
         for position, (ours, theirs, margin) in enumerate(
             zip(output, chosen, margins, strict=True)
         ):
@@ -130,4 +136,4 @@ def test_teacher_forced_logits_equal_the_peers(folder: Path, model: Model) -> No
 
     logits = forced_logits(model, caches_of(model), ROW, text, cuts=[*range(1, 60), 200, 300])
 
-    assert float(mx.max(mx.abs(logits - expected)).item()) < 1e-3
+    assert difference(logits, expected) < 1e-3

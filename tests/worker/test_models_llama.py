@@ -13,7 +13,15 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_worker.cache.base import RowError, RowId
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch
-from tests.worker.tiny import caches_of, config_with, forced_logits, load, write_model
+from tests.worker.tiny import (
+    caches_of,
+    config_with,
+    difference,
+    forced_logits,
+    ints,
+    load,
+    write_model,
+)
 
 TOLERANCE = 1e-3
 LLAMA3 = {
@@ -41,15 +49,7 @@ ROWS = [RowId(10), RowId(11), RowId(12), RowId(13)]
 
 def token_ids(count: int, *, seed: int, vocab: int = 61) -> list[int]:
     """Return random token ids."""
-    ids = mx.random.randint(0, vocab, (count,), key=mx.random.key(seed)).tolist()
-    assert isinstance(ids, list)
-    return ids
-
-
-def difference(left: mx.array, right: mx.array) -> float:
-    """Return the largest difference between two arrays of one shape."""
-    assert left.shape == right.shape
-    return float(mx.max(mx.abs(left - right)).item())
+    return ints(mx.random.randint(0, vocab, (count,), key=mx.random.key(seed)))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

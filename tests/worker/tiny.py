@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -116,6 +116,22 @@ def forced_logits(
         mx.eval(parts[-1], caches.state())
         begin = end
     return mx.concatenate(parts, axis=0)
+
+
+def ints(array: mx.array) -> list[int]:
+    """Return a one-dimensional array of integers as a list."""
+    return cast("list[int]", array.tolist())
+
+
+def floats(array: mx.array) -> list[float]:
+    """Return a one-dimensional array of numbers as a list."""
+    return cast("list[float]", array.tolist())
+
+
+def difference(left: mx.array, right: mx.array) -> float:
+    """Return the largest difference between two arrays of one shape."""
+    assert left.shape == right.shape
+    return cast("float", mx.max(mx.abs(left - right)).item())
 
 
 def shared_data() -> Path:

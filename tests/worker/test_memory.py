@@ -1,0 +1,269 @@
+"""The ledger's sums and pins, and the choice of how weights live."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.memory.ledger import Account, Audit, Ledger, LedgerError
+from mlxd_worker.memory.residency import (
+    Demand,
+    DeviceKind,
+    FloatType,
+    WeightsChoice,
+    activation_values,
+    plan_residency,
+)
+from mlxd_worker.models.base import Batch
+from tests.worker.tiny import caches_of, config_with, load, write_model
+
+
+def nbytes_of(ledger: Ledger, account: Account) -> int:
+    """Return one account's bytes."""
+    return {report.account: report.nbytes for report in ledger.report()}[account]
+
+
+def test_an_account_is_the_sum_of_its_arrays() -> None:
+    """Bytes and arrays are counted per account, empty accounts are told too."""
+    ledger = Ledger()
+    ledger.pin_all(Account.WEIGHTS, {"a": mx.zeros(10), "b": mx.zeros((3, 3))})
+    ledger.pin(Account.PREFIX, "a", mx.zeros(5, dtype=mx.bfloat16))
+
+    figures = {report.account: (report.nbytes, report.arrays) for report in ledger.report()}
+
+    assert figures == {
+        Account.WEIGHTS: (76, 2),
+        Account.KV: (0, 0),
+        Account.PREFIX: (10, 1),
+        Account.DRAFT: (0, 0),
+        Account.WORKSPACE: (0, 0),
+    }
+    assert ledger.nbytes == 86
+
+
+def test_a_shared_array_counts_once() -> None:
+    """One array under two names, or in two accounts, is one buffer."""
+    ledger = Ledger()
+    array = mx.zeros(10)
+    ledger.pin(Account.WEIGHTS, "embedding", array)
+    ledger.pin(Account.WEIGHTS, "head", array)
+    ledger.pin(Account.DRAFT, "embedding", array)
+
+    assert ledger.nbytes == nbytes_of(ledger, Account.WEIGHTS) == 40
+
+
+def test_pins_are_counted() -> None:
+    """An array stays as long as anybody pins it, and until the next sweep after that."""
+    ledger = Ledger()
+    array = mx.zeros(10)
+    ledger.pin(Account.WEIGHTS, "a", array)
+    ledger.pin(Account.WEIGHTS, "a", array)
+
+    ledger.unpin(Account.WEIGHTS, "a")
+    ledger.sweep()
+    assert ledger.nbytes == 40
+    ledger.unpin(Account.WEIGHTS, "a")
+    assert ledger.nbytes == 40
+    ledger.sweep()
+    assert ledger.nbytes == 0
+
+
+def test_a_pin_below_zero_is_loud() -> None:
+    """Unpinning what is not pinned raises, before and after the sweep."""
+    ledger = Ledger()
+    ledger.pin(Account.KV, "a", mx.zeros(1))
+    ledger.unpin(Account.KV, "a")
+
+    with pytest.raises(LedgerError, match="kv/a"):
+        ledger.unpin(Account.KV, "a")
+    ledger.sweep()
+    with pytest.raises(LedgerError, match="kv/a"):
+        ledger.unpin(Account.KV, "a")
+
+
+def test_a_name_is_one_array() -> None:
+    """A second array under a pinned name is a bug, and so is a second source."""
+    ledger = Ledger()
+    ledger.pin(Account.KV, "a", mx.zeros(1))
+    source = Shelf({})
+    ledger.attach(Account.KV, "a", source)
+
+    with pytest.raises(LedgerError, match="another array"):
+        ledger.pin(Account.KV, "a", mx.zeros(1))
+    with pytest.raises(LedgerError, match="attached already"):
+        ledger.attach(Account.KV, "a", source)
+    ledger.detach(Account.KV, "a")
+    with pytest.raises(LedgerError, match="not attached"):
+        ledger.detach(Account.KV, "a")
+
+
+class Shelf:
+    """A source of arrays that a test fills."""
+
+    def __init__(self, named: dict[str, mx.array]) -> None:
+        self.named = named
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return what is on it."""
+        return self.named
+
+
+VERBS = st.tuples(st.sampled_from(["pin", "unpin", "sweep", "source"]), st.integers(0, 5))
+
+
+@given(st.lists(VERBS, max_size=60))
+def test_the_parts_always_sum(program: list[tuple[str, int]]) -> None:
+    """After any program of pins, unpins and sweeps the total is the naive count's."""
+    arrays = [mx.zeros(number + 1) for number in range(6)]
+    accounts = list(Account)
+    ledger = Ledger()
+    shelf = Shelf({})
+    ledger.attach(Account.KV, "shelf", shelf)
+    counts: Counter[int] = Counter()
+    kept: set[int] = set()
+    for verb, number in program:
+        account = accounts[number % len(accounts)]
+        if verb == "pin":
+            ledger.pin(account, str(number), arrays[number])
+            counts[number] += 1
+            kept.add(number)
+        elif verb == "unpin" and counts[number]:
+            ledger.unpin(account, str(number))
+            counts[number] -= 1
+        elif verb == "unpin":
+            with pytest.raises(LedgerError):
+                ledger.unpin(account, str(number))
+        elif verb == "source":
+            shelf.named[str(number)] = arrays[number]
+        else:
+            ledger.sweep()
+            kept = {number for number in kept if counts[number]}
+        live = kept | {int(name) for name in shelf.named}
+        assert ledger.nbytes == sum(arrays[number].nbytes for number in live)
+        assert sum(report.nbytes for report in ledger.report()) == ledger.nbytes
+
+
+def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
+    """Weights and caches account for what MLX has alive, before, during and after rows; a leaked
+    array is told to the byte.
+    """
+    baseline = mx.get_active_memory()
+    model = load(write_model(tmp_path, config_with(vocab_size=3000)))
+    caches = caches_of(model)
+    ledger = Ledger()
+    ledger.pin_all(Account.WEIGHTS, model.parameters())
+    ledger.attach(Account.KV, "rows", caches)
+
+    def difference(audit: Audit) -> int:
+        return abs(audit.unaccounted_nbytes - baseline)
+
+    assert difference(ledger.audit()) < 16 << 10
+    for number in range(3):
+        caches.join(RowId(number), tokens=300)
+        model.forward(Batch.prefill([1, 2, 3], 0, RowId(number)), caches)
+        mx.eval(caches.state())
+    assert nbytes_of(ledger, Account.KV) == caches.nbytes > 0
+    assert difference(ledger.sweep()) < 16 << 10
+    leak = mx.zeros(1 << 18)
+    mx.eval(leak)
+    told = ledger.audit()
+    assert abs(told.unaccounted_nbytes - baseline - leak.nbytes) < 16 << 10
+    assert not told.holds
+    del leak
+    for number in range(3):
+        caches.leave(RowId(number))
+    assert nbytes_of(ledger, Account.KV) == 0
+    assert difference(ledger.sweep()) < 16 << 10
+
+
+def demand(stored: FloatType = FloatType.BF16) -> Demand:
+    """Return a demand of round figures: 100 MiB of float32 weights."""
+    mega = 1 << 20
+    return Demand(
+        weight_values=25 * mega,
+        stored=stored,
+        kv_values=2 * mega,
+        activation_values=mega,
+        logits_values=mega,
+    )
+
+
+def test_a_cpu_takes_float32_where_it_fits() -> None:
+    """On a CPU the weights are widened if the sum fits, and kept as stored if it does not."""
+    roomy = plan_residency(
+        demand(), device=DeviceKind.CPU, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
+    )
+    exact = plan_residency(
+        demand(),
+        device=DeviceKind.CPU,
+        choice=WeightsChoice.AUTO,
+        budget_nbytes=roomy.total_nbytes,
+    )
+    tight = plan_residency(
+        demand(),
+        device=DeviceKind.CPU,
+        choice=WeightsChoice.AUTO,
+        budget_nbytes=roomy.total_nbytes - 1,
+    )
+
+    assert (roomy.form, exact.form, tight.form) == (
+        FloatType.F32,
+        FloatType.F32,
+        FloatType.BF16,
+    )
+    assert "F32 would need 148.0 MiB of 148.0 MiB" in tight.reason
+    assert all(plan.fits for plan in (roomy, exact, tight))
+
+
+@pytest.mark.parametrize("device", [DeviceKind.CUDA, DeviceKind.METAL])
+@pytest.mark.parametrize("stored", FloatType)
+def test_elsewhere_weights_live_as_stored(device: DeviceKind, stored: FloatType) -> None:
+    """A GPU multiplies what is stored."""
+    plan = plan_residency(
+        demand(stored), device=device, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
+    )
+
+    assert plan.form is stored
+
+
+@pytest.mark.parametrize("choice", [c for c in WeightsChoice if c is not WeightsChoice.AUTO])
+@pytest.mark.parametrize("device", DeviceKind)
+def test_the_user_decides(choice: WeightsChoice, device: DeviceKind) -> None:
+    """A form that was asked for is the one planned, on any device and even where it cannot fit."""
+    plan = plan_residency(demand(), device=device, choice=choice, budget_nbytes=1)
+
+    assert plan.form.lower() == ("bf16" if choice == "stored" else choice)
+    assert not plan.fits
+    assert choice in plan.reason
+
+
+def test_the_terms_have_names_and_sum() -> None:
+    """Every term of the sum is named, and the total is their sum."""
+    plan = plan_residency(
+        demand(), device=DeviceKind.CUDA, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
+    )
+
+    mib = 1 << 20
+    assert {term.name: term.nbytes // mib for term in plan.terms} == {
+        "weights": 50,
+        "kv": 4,
+        "activations": 2,
+        "logits": 4,
+        "pool": 32,
+    }
+    assert plan.total_nbytes == 92 * mib
+
+
+def test_attention_scores_are_part_of_a_chunk() -> None:
+    """A chunk's activations grow with the context that it attends."""
+    short = activation_values(chunk_tokens=10, span=100, heads=4, per_token=50)
+    long = activation_values(chunk_tokens=10, span=200, heads=4, per_token=50)
+
+    assert (short, long - short) == (10 * (50 + 800), 10 * 2 * 4 * 100)
