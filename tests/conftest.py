@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 SOAK_FOLDER = Path(__file__).resolve().parent / "soak"
+
+# The same examples in every run; how long one takes is for the whole test's timeout to judge.
+settings.register_profile("mlxd", derandomize=True, deadline=None)
+settings.load_profile("mlxd")
 
 pytest_plugins = ["tests.plugins.backend", "tests.plugins.skips"]
 

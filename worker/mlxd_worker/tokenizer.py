@@ -99,8 +99,8 @@ class Detokenizer:
     """Decodes one stream's ids as they come. Owned by one thread.
 
     Pieces end on whole characters. Their concatenation, `finish` included, is `Tokenizer.decode` of
-    all ids; only where ids hold bytes that are no UTF-8 may the number of U+FFFD differ, since a
-    character already given out cannot be taken back.
+    all ids, but for ids that spell bytes which are no UTF-8. There a stream may hold more of the
+    text: some decoders let one bad byte spoil good ones before it, and what was given out stays.
     """
 
     __slots__ = ("_anchor", "_context", "_pending", "_raw", "_skip_special", "_stream")

@@ -10,9 +10,13 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+AUTOMATA_KEPT_MAX: Final = 64
+"""Automata kept for the next stream with the same stop strings."""
 
 
 class TextDecoder(Protocol):
@@ -48,7 +52,7 @@ class StopMatcher:
     __slots__ = ("_automaton", "_held", "_state")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._automaton = _Automaton(stops)
+        self._automaton = _automaton(stops)
         self._held = ""
         self._state = 0
 
@@ -108,6 +112,12 @@ class TextStream:
         piece = self._matcher.push(text)
         self._over = self._over or piece.stop is not None
         return piece
+
+
+@functools.lru_cache(maxsize=AUTOMATA_KEPT_MAX)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    """Return the automaton of `stops`: most streams of a client ask for the same ones."""
+    return _Automaton(stops)
 
 
 class _Automaton:
