@@ -14,13 +14,13 @@ import psutil
 
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import DEFAULTS, Sampling, Weights, merge
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
-from mlxd_worker.generation_defaults import read_generation_defaults
 from mlxd_worker.memory.residency import (
     Demand,
     DeviceKind,

@@ -1,0 +1,1 @@
+"""How worker processes come to be. One file a way."""

@@ -1,0 +1,49 @@
+"""The environment of a worker: the controller's own, with the wheels' libraries found first."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+# Folders of shared libraries that wheels bring, relative to site-packages: BLAS, then CUDA.
+LIBRARY_FOLDERS = (
+    "scipy_openblas32/lib",
+    "nvidia/*/lib",
+    "nvidia/*/*/lib",
+    "mlx_cuda*.libs",
+    "mlx/lib",
+)
+
+
+def library_variable(platform: str) -> str:
+    """Return the variable that names library folders on `platform` (as sys.platform)."""
+    return "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
+
+
+def library_folders(site: Path) -> tuple[str, ...]:
+    """Return the folders of LIBRARY_FOLDERS that exist below `site`, in that order."""
+    return tuple(
+        str(folder)
+        for pattern in LIBRARY_FOLDERS
+        for folder in sorted(site.glob(pattern))
+        if folder.is_dir()
+    )
+
+
+def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
+    """Return `base` with the wheels' libraries in front and unbuffered output."""
+    variable = library_variable(platform)
+    folders = [*library_folders(site), *filter(None, [base.get(variable)])]
+    changed = {"PYTHONUNBUFFERED": "1"}
+    if folders:
+        changed[variable] = os.pathsep.join(folders)
+    return {**base, **changed}
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for a worker of the running interpreter."""
+    site = Path(sysconfig.get_path("platlib"))
+    return worker_environment(os.environ, site=site, platform=sys.platform)

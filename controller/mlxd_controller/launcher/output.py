@@ -1,0 +1,75 @@
+"""A child's output: forwarded to the log line by line, the last lines kept, no line too long.
+
+Invariants:
+- Bytes are read in chunks as they come, so no line length blocks or breaks anything.
+- What is kept is bounded: at most LAST_LINES_MAX lines of LINE_CHARS_MAX characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+
+from structlog.typing import FilteringBoundLogger
+
+from mlxd_shared import config
+
+READ_CHUNK_BYTES = 64 * config.KIB
+CUT_MARK = " [cut]"
+
+
+class LineCutter:
+    """Splits text into lines of at most LINE_CHARS_MAX characters; what is longer is cut."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._line = ""
+        self._cut = False
+
+    def feed(self, chunk: bytes, *, final: bool = False) -> list[str]:
+        """Return the lines that `chunk` completes; with `final`, the unfinished one too."""
+        *complete, rest = self._decoder.decode(chunk, final).split("\n")
+        lines = []
+        for piece in complete:
+            self._extend(piece)
+            lines.append(self._take())
+        self._extend(rest)
+        if final and self._line:
+            lines.append(self._take())
+        return lines
+
+    def _extend(self, piece: str) -> None:
+        room = config.LINE_CHARS_MAX - len(self._line)
+        self._line += piece[:room]
+        self._cut = self._cut or len(piece) > room
+
+    def _take(self) -> str:
+        line = self._line.rstrip("\r") + (CUT_MARK if self._cut else "")
+        self._line, self._cut = "", False
+        return line
+
+
+class Output:
+    """Reads one child's output to its end."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._lines: deque[str] = deque(maxlen=config.LAST_LINES_MAX)
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines, oldest first."""
+        return tuple(self._lines)
+
+    async def follow(self, stream: asyncio.StreamReader) -> None:
+        """Forward every line until the stream ends."""
+        cutter = LineCutter()
+        while chunk := await stream.read(READ_CHUNK_BYTES):
+            self._keep(cutter.feed(chunk))
+        self._keep(cutter.feed(b"", final=True))
+
+    def _keep(self, lines: list[str]) -> None:
+        for line in lines:
+            if line:
+                self._lines.append(line)
+                self._log.info("worker says", line=line)

@@ -1,0 +1,163 @@
+"""The default launcher: the running interpreter as a child, with a private Unix socket.
+
+Invariants:
+- Every launch has a socket path of its own, in a folder that only this user can enter.
+- Of the pipes, the child inherits the write end of `ready` and the read end of `life`, nothing
+  else; the controller's end of `life` is open as long as the child lives, and closes with the
+  controller however that ends.
+- launch() either returns a process that listens, or leaves none behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlxd_controller.launcher.environment import own_environment
+from mlxd_controller.launcher.process import SubprocessWorker
+from mlxd_controller.launcher.ready import READY_LINE_BYTES_MAX, ReadyLine, parse_ready_line
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest, WorkerExited, WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.logs import get_logger
+
+WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
+SOCKET_NAME_CHARS = 16
+_log = get_logger("launcher")
+
+
+class SubprocessLauncher:
+    """Implements ports.Launcher."""
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path | None = None,
+        command: Sequence[str] = WORKER_COMMAND,
+        environment: Mapping[str, str] | None = None,
+        stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S,
+        orphan_grace_s: float = config.ORPHAN_GRACE_S,
+    ) -> None:
+        """Make the folder of sockets; `run_dir` None makes a private temporary one.
+
+        Raises:
+            InvalidRequest: `run_dir` is too long for a socket's path, or cannot be made.
+        """
+        self._command = tuple(command)
+        self._environment = own_environment() if environment is None else dict(environment)
+        self._stall_timeout_s = stall_timeout_s
+        self._orphan_grace_s = orphan_grace_s
+        self._owned = run_dir is None
+        self._run_dir = make_run_dir(run_dir)
+        self._launches = 0
+
+    def close(self) -> None:
+        """Remove what this launcher made; to be called when no worker is left."""
+        if self._owned:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    async def launch(self, *, model: str, incarnation: str) -> SubprocessWorker:
+        """Start a worker and return it once it listens; see the port."""
+        self._launches += 1
+        socket = self._run_dir / f"{os.getpid()}-{self._launches}.sock"
+        ready_read, ready_write = os.pipe()
+        life_read, life_write = os.pipe()
+        arguments = (
+            *("--listen", f"unix:{socket}", "--incarnation", incarnation),
+            *("--ready-fd", str(ready_write), "--life-fd", str(life_read)),
+            *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
+        )
+        log = _log.bind(model=model, incarnation=incarnation)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(ready_write, life_read),
+                env=self._environment,
+            )
+        except OSError as error:
+            os.close(life_write)
+            os.close(ready_read)
+            reason = f"{self._command[0]}: {error.strerror}"
+            raise WorkerStartFailed(model, (reason,)) from error
+        finally:
+            os.close(ready_write)
+            os.close(life_read)
+        log.info("worker launched", pid=process.pid)
+        worker = SubprocessWorker(process, incarnation=incarnation, life_fd=life_write, log=log)
+        try:
+            ready = await self._wait_ready(worker, ready_read, model=model)
+        except BaseException:
+            await worker.close()
+            raise
+        worker.listens_on(ready.address)
+        return worker
+
+    async def _wait_ready(
+        self, worker: SubprocessWorker, ready_fd: int, *, model: str
+    ) -> ReadyLine:
+        line = asyncio.create_task(_read_line(ready_fd))
+        ended = asyncio.create_task(worker.wait_exited())
+        try:
+            await asyncio.wait(
+                {line, ended},
+                timeout=self._stall_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if line.done() and line.result():
+                return parse_ready_line(line.result(), model=model)
+            if line.done():
+                # A worker that ends closes its pipe: this is its end, seen a moment early.
+                await asyncio.wait({ended}, timeout=config.EOF_GRACE_S)
+            if ended.done():
+                raise WorkerExited(model, worker.last_lines(), ended.result())
+            if line.done():
+                raise WorkerStartFailed(model, worker.last_lines())
+            raise WorkerTimedOut(model, worker.last_lines(), self._stall_timeout_s)
+        finally:
+            for task in (line, ended):
+                task.cancel()
+            await asyncio.wait({line, ended})
+
+
+async def _read_line(fd: int) -> bytes:
+    """Read a line from a pipe and close it; b"" where it ended before."""
+    reader = asyncio.StreamReader(limit=READY_LINE_BYTES_MAX)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+    )
+    try:
+        line = await reader.readline()
+    except ValueError:
+        return b"too long"  # over the limit: parse_ready_line refuses it as unreadable
+    finally:
+        transport.close()
+    return line if line.endswith(b"\n") else b""
+
+
+def make_run_dir(path: Path | None) -> Path:
+    """Return a private folder for sockets, made if it is not there.
+
+    Raises:
+        InvalidRequest: it cannot be made, belongs to others, or leaves no room for a socket's name.
+    """
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="mlxd-"))
+    room = config.UNIX_PATH_BYTES_MAX - len(os.fsencode(path)) - 1
+    if room < SOCKET_NAME_CHARS + len(".sock"):
+        limit = config.UNIX_PATH_BYTES_MAX - 1 - SOCKET_NAME_CHARS - len(".sock")
+        raise InvalidRequest.of("run_dir", f"{path} is longer than {limit} bytes")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise InvalidRequest.of("run_dir", f"{path}: {error.strerror}") from error
+    return path

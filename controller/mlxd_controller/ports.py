@@ -1,0 +1,223 @@
+"""The seams of the controller: each outside world as one Protocol, with a fake in tests/fakes.
+
+Everything here is used from the event loop's thread. A method that waits is a coroutine; one that
+is not never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mlxd.v1 import inference_pb2, status_pb2
+from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_controller.core.state import Progress
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.requests import LoadSpec, SamplingOptions
+
+
+class Clock(Protocol):
+    """Time. `now_s` never goes back; `unix_s` is for people."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        ...
+
+    def unix_s(self) -> float:
+        """Return seconds since the epoch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model that can be served: its identity, its names, and what its files state."""
+
+    digest: str
+    name: str
+    aliases: tuple[str, ...]
+    path: Path
+    facts: ModelFacts
+    defaults: SamplingOptions
+    """What the model's generation_config.json says about sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRef:
+    """A configured name whose folder cannot be served."""
+
+    name: str
+    path: Path
+    error: MlxdError
+
+
+class ModelStore(Protocol):
+    """Names to models. Reading files is done off the event loop."""
+
+    async def resolve(self, name: str) -> ModelRef:
+        """Return the model of a name, alias or digest; empty: of the only one there is.
+
+        Raises:
+            ModelNotFound: no such name.
+            InvalidModel: its files cannot be served.
+            InvalidRequest: `name` is empty and there is not exactly one model.
+        """
+        ...
+
+    async def add(self, path: Path, *, name: str) -> ModelRef:
+        """Take a folder in under `name` (empty: the folder's own) and return its model.
+
+        Raises:
+            ModelNotFound: no such folder.
+            InvalidModel: its files cannot be served.
+            InvalidRequest: the name is taken by another folder, or is not a name.
+            QueueFull: as many models are known as may be.
+        """
+        ...
+
+    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+        """Return every model once, sorted by name."""
+        ...
+
+    def known(self, digest: str) -> ModelRef | None:
+        """Return the model of a digest as it was last read."""
+        ...
+
+
+class DeviceProbe(Protocol):
+    """What memory there is."""
+
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the devices as they are now; what `own_pids` hold counts as usable.
+
+        At least one, in a fixed order.
+        """
+        ...
+
+
+class WorkerProcess(Protocol):
+    """One worker process, from the moment it listens. Its end is seen by every waiter alike."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """What gRPC dials."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """Its identity; no other process ever has it."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives; negative: the signal that ended it."""
+        ...
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return its last lines of output, oldest first."""
+        ...
+
+    async def wait_exited(self) -> int:
+        """Return the exit code once the process has ended, its output is read and it is reaped."""
+        ...
+
+    async def close(self) -> int:
+        """End it: interrupt, a grace, kill, reap. Idempotent; concurrent calls get one answer."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts worker processes."""
+
+    async def launch(self, *, model: str, incarnation: str) -> WorkerProcess:
+        """Start a worker and return it once it listens. `model` is for messages only.
+
+        Cancelling gives up: the process is ended and reaped before CancelledError goes on.
+
+        Raises:
+            WorkerExited: it ended before it listened (code, last lines).
+            WorkerTimedOut: it neither listened nor ended in time (last lines); it is ended.
+            BackendProblem, WorkerStartFailed: it said why it cannot serve.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """What a worker is to load."""
+
+    digest: str
+    name: str
+    path: str
+    spec: LoadSpec
+
+
+class RawStream(Protocol):
+    """A Generate on a worker, as serialised messages."""
+
+    async def read(self) -> bytes | None:
+        """Return the next message, None at the end.
+
+        Raises:
+            MlxdError: the worker's own error, with its details; or RemoteError.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Tell the worker to stop; idempotent."""
+        ...
+
+
+class WorkerLink(Protocol):
+    """Everything the controller asks of one worker; adds model and incarnation by itself.
+
+    Every method raises the worker's own MlxdError, or RemoteError where gRPC itself failed.
+    """
+
+    def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+        """Load and yield the progress; complete when the stream ends without an error."""
+        ...
+
+    def generate(
+        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
+    ) -> RawStream:
+        """Start a Generate; `request` is changed and then owned by the link."""
+        ...
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.TokenizeResponse:
+        """Ask the worker's tokenizer."""
+        ...
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ask the worker's tokenizer."""
+        ...
+
+    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+        """Return what the worker says of itself."""
+        ...
+
+    async def shutdown(self, *, timeout_s: float) -> None:
+        """Tell the process to end after it has answered."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection; running calls end."""
+        ...
+
+
+class Connect(Protocol):
+    """Makes links."""
+
+    def __call__(self, *, address: str, incarnation: str, digest: str) -> WorkerLink:
+        """Return a link; the connection is made by the first call."""
+        ...

@@ -1,0 +1,1 @@
+"""Where models come from: folders on this machine, read by headers alone."""

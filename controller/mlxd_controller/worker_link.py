@@ -1,0 +1,145 @@
+"""The gRPC connection to one worker: protobuf stops here, but for Generate, which stays bytes.
+
+Invariants:
+- Every request names the model's digest and the worker's incarnation; a process that happens to
+  listen on the address of another is never taken for it.
+- Deadlines are the caller's to give: they go to the worker with each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TypeAlias, TypeVar
+
+import grpc
+
+from mlxd.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from mlxd_controller.core.state import Progress
+from mlxd_controller.ports import LoadOrder
+from mlxd_shared import config
+from mlxd_shared.convert import load_to_pb
+from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.status import from_call
+
+GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
+_T = TypeVar("_T")
+
+
+Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[inference_pb2.GenerateRequest, bytes]
+RawCall: TypeAlias = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, bytes]
+
+
+class GrpcRawStream:
+    """Implements ports.RawStream."""
+
+    def __init__(self, call: RawCall) -> None:
+        """Take over `call`."""
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        """Return the next message, None at the end; see the port."""
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        return message if isinstance(message, bytes) else None
+
+    def cancel(self) -> None:
+        """Tell the worker to stop."""
+        self._call.cancel()
+
+
+class GrpcLink:
+    """Implements ports.WorkerLink."""
+
+    def __init__(self, *, address: str, incarnation: str, digest: str) -> None:
+        """Name the worker; nothing is sent yet."""
+        self._incarnation = incarnation
+        self._digest = digest
+        self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+        self._generate: Generate = self._channel.unary_stream(
+            GENERATE_METHOD,
+            request_serializer=inference_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._status = status_pb2_grpc.StatusServiceStub(self._channel)
+        self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+        """Load and yield the progress; see the port."""
+        call = self._worker.Load(
+            worker_pb2.LoadRequest(
+                worker_incarnation=self._incarnation,
+                path=order.path,
+                name=order.name,
+                digest=order.digest,
+                options=load_to_pb(order.spec),
+            ),
+            timeout=config.LOAD_TOTAL_TIMEOUT_S,
+        )
+        try:
+            async for message in call:
+                yield _progress(message.progress)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    def generate(
+        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
+    ) -> GrpcRawStream:
+        """Start a Generate; `request` is changed and then owned by the link."""
+        request.model = self._digest
+        request.worker_incarnation = self._incarnation
+        return GrpcRawStream(self._generate(request, timeout=timeout_s))
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.TokenizeResponse:
+        """Ask the worker's tokenizer."""
+        request.model = self._digest
+        request.worker_incarnation = self._incarnation
+        return await _ask(self._inference.Tokenize(request, timeout=timeout_s))
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ask the worker's tokenizer."""
+        request.model = self._digest
+        request.worker_incarnation = self._incarnation
+        return await _ask(self._inference.Detokenize(request, timeout=timeout_s))
+
+    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+        """Return what the worker says of itself."""
+        request = status_pb2.GetStatusRequest()
+        return (await _ask(self._status.GetStatus(request, timeout=timeout_s))).status
+
+    async def shutdown(self, *, timeout_s: float) -> None:
+        """Tell the process to end after it has answered."""
+        request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)
+        await _ask(self._worker.Shutdown(request, timeout=timeout_s))
+
+    async def close(self) -> None:
+        """Let go of the connection; running calls end."""
+        await asyncio.shield(self._channel.close())
+
+
+async def _ask(call: Awaitable[_T]) -> _T:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_call(error) from error
+
+
+def _progress(pb: types_pb2.LoadProgress) -> Progress:
+    return Progress(pb.stage, pb.bytes_read, pb.bytes_total)
