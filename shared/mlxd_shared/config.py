@@ -39,6 +39,8 @@ PREFILL_CHUNK_TOKENS = 512
 EVENTS_PER_MESSAGE_MAX = 64
 STATUS_WAIT_S = 0.05
 CONTEXT_LENGTH_MIN = 8
+WORKER_STOP_GRACE_S = 4.0  # below WORKER_INTERRUPT_GRACE_S, after which the controller kills
+PARENT_POLL_S = 1.0
 CONTEXT_LENGTH_LIMIT = 1 << 24
 
 # --- model files ------------------------------------------------------------------------------

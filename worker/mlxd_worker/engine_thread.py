@@ -83,6 +83,14 @@ class EngineThread:
         """Start the thread; it imports MLX first of all."""
         self._thread.start()
 
+    async def ready(self) -> None:
+        """Wait until the thread has imported MLX.
+
+        Raises:
+            InternalError: it could not; the log holds the cause.
+        """
+        await self._call(lambda _: None)
+
     async def stop(self) -> None:
         """End the thread after the step at hand, and wait for that; idempotent."""
         self._post(_Stop())

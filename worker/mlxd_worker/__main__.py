@@ -1,0 +1,59 @@
+"""`python -m mlxd_worker`: logs, the backend and its BLAS, and only then what imports MLX."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from mlxd_shared import logs
+from mlxd_shared.errors import InvalidRequest, MlxdError
+from mlxd_worker.app import ExitCode, serve, write_ready
+from mlxd_worker.backend import Backend, prepare_backend
+from mlxd_worker.blas import THREADS_VARIABLE
+from mlxd_worker.options import Options, parse_options
+
+_log = logs.get_logger("worker")
+
+
+def main() -> None:
+    """Run a worker; exits with an `ExitCode`."""
+    try:
+        options = parse_options()
+    except InvalidRequest as error:
+        sys.exit(f"mlxd-worker: {error.describe()}")
+    logs.configure(level=options.log_level, fmt=options.log_format)
+    sys.exit(run(options))
+
+
+def run(options: Options) -> ExitCode:
+    """Run a worker to its end; every reason not to start goes to the ready pipe and the log."""
+    try:
+        backend = _prepare(options)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(serve(options, backend))
+    except MlxdError as error:
+        reason = error.describe()
+        _log.error("cannot start", error=type(error).__name__, reason=reason)
+        write_ready(options.ready_fd, {"error": reason, "kind": type(error).__name__})
+        return ExitCode.CANNOT_START
+
+
+def _prepare(options: Options) -> Backend:
+    if options.threads is not None:
+        os.environ[THREADS_VARIABLE] = str(options.threads)
+    return prepare_backend()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's factory where it is installed: streams cost half as much on it."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The composition root of a worker process: bind, say so, serve, stop gracefully.
+
+Invariants:
+- The ready line is written once: after the engine thread has MLX and the address is bound, or with
+  the reason why there will be none.
+- However the process stops, no new stream is taken first, then those in flight get their grace,
+  then the rest are told, then the engine thread is joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import grpc
+
+from mlxd_shared import config
+from mlxd_shared.digest import model_digest
+from mlxd_shared.errors import MlxdError, ShuttingDown
+from mlxd_shared.logs import get_logger
+from mlxd_shared.net import Address, parse_address
+from mlxd_shared.serving import Health, listen, stop
+from mlxd_worker.backend import Backend
+from mlxd_worker.engine_thread import EngineThread
+from mlxd_worker.facts import LoadJob
+from mlxd_worker.lifeline import Lifeline
+from mlxd_worker.options import Options
+from mlxd_worker.service import add_services, announce, new_server
+from mlxd_worker.worker import Identity, Worker
+
+FLUSH_GRACE_S = 1.0
+"""What answers that are on their way get at the very end."""
+
+_log = get_logger("worker")
+
+
+class ExitCode(IntEnum):
+    """What the process's exit says; 2 is a bad command line."""
+
+    OK = 0
+    CANNOT_START = 3
+    LOAD_FAILED = 4
+    ENGINE_FAILED = 70
+
+
+def write_ready(fd: int | None, line: dict[str, object]) -> None:
+    """Write the one line on the ready pipe, if there is one, and close it."""
+    if fd is None:
+        return
+    with os.fdopen(fd, "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(line) + "\n")
+
+
+@dataclass(slots=True)
+class _End:
+    """Why and how the process ends."""
+
+    code: ExitCode = ExitCode.OK
+    grace_s: float = config.WORKER_STOP_GRACE_S
+
+
+async def serve(options: Options, backend: Backend) -> ExitCode:
+    """Run the worker until it is told to stop, or its controller is gone, or the engine fails.
+
+    Raises:
+        MlxdError: it could not start; the ready line has not been written.
+    """
+    loop = asyncio.get_running_loop()
+    end = _End()
+    stopping = asyncio.Event()
+
+    def on_fault() -> None:
+        end.code, end.grace_s = ExitCode.ENGINE_FAILED, 0.0
+        stopping.set()
+
+    def on_orphaned() -> None:
+        _log.warning("the controller is gone", grace_s=options.orphan_grace_s)
+        end.grace_s = options.orphan_grace_s
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    engine = EngineThread(device=backend.kind, loop=loop, on_fault=on_fault)
+    async with contextlib.AsyncExitStack() as stack:
+        engine.start()
+        stack.push_async_callback(engine.stop)
+        await engine.ready()
+        health = Health()
+        server = new_server(health)
+        address = listen(server, _address(options, stack), anywhere=options.allow_remote)
+        identity = Identity(options.incarnation, address, backend)
+        worker = Worker(identity, engine, health, stopping=stopping)
+        add_services(server, worker)
+        await server.start()
+        await announce(health)
+        _say_ready(options, identity)
+        if options.life_fd is not None:
+            stack.callback(Lifeline(options.life_fd, lost=on_orphaned).close)
+        if options.model is not None and not await _load(worker, options, options.model):
+            end.code = ExitCode.LOAD_FAILED
+            stopping.set()
+        await stopping.wait()
+        await _stop(server, worker, health, end)
+    return end.code
+
+
+def _address(options: Options, stack: contextlib.AsyncExitStack) -> Address:
+    """Return where to listen; a private socket is made where nothing is said."""
+    if options.listen is None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-"))
+        return parse_address(f"unix:{folder}/worker.sock")
+    address = parse_address(options.listen)
+    if address.is_unix:
+        stack.callback(address.path.unlink, missing_ok=True)
+    return address
+
+
+def _say_ready(options: Options, identity: Identity) -> None:
+    blas = identity.backend.blas
+    _log.info(
+        "listening",
+        address=identity.address,
+        incarnation=identity.incarnation,
+        backend=identity.backend.distribution,
+        mlx=identity.backend.version,
+        blas=blas.name,
+        blas_threads=blas.threads,
+        compiles=identity.backend.compile_allowed,
+    )
+    line: dict[str, object] = {
+        "address": identity.address,
+        "pid": os.getpid(),
+        "incarnation": identity.incarnation,
+        "version": importlib.metadata.version("mlxd"),
+    }
+    write_ready(options.ready_fd, line)
+
+
+async def _load(worker: Worker, options: Options, folder: Path) -> bool:
+    """Load the model of the command line; return whether it is ready."""
+    try:
+        digest = await asyncio.to_thread(model_digest, folder)
+        job = LoadJob(path=folder, name=options.name, digest=digest, spec=options.spec)
+        async for _ in worker.load(job):
+            pass
+    except MlxdError as error:
+        _log.error("cannot serve the model", path=str(folder), reason=error.describe())
+        return False
+    return True
+
+
+async def _stop(server: grpc.aio.Server, worker: Worker, health: Health, end: _End) -> None:
+    _log.info("stopping", streams=len(worker.streams), grace_s=end.grace_s, code=end.code.name)
+    await health.leave()
+    left = await worker.streams.drained(end.grace_s)
+    if left and end.code is not ExitCode.ENGINE_FAILED:
+        with contextlib.suppress(MlxdError):  # the engine may fail at this very moment
+            await worker.engine.end_streams(ShuttingDown())
+    await stop(server, health, grace_s=FLUSH_GRACE_S)

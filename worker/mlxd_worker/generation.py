@@ -1,0 +1,108 @@
+"""One stream from its specification to its events: check, tokenise off the loop, submit, read.
+
+Invariants:
+- Everything that the model decides about a request is decided here, before the engine sees it.
+- The engine hears of the stream's end from here however it ends: by itself, by its client, by a
+  deadline, or by a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from mlxd_shared.errors import InvalidRequest, ModelUnloaded
+from mlxd_shared.requests import GenerateSpec, check_vocabulary, merge, resolve
+from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit, Tokens
+from mlxd_worker.facts import Loaded
+from mlxd_worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message of a stream says."""
+
+    request_id: str
+    model_digest: str
+    event: Tokens | Finished
+    first: bool
+
+
+async def generate(
+    worker: Worker, spec: GenerateSpec, loaded: Loaded
+) -> AsyncGenerator[Part, None]:
+    """Yield one stream's events, joined where the reader is slow, the first token alone.
+
+    Raises:
+        InvalidRequest: something this model cannot honour; names the field and the limit.
+        DuplicateRequest: the request id is in flight.
+        QueueFull: too many streams wait.
+        MlxdError: whatever ended the stream.
+    """
+    accepted_s = time.monotonic()
+    check_vocabulary(spec, loaded.vocab_size)
+    request_id = spec.request_id or uuid.uuid4().hex
+    with worker.streams.open(request_id) as stream:
+        prompt = await _prompt_tokens(spec, loaded)
+        if worker.loaded is not loaded:
+            raise ModelUnloaded(loaded.job.name)
+        reader = worker.engine.reader()
+        request = _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s)
+        worker.engine.submit(request)
+        first, ended = True, False
+        try:
+            while not ended:
+                event = await reader.next()
+                ended = isinstance(event, Finished)
+                yield Part(request_id, loaded.job.digest, event, first)
+                first = False
+        finally:
+            if not ended:
+                worker.engine.cancel(Cancel(stream))
+
+
+async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
+    """Return the prompt's ids, at least one and fewer than the context holds."""
+    if isinstance(spec.prompt, str):
+        field = "text"
+        prompt = tuple(await asyncio.to_thread(loaded.tokenizer.encode, spec.prompt))
+    else:
+        field, prompt = "tokens", spec.prompt
+    if not prompt:
+        raise InvalidRequest.of(field, "the prompt has no tokens; at least one is needed")
+    if len(prompt) >= loaded.context_length:
+        limit = (
+            f"the prompt has {len(prompt)} tokens; the context of {loaded.context_length} "
+            f"takes at most {loaded.context_length - 1}"
+        )
+        raise InvalidRequest.of(field, limit)
+    return prompt
+
+
+def _submit(
+    stream: StreamId,
+    spec: GenerateSpec,
+    loaded: Loaded,
+    prompt: tuple[int, ...],
+    *,
+    sink: Sink,
+    accepted_s: float,
+) -> Submit:
+    return Submit(
+        stream=stream,
+        prompt=prompt,
+        sampling=resolve(
+            merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
+        ),
+        max_tokens=spec.max_tokens,
+        stop=spec.stop,
+        stop_token_ids=frozenset(spec.stop_token_ids),
+        eos_ids=frozenset() if spec.ignore_eos else frozenset(loaded.tokenizer.eos_ids),
+        skip_special_tokens=spec.skip_special_tokens,
+        submitted_s=accepted_s,
+        sink=sink,
+    )

@@ -1,0 +1,102 @@
+"""The worker's command line, parsed into one frozen value. Imports neither MLX nor gRPC servers."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd.v1 import types_pb2
+from mlxd_shared import config
+from mlxd_shared.convert import WEIGHTS_TO_PB, load_from_pb
+from mlxd_shared.logs import LEVELS, LogFormat
+from mlxd_shared.requests import LoadSpec, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; None where it does not."""
+
+    listen: str | None
+    allow_remote: bool
+    incarnation: str
+    ready_fd: int | None
+    life_fd: int | None
+    orphan_grace_s: float
+    model: Path | None
+    name: str
+    spec: LoadSpec
+    threads: int | None
+    log_level: str
+    log_format: LogFormat
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Return the options; exits with code 2 and a message where they make no sense.
+
+    Raises:
+        InvalidRequest: a load option is out of range.
+    """
+    given = _parser().parse_args(arguments)
+    spec = load_from_pb(
+        types_pb2.LoadOptions(
+            context_length=given.context_length,
+            rows_max=given.rows_max,
+            weights=WEIGHTS_TO_PB[Weights(given.weights)],
+        )
+    )
+    model: Path | None = given.model
+    return Options(
+        listen=given.listen,
+        allow_remote=given.allow_remote,
+        incarnation=given.incarnation or uuid.uuid4().hex,
+        ready_fd=given.ready_fd,
+        life_fd=given.life_fd,
+        orphan_grace_s=given.orphan_grace,
+        model=model,
+        name=given.name or (model.resolve().name if model else ""),
+        spec=spec,
+        threads=given.threads,
+        log_level=given.log_level,
+        log_format=given.log_format,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlxd-worker", description="Serve one MLX model over gRPC; started by mlxd, or alone."
+    )
+    add = parser.add_argument
+    add("--listen", help="unix:PATH or tcp:HOST:PORT (port 0: any); default: a private socket")
+    add("--allow-remote", action="store_true", help="listen where other machines can connect")
+    add("--incarnation", default="", help="this process's name; default: a random one")
+    add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
+    add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
+    add("--orphan-grace", type=_seconds, default=config.ORPHAN_GRACE_S, metavar="SECONDS")
+    add("--model", type=Path, metavar="FOLDER", help="load this model at once")
+    add("--name", default="", help="the name to serve it under; default: the folder's")
+    add("--context-length", type=_count, metavar="TOKENS")
+    add("--rows-max", type=_count, metavar="N", help="streams decoded side by side")
+    add("--weights", choices=[w.value for w in Weights], default=Weights.AUTO.value)
+    add("--threads", type=_count, metavar="N", help="threads of the math library")
+    add("--log-level", choices=list(LEVELS), default="info")
+    add("--log-format", choices=["auto", "json", "console"], default="auto")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= config.LOAD_TOTAL_TIMEOUT_S:
+        message = f"{text} is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value < 1 << 31:
+        message = f"{text} is not a count"
+        raise argparse.ArgumentTypeError(message)
+    return value

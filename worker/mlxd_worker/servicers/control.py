@@ -1,0 +1,92 @@
+"""WorkerService: what the worker's controller asks of it, and nobody else.
+
+Every request names the worker's incarnation; another's is refused, and so is none.
+"""
+
+# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+from mlxd.v1 import worker_pb2, worker_pb2_grpc
+from mlxd_shared import config
+from mlxd_shared.convert import duration_from_pb, load_from_pb
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.interceptors import Context
+from mlxd_worker.facts import LoadJob
+from mlxd_worker.status_report import progress_to_pb
+from mlxd_worker.worker import Worker
+
+
+class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Load, unload, shrink, drain, shut down."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Load(
+        self, request: worker_pb2.LoadRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.LoadResponse]:
+        """Load the model and stream the progress; it goes on if the caller goes away."""
+        self._check(request.worker_incarnation)
+        async with aclosing(self._worker.load(job_from_pb(request))) as steps:
+            async for progress in steps:
+                yield worker_pb2.LoadResponse(progress=progress_to_pb(progress))
+
+    async def Unload(
+        self, request: worker_pb2.UnloadRequest, context: Context
+    ) -> worker_pb2.UnloadResponse:
+        """Drop the model."""
+        self._check(request.worker_incarnation)
+        return worker_pb2.UnloadResponse(mlx_active_bytes=await self._worker.unload())
+
+    async def Shrink(
+        self, request: worker_pb2.ShrinkRequest, context: Context
+    ) -> worker_pb2.ShrinkResponse:
+        """Give memory back."""
+        self._check(request.worker_incarnation)
+        before_nbytes, after_nbytes = await self._worker.engine.shrink(request.target_bytes)
+        return worker_pb2.ShrinkResponse(bytes_before=before_nbytes, bytes_after=after_nbytes)
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        """Take no new stream and wait for those in flight."""
+        self._check(request.worker_incarnation)
+        grace_s = config.UNLOAD_GRACE_DEFAULT_S
+        if request.HasField("grace"):
+            grace_s = duration_from_pb(request.grace)
+        return worker_pb2.DrainResponse(streams_left=await self._worker.drain(grace_s))
+
+    async def Shutdown(
+        self, request: worker_pb2.ShutdownRequest, context: Context
+    ) -> worker_pb2.ShutdownResponse:
+        """End the process, after this has been answered."""
+        self._check(request.worker_incarnation)
+        self._worker.stopping.set()
+        return worker_pb2.ShutdownResponse()
+
+    def _check(self, asked: str) -> None:
+        self._worker.check_incarnation(asked, required=True)
+
+
+def job_from_pb(request: worker_pb2.LoadRequest) -> LoadJob:
+    """Return the job, checked.
+
+    Raises:
+        InvalidRequest: a field is missing or out of range.
+    """
+    for name, value in (("path", request.path), ("digest", request.digest)):
+        if not value:
+            raise InvalidRequest.of(name, "is needed")
+    if not 1 <= len(request.name) <= config.MODEL_NAME_CHARS_MAX:
+        raise InvalidRequest.of("name", f"1 to {config.MODEL_NAME_CHARS_MAX} characters")
+    return LoadJob(
+        path=Path(request.path),
+        name=request.name,
+        digest=request.digest,
+        spec=load_from_pb(request.options),
+    )

@@ -1,0 +1,124 @@
+"""InferenceService of a worker.
+
+Invariants:
+- Nothing that takes long runs on the event loop: tokenising has its own threads.
+- A handler never swallows its cancellation.
+"""
+
+# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from mlxd_shared import config
+from mlxd_shared.convert import FINISH_TO_PB, duration_to_pb, generate_from_pb
+from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.interceptors import Context
+from mlxd_worker.engine.request import Finished, Usage
+from mlxd_worker.generation import Part, generate
+from mlxd_worker.metrics import WorkerMetrics
+from mlxd_worker.worker import Worker
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Generation and tokenisation with the worker's model."""
+
+    def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
+        self._worker = worker
+        self._metrics = metrics
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Stream one completion."""
+        with self._metrics.request(self._worker.model_name) as record:
+            spec = generate_from_pb(request)
+            self._worker.check_incarnation(spec.worker_incarnation)
+            loaded = self._worker.admit(spec.model)
+            async with aclosing(generate(self._worker, spec, loaded)) as parts:
+                async for part in parts:
+                    record.note(part.event)
+                    yield part_to_pb(part, load_s=spec.load_s)
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Return the ids of a text."""
+        self._worker.check_incarnation(request.worker_incarnation)
+        loaded = self._worker.check_model(request.model)
+        if len(request.text) > config.PROMPT_CHARS_MAX:
+            raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+        add_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        ids = await asyncio.to_thread(
+            loaded.tokenizer.encode,
+            request.text,
+            begin_text=add_special,
+            parse_special=request.parse_special_tokens,
+        )
+        return inference_pb2.TokenizeResponse(token_ids=ids, model_digest=loaded.job.digest)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Return the text of ids."""
+        self._worker.check_incarnation(request.worker_incarnation)
+        loaded = self._worker.check_model(request.model)
+        if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
+            raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
+        ids = list(request.token_ids)
+        bad = next((i for i in ids if i >= loaded.vocab_size), None)
+        if bad is not None:
+            limit = f"{bad} is not a token id; the vocabulary has {loaded.vocab_size} tokens"
+            raise InvalidRequest.of("token_ids", limit)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        text = await asyncio.to_thread(loaded.tokenizer.decode, ids, skip_special=skip)
+        return inference_pb2.DetokenizeResponse(text=text, model_digest=loaded.job.digest)
+
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedResponse:
+        """Refuse: embeddings are not served yet."""
+        raise FieldNotServed("Embed")
+
+
+def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
+    """Return one message of a stream; `load_s` goes into its usage."""
+    event = part.event
+    message = inference_pb2.GenerateResponse(
+        offset=event.offset, text=event.text, token_ids=event.ids
+    )
+    if part.first:
+        message.request_id, message.model_digest = part.request_id, part.model_digest
+    if isinstance(event, Finished):
+        message.finish.CopyFrom(finish_to_pb(event))
+        message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
+    return message
+
+
+def finish_to_pb(event: Finished) -> types_pb2.Finish:
+    """Return why a stream ended, and what matched."""
+    finish = types_pb2.Finish(reason=FINISH_TO_PB[event.reason])
+    if event.stop is not None:
+        finish.stop_string = event.stop
+    if event.stop_token_id is not None:
+        finish.stop_token_id = event.stop_token_id
+    return finish
+
+
+def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
+    """Return what a stream cost."""
+    return types_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        queue_duration=duration_to_pb(usage.queue_s),
+        load_duration=duration_to_pb(load_s),
+        prompt_duration=duration_to_pb(usage.prompt_s),
+        completion_duration=duration_to_pb(usage.completion_s),
+        seed=usage.seed,
+    )

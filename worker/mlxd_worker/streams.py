@@ -1,0 +1,55 @@
+"""The streams in flight, by request id: an idempotency key while it lasts.
+
+Invariants:
+- A request id names at most one stream at a time.
+- Event loop only. `idle` is set exactly while no stream is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlxd_shared.errors import DuplicateRequest
+from mlxd_worker.engine.request import StreamId
+
+
+class Streams:
+    """Who is being served."""
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._in_flight: set[str] = set()
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    @contextmanager
+    def open(self, request_id: str) -> Iterator[StreamId]:
+        """Hold `request_id` while the stream lasts; yield the engine's name for it.
+
+        Raises:
+            DuplicateRequest: a stream of this id is in flight.
+        """
+        if request_id in self._in_flight:
+            raise DuplicateRequest(request_id)
+        self._in_flight.add(request_id)
+        self.idle.clear()
+        self._next += 1
+        try:
+            yield StreamId(self._next)
+        finally:
+            self._in_flight.remove(request_id)
+            if not self._in_flight:
+                self.idle.set()
+
+    async def drained(self, grace_s: float) -> int:
+        """Wait until no stream is in flight, at most `grace_s`; return how many are left."""
+        try:
+            await asyncio.wait_for(self.idle.wait(), grace_s)
+        except TimeoutError:
+            return len(self)
+        return 0

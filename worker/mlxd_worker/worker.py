@@ -1,0 +1,230 @@
+"""The worker as its event loop sees it: who it is, what it serves, and what it may do next.
+
+Invariants:
+- Event loop only; everything about arrays goes through the engine thread.
+- One load at a time, and it runs to its end whoever waits for it; anybody may watch it.
+- The model is said to be ready after it is, and to drain before it stops being so.
+- A new stream is let in only while ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from mlxd_shared import config
+from mlxd_shared.errors import (
+    InvalidRequest,
+    MlxdError,
+    ModelDraining,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    ShuttingDown,
+    WrongWorker,
+)
+from mlxd_shared.logs import get_logger
+from mlxd_shared.serving import Health
+from mlxd_worker.backend import Backend
+from mlxd_worker.engine_thread import EngineThread
+from mlxd_worker.facts import Loaded, LoadJob, Progress
+from mlxd_worker.streams import Streams
+
+LOAD_RETRY_S = 1.0
+_log = get_logger("worker")
+
+
+class Phase(enum.Enum):
+    """What the worker's one model is doing."""
+
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is. `started_s` is in seconds since the epoch."""
+
+    incarnation: str
+    address: str
+    backend: Backend
+    started_s: float = field(default_factory=time.time)
+
+
+class Worker:
+    """One worker process. One owner: the event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        engine: EngineThread,
+        health: Health,
+        *,
+        stopping: asyncio.Event,
+    ) -> None:
+        self.identity = identity
+        self.engine = engine
+        self.streams = Streams()
+        self.stopping = stopping
+        """Set once the process has begun to stop; it takes no new stream then."""
+        self.phase = Phase.EMPTY
+        self.progress = Progress("")
+        self.last_error = ""
+        self.loaded: Loaded | None = None
+        self._health = health
+        self._job: LoadJob | None = None
+        self._loading: asyncio.Task[Loaded] | None = None
+        self._progressed = asyncio.Event()
+
+    @property
+    def model_name(self) -> str:
+        """The model's name; empty while there is none."""
+        return self._job.name if self._job else ""
+
+    @property
+    def job(self) -> LoadJob | None:
+        """What is loaded, or being loaded, or failed to load; None while there is nothing."""
+        return self._job
+
+    def check_incarnation(self, asked: str, *, required: bool = False) -> None:
+        """Refuse a request that was meant for another process.
+
+        Raises:
+            WrongWorker: `asked` is another's, or empty where it must be given.
+        """
+        if asked != self.identity.incarnation and (asked or required):
+            raise WrongWorker(asked, self.identity.incarnation)
+
+    def check_model(self, asked: str) -> Loaded:
+        """Return the loaded model that a request asks for by name or digest, or without either.
+
+        Raises:
+            ModelNotFound: another model is asked for, or none is loaded.
+            ModelLoading: it is not ready yet.
+        """
+        job = self._job
+        if job is None or asked not in {"", job.name, job.digest}:
+            raise ModelNotFound(asked, "" if job else "this worker has no model loaded")
+        if self.phase is Phase.LOADING:
+            done = self.progress.bytes_read / max(self.progress.bytes_total, 1)
+            raise ModelLoading(job.name, LOAD_RETRY_S, progress=done)
+        if self.loaded is None:
+            raise ModelNotFound(asked, "this worker has no model loaded")
+        return self.loaded
+
+    def admit(self, asked: str) -> Loaded:
+        """Return the model for a new stream.
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            ModelDraining: the model takes no new stream.
+            ModelNotFound, ModelLoading: as `check_model`.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        loaded = self.check_model(asked)
+        if self.phase is not Phase.READY:
+            raise ModelDraining(loaded.job.name)
+        return loaded
+
+    async def load(self, job: LoadJob) -> AsyncGenerator[Progress, None]:
+        """Load `job` unless it is loaded, and yield the progress; the last stage is "ready".
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            WrongWorker: another model is loaded or being loaded.
+            InvalidRequest: the same model, but with other options.
+            ModelDraining: the same model, but it is on its way out.
+            InvalidModel: the folder cannot be served.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        if self._job is None or self.phase is Phase.FAILED:
+            self._job, self.phase, self.progress = job, Phase.LOADING, Progress("starting")
+            self._loading = asyncio.create_task(self._load(job))
+            self._loading.add_done_callback(lambda _: self._wake())
+            self._loading.add_done_callback(asyncio.Task.exception)  # maybe nobody waits for it
+        else:
+            self._check_same(job)
+        loading = self._loading
+        assert loading is not None, "a model without a load"
+        while True:
+            progressed = self._progressed  # taken first, so that nothing between is missed
+            if loading.done():
+                break
+            yield self.progress
+            await progressed.wait()
+        await loading
+        yield self.progress
+
+    def _check_same(self, job: LoadJob) -> None:
+        mine = self._job
+        assert mine is not None, "checked by the caller"
+        if (job.path, job.name, job.digest) != (mine.path, mine.name, mine.digest):
+            raise WrongWorker(job.name, self.identity.incarnation)
+        if job.spec != mine.spec:
+            raise InvalidRequest.of("options", "the model is loaded with others; unload it first")
+        if self.phase in {Phase.DRAINING, Phase.UNLOADING}:
+            raise ModelDraining(mine.name)
+
+    async def _load(self, job: LoadJob) -> Loaded:
+        try:
+            loaded = await self.engine.load(job, self._note)
+        except Exception as error:
+            known = error.describe() if isinstance(error, MlxdError) else type(error).__name__
+            self.phase, self.last_error = Phase.FAILED, known
+            _log.error("the load failed", model=job.name, reason=known)
+            raise
+        self.loaded, self.phase, self.last_error = loaded, Phase.READY, ""
+        await self._health.set(f"models/{job.name}", serving=True)
+        _log.info(
+            "ready",
+            model=job.name,
+            digest=job.digest,
+            weights=loaded.weights.value,
+            context_length=loaded.context_length,
+            rows_max=loaded.rows_max,
+        )
+        return loaded
+
+    def _note(self, progress: Progress) -> None:
+        self.progress = progress
+        if progress.stage != "ready":  # said when it is true, by `_load`
+            self._wake()
+
+    def _wake(self) -> None:
+        self._progressed.set()
+        self._progressed = asyncio.Event()
+
+    async def drain(self, grace_s: float) -> int:
+        """Take no new stream; return how many still run when the last has ended or at the end."""
+        await self._close()
+        return await self.streams.drained(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
+
+    async def _close(self) -> None:
+        if self.loaded is not None and self.phase is Phase.READY:
+            self.phase = Phase.DRAINING
+            await self._health.set(f"models/{self.loaded.job.name}", serving=False)
+
+    async def unload(self) -> int:
+        """End every stream with ModelUnloaded and drop the model; idempotent.
+
+        A load in progress is waited for. Returns MLX's active bytes afterwards.
+        """
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+        name = self.model_name
+        await self._close()
+        self.phase = Phase.UNLOADING
+        active_nbytes = await self.engine.unload(ModelUnloaded(name))
+        self.loaded = self._job = self._loading = None
+        self.phase, self.progress = Phase.EMPTY, Progress("")
+        _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
+        return active_nbytes
