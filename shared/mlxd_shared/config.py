@@ -8,6 +8,10 @@ GIB = 1 << 30
 
 # --- the wire ---------------------------------------------------------------------------------
 MESSAGE_BYTES_MAX = 64 * MIB
+# A status travels as headers, of which many clients take 8 KiB in all and drop the call above. The
+# message counts up to three times (percent-encoded), its copy in the details 4/3 (base64).
+STATUS_TEXT_BYTES_MAX = 512
+STATUS_VIOLATIONS_BYTES_MAX = 1536
 REQUEST_ID_CHARS_MAX = 128
 MODEL_NAME_CHARS_MAX = 512
 PROMPT_CHARS_MAX = 8 * MIB

@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from mlxd_shared.errors import InternalError, MlxdError
 from mlxd_shared.logs import get_logger
-from mlxd_shared.status import RemoteError, to_status
+from mlxd_shared.status import RemoteError, shorten, to_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = get_logger("rpc")
@@ -26,7 +26,7 @@ _log = get_logger("rpc")
 async def abort(context: Context, error: MlxdError) -> NoReturn:
     """End the call with `error`'s status and details."""
     if isinstance(error, RemoteError):
-        await context.abort(error.code, error.message)
+        await context.abort(error.code, shorten(error.message))
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
     raise AssertionError  # abort never returns
 

@@ -2,6 +2,7 @@
 
 Every error travels as one ErrorInfo whose metadata are the error's fields, plus the detail that
 generic clients know (BadRequest, RetryInfo, ResourceInfo, QuotaFailure). `last_lines` stays here.
+Texts are shortened to what the headers of a call may carry: a status too long would be lost whole.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from mlxd_shared import config
 from mlxd_shared import errors as e
 
 DOMAIN = "mlxd.dev"
@@ -74,13 +76,13 @@ def to_status(error: e.MlxdError) -> status_pb2.Status:
         packed.Pack(detail)
         details.append(packed)
     number: int = row.code.value[0]
-    return status_pb2.Status(code=number, message=error.describe(), details=details)
+    return status_pb2.Status(code=number, message=shorten(error.describe()), details=details)
 
 
 def _metadata_of(error: e.MlxdError) -> dict[str, str]:
     assert dataclasses.is_dataclass(error)
     return {
-        name: str(value)
+        name: shorten(str(value))
         for name, value in vars(error).items()
         if name not in _PRIVATE_FIELDS and not name.startswith("_")
     }
@@ -97,18 +99,20 @@ def _extras(
     match error:
         case e.InvalidRequest(violations):
             field = error_details_pb2.BadRequest.FieldViolation
-            found = [field(field=v.field, description=v.description) for v in violations]
+            found = [field(field=v.field, description=v.description) for v in _first(violations)]
             return [error_details_pb2.BadRequest(field_violations=found)]
         case e.ModelNotFound(model):
             return [
                 error_details_pb2.ResourceInfo(
-                    resource_type="model", resource_name=model, description=error.describe()
+                    resource_type="model",
+                    resource_name=shorten(model),
+                    description=shorten(error.describe()),
                 )
             ]
         case e.NoRoom() | e.QueueFull():
             quota = error_details_pb2.QuotaFailure.Violation
-            subject = "memory" if isinstance(error, e.NoRoom) else error.queue
-            violation = quota(subject=subject, description=error.describe())
+            subject = "memory" if isinstance(error, e.NoRoom) else shorten(error.queue)
+            violation = quota(subject=subject, description=shorten(error.describe()))
             return [
                 error_details_pb2.QuotaFailure(violations=[violation]),
                 _retry(error.retry_after_s),
@@ -117,6 +121,30 @@ def _extras(
             return [_retry(error.retry_after_s)]
         case _:
             return []
+
+
+def shorten(text: str, nbytes: int = config.STATUS_TEXT_BYTES_MAX) -> str:
+    """Return `text`, or as much of it as `nbytes` of UTF-8 hold, with an ellipsis."""
+    encoded = text.encode()
+    if len(encoded) <= nbytes:
+        return text
+    ellipsis = "…"
+    kept = encoded[: nbytes - len(ellipsis.encode())]
+    return kept.decode(errors="ignore") + ellipsis
+
+
+def _first(violations: tuple[e.FieldViolation, ...]) -> list[e.FieldViolation]:
+    """Return the violations that fit, and one that counts the rest."""
+    kept: list[e.FieldViolation] = []
+    left = config.STATUS_VIOLATIONS_BYTES_MAX
+    for violation in violations:
+        short = e.FieldViolation(shorten(violation.field), shorten(violation.description))
+        left -= len(short.field.encode()) + len(short.description.encode())
+        if left < 0:
+            more = len(violations) - len(kept)
+            return [*kept, e.FieldViolation("…", f"and {more} more")]
+        kept.append(short)
+    return kept
 
 
 def _retry(after_s: float) -> error_details_pb2.RetryInfo:

@@ -1,0 +1,1 @@
+"""Fakes of the outside world, each verified by a test of the real thing."""

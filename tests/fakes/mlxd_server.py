@@ -1,0 +1,173 @@
+"""A server of the three public services over a real socket, with answers that a test scripts.
+
+It checks nothing and keeps every request. tests/system/test_clients.py runs the same clients
+against the real controller, which is what keeps this fake honest.
+"""
+
+# ruff: noqa: N802 - gRPC names its methods
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from mlxd.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+)
+from mlxd_shared.errors import FieldNotServed, MlxdError
+from mlxd_shared.interceptors import Context
+from mlxd_shared.net import parse_address
+from mlxd_shared.serving import Health, listen, make_server
+
+_T = TypeVar("_T")
+Script = Sequence[_T | MlxdError]
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the fake says, message by message; an error in a script is raised there.
+
+    `hold` keeps a stream open after its script, until the client goes away.
+    """
+
+    generate: Script[inference_pb2.GenerateResponse] = ()
+    load: Script[model_pb2.LoadModelResponse] = ()
+    unload: model_pb2.UnloadModelResponse | MlxdError = field(
+        default_factory=model_pb2.UnloadModelResponse
+    )
+    models: Sequence[types_pb2.Model] = ()
+    page_size: int = 2
+    statuses: Script[status_pb2.Status] = ()
+    token_ids: Sequence[int] = ()
+    text: str = ""
+    hold: bool = False
+
+
+class FakeServer(
+    inference_pb2_grpc.InferenceServiceServicer,
+    model_pb2_grpc.ModelServiceServicer,
+    status_pb2_grpc.StatusServiceServicer,
+):
+    """The servicers. `requests` is what came; `held` and `left` tell of a held stream."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.requests: list[Message] = []
+        self.held = asyncio.Event()
+        self.left = asyncio.Event()
+        self.address = ""
+
+    async def _play(self, request: Message, script: Script[_T]) -> AsyncIterator[_T]:
+        self.requests.append(request)
+        for item in script:
+            if isinstance(item, MlxdError):
+                raise item
+            yield item
+        if self.answers.hold:
+            self.held.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.set()
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        async for message in self._play(request, self.answers.generate):
+            yield message
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        self.requests.append(request)
+        return inference_pb2.TokenizeResponse(token_ids=self.answers.token_ids)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        self.requests.append(request)
+        return inference_pb2.DetokenizeResponse(text=self.answers.text)
+
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedResponse:
+        raise FieldNotServed("Embed")
+
+    async def ListModels(
+        self, request: model_pb2.ListModelsRequest, context: Context
+    ) -> model_pb2.ListModelsResponse:
+        self.requests.append(request)
+        begin = int(request.page_token or 0)
+        end = begin + self.answers.page_size
+        more = end < len(self.answers.models)
+        return model_pb2.ListModelsResponse(
+            models=self.answers.models[begin:end], next_page_token=str(end) if more else ""
+        )
+
+    async def GetModel(
+        self, request: model_pb2.GetModelRequest, context: Context
+    ) -> model_pb2.GetModelResponse:
+        self.requests.append(request)
+        return model_pb2.GetModelResponse(model=self.answers.models[0])
+
+    async def LoadModel(
+        self, request: model_pb2.LoadModelRequest, context: Context
+    ) -> AsyncIterator[model_pb2.LoadModelResponse]:
+        async for message in self._play(request, self.answers.load):
+            yield message
+
+    async def UnloadModel(
+        self, request: model_pb2.UnloadModelRequest, context: Context
+    ) -> model_pb2.UnloadModelResponse:
+        self.requests.append(request)
+        if isinstance(self.answers.unload, MlxdError):
+            raise self.answers.unload
+        return self.answers.unload
+
+    async def WatchModels(
+        self, request: model_pb2.WatchModelsRequest, context: Context
+    ) -> AsyncIterator[model_pb2.WatchModelsResponse]:
+        async for model in self._play(request, self.answers.models):
+            yield model_pb2.WatchModelsResponse(model=model)
+
+    async def GetStatus(
+        self, request: status_pb2.GetStatusRequest, context: Context
+    ) -> status_pb2.GetStatusResponse:
+        self.requests.append(request)
+        first = self.answers.statuses[0]
+        if isinstance(first, MlxdError):
+            raise first
+        return status_pb2.GetStatusResponse(status=first)
+
+    async def WatchStatus(
+        self, request: status_pb2.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
+        async for status in self._play(request, self.answers.statuses):
+            yield status_pb2.WatchStatusResponse(status=status)
+
+
+@asynccontextmanager
+async def serving(answers: Answers) -> AsyncIterator[FakeServer]:
+    """Serve on a port of the system's choice while the block lasts."""
+    fake = FakeServer(answers)
+    server = make_server(Health(), ())
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
+    status_pb2_grpc.add_StatusServiceServicer_to_server(fake, server)
+    fake.address = listen(server, parse_address("127.0.0.1:0"))
+    await server.start()
+    try:
+        yield fake
+    finally:
+        await server.stop(None)
