@@ -113,10 +113,12 @@ class Naive:
         assert set(self.keys) == set(self.caches.rows)
 
 
-def naive() -> Naive:
+def naive(*, fine_spans: bool = False) -> Naive:
     """Return an empty pair of cache and reference."""
     cache = KVCache(kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=mx.float32)
-    return Naive(RowCaches([cache], context_max=CONTEXT_MAX, rows_max=ROWS_MAX))
+    return Naive(
+        RowCaches([cache], context_max=CONTEXT_MAX, rows_max=ROWS_MAX, fine_spans=fine_spans)
+    )
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,10 @@ def run(pair: Naive, step: Step) -> None:
 @settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(st.lists(STEPS, min_size=20, max_size=60))
-def test_any_program_reads_what_was_written(program: list[Step]) -> None:
+@given(st.lists(STEPS, min_size=20, max_size=60), st.booleans())
+def test_any_program_reads_what_was_written(program: list[Step], fine_spans: bool) -> None:
     """Joins, appends, rewinds and leaves in any order read exactly each row's own history."""
-    pair = naive()
+    pair = naive(fine_spans=fine_spans)
     for step in program:
         run(pair, step)
         pair.check()
@@ -234,6 +236,29 @@ def test_rows_and_lengths_are_checked_before_a_write() -> None:
     ]:
         with pytest.raises(RowError):
             plan(rows, lengths, width)
+
+
+@pytest.mark.parametrize(
+    ("fine_spans", "spans"), [(False, [256, 256, 512, 1024]), (True, [32, 64, 320, 1024])]
+)
+def test_spans_are_few_or_fine(fine_spans: bool, spans: list[int]) -> None:
+    """Attention spans are powers of two, or multiples of 32 where shapes are free."""
+    pair = naive(fine_spans=fine_spans)
+    rows = (RowId(1), RowId(2))
+    for row in rows:
+        pair.join(row, 1024)
+
+    seen = []
+    for length in (32, 33, 300, 1000):
+        offsets = mx.array([length - 1, 0], dtype=mx.int32)
+        plan = pair.caches.plan(
+            rows, offsets=offsets, lengths=(length, 1), width=1, dtype=mx.float32
+        )
+        (group,) = plan.groups
+        assert group.mask.shape == (2, 1, 1, group.span)
+        seen.append(group.span)
+
+    assert seen == spans
 
 
 def growth_of_steps(pair: Naive, *, hold_view: bool) -> float:

@@ -17,6 +17,9 @@ from mlxd_worker.cache.base import Change, LayerCache, Move, Resize, RowError, R
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.table import CAPACITY_MIN, RowTable
 
+FINE_SPAN = 32
+"""Where shapes cost nothing, attention spans are multiples of this instead of powers of two."""
+
 
 @dataclass(frozen=True, slots=True)
 class _GroupLayout:
@@ -44,12 +47,24 @@ class RowCaches:
     """All layers' caches under one row table. One owner: the engine thread."""
 
     def __init__(
-        self, layers: Sequence[LayerCache | None], *, context_max: int, rows_max: int
+        self,
+        layers: Sequence[LayerCache | None],
+        *,
+        context_max: int,
+        rows_max: int,
+        fine_spans: bool | None = None,
     ) -> None:
-        """Take ownership of `layers` (empty caches; None for a stateless layer)."""
+        """Take ownership of `layers` (empty caches; None for a stateless layer).
+
+        `fine_spans` lets a batch attend little more than its longest row, at the price of many
+        shapes; None means where MLX runs on a CPU, which caches nothing by shape and whose softmax
+        is a scalar loop (8 layers, 32 rows of 100 tokens: 37 ms a step against 33).
+        """
         self.layers = tuple(layers)
         self.table = RowTable(context_max=context_max, rows_max=rows_max)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
+        on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        self._fine_spans = on_cpu if fine_spans is None else fine_spans
         self._layout: _Layout | None = None
 
     @property
@@ -130,9 +145,20 @@ class RowCaches:
         if layout is None or layout.rows != rows or layout.version != self.table.version:
             layout = self._layout = self._arrange(rows)
         groups = tuple(
-            _group(part, offsets, lengths, width=width, dtype=dtype) for part in layout.groups
+            _group(part, offsets, self._span(part, lengths), width=width, dtype=dtype)
+            for part in layout.groups
         )
         return StepPlan(width=width, chunk=None, groups=groups, order=layout.order)
+
+    def _span(self, part: _GroupLayout, lengths: tuple[int, ...]) -> int:
+        longest = max(lengths[index] for index in part.batch_rows)
+        if self._fine_spans:
+            span = -(-longest // FINE_SPAN) * FINE_SPAN
+        else:
+            span = CAPACITY_MIN
+            while span < longest:
+                span *= 2
+        return min(span, part.capacity)
 
     def _apply(self, changes: list[Change]) -> None:
         for layer in self._stateful:
@@ -201,19 +227,11 @@ def _consecutive(values: Sequence[int]) -> bool:
     return list(values) == list(range(values[0], values[0] + len(values)))
 
 
-def _span(longest: int, capacity: int) -> int:
-    span = CAPACITY_MIN
-    while span < longest:
-        span *= 2
-    return min(span, capacity)
-
-
 def _group(
-    part: _GroupLayout, offsets: mx.array, lengths: tuple[int, ...], *, width: int, dtype: mx.Dtype
+    part: _GroupLayout, offsets: mx.array, span: int, *, width: int, dtype: mx.Dtype
 ) -> Group:
     first = part.batch_rows[0]
     count = len(part.batch_rows)
-    span = _span(max(lengths[index] for index in part.batch_rows), part.capacity)
     steps = mx.arange(width, dtype=mx.int32)
     own = offsets[first : first + count] if part.members is None else offsets[part.members]
     asked = own if part.queriers is None else offsets[part.queriers]
