@@ -27,9 +27,6 @@ from mlxd_shared.requests import (
 )
 from mlxd_shared.unserved import refuse_unserved
 
-# A duration on the wire cannot be infinite: any negative one means for ever.
-_FOREVER = Duration(seconds=-1)
-
 FINISH_TO_PB = {
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
@@ -51,8 +48,8 @@ WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
 
 def duration_to_pb(seconds: float) -> Duration:
     """Return `seconds`; infinity becomes -1 s, which the wire reads as for ever."""
-    if math.isinf(seconds):
-        return _FOREVER
+    if math.isinf(seconds):  # a duration on the wire cannot be infinite
+        return Duration(seconds=-1)
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
@@ -65,9 +62,9 @@ def duration_from_pb(duration: Duration) -> float:
 
 
 def timestamp_to_pb(unix_s: float) -> Timestamp:
-    """Return the moment `unix_s` seconds after the epoch."""
+    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
     stamp = Timestamp()
-    stamp.FromNanoseconds(round(unix_s * 1e9))
+    stamp.FromMicroseconds(round(unix_s * 1e6))
     return stamp
 
 

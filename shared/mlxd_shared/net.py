@@ -11,6 +11,7 @@ from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
 
 Options = Sequence[tuple[str, int]]
+PORT_MAX = 65535
 
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", config.MESSAGE_BYTES_MAX),
@@ -24,6 +25,7 @@ SERVER_OPTIONS: Options = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),
 )
 
 # A worker that restarts must be reached at once: the default back-off costs seconds.
@@ -71,8 +73,11 @@ def parse_address(text: str) -> Address:
         return Address(text, loopback=True)
     target = text.removeprefix("tcp:")
     host, colon, port = target.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidRequest.of("address", f"{text!r} is not unix:PATH or HOST:PORT (0 to 65535)")
+    number = int(port) if port.isascii() and port.isdecimal() else -1
+    if not colon or not host or not 0 <= number <= PORT_MAX:
+        raise InvalidRequest.of(
+            "address", f"{text!r} is not unix:PATH or HOST:PORT (0 to {PORT_MAX})"
+        )
     return Address(target, loopback=is_loopback(host.strip("[]")))
 
 

@@ -1,0 +1,412 @@
+"""The wire's edge: presence, defaults, and the range of each field, with all violations at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_shared import config
+from mlxd_shared.convert import (
+    FINISH_FROM_PB,
+    FINISH_TO_PB,
+    WEIGHTS_FROM_PB,
+    WEIGHTS_TO_PB,
+    duration_from_pb,
+    duration_to_pb,
+    generate_from_pb,
+    load_from_pb,
+    load_to_pb,
+    sampling_from_pb,
+    sampling_to_pb,
+    timestamp_from_pb,
+    timestamp_to_pb,
+)
+from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.requests import (
+    DEFAULTS,
+    FinishReason,
+    GenerateSpec,
+    LoadSpec,
+    Sampling,
+    SamplingOptions,
+    Weights,
+    check_vocabulary,
+    merge,
+    resolve,
+)
+from mlxd_shared.unserved import UNSERVED
+
+Generate = inference_pb2.GenerateRequest
+Options = types_pb2.SamplingOptions
+HUGE = (1 << 31) - 1
+
+
+def generate(**fields: object) -> Generate:
+    """A request that is good but for `fields`."""
+    if not {"text", "tokens", "chat", "no_prompt"} & set(fields):
+        fields["text"] = "x"
+    fields.pop("no_prompt", None)
+    return Generate(**fields)  # type: ignore[arg-type]
+
+
+def refused(request: Generate) -> dict[str, str]:
+    """The violations of a bad request, by field."""
+    with pytest.raises(InvalidRequest) as caught:
+        generate_from_pb(request)
+    return {violation.field: violation.description for violation in caught.value.violations}
+
+
+def test_the_least_request_has_every_default() -> None:
+    """What is absent on the wire is None in the domain, or the documented default."""
+    assert generate_from_pb(generate()) == GenerateSpec(model="", prompt="x")
+
+
+def test_every_field_arrives() -> None:
+    """Each served field lands in its place."""
+    spec = generate_from_pb(
+        Generate(
+            model="m",
+            tokens=inference_pb2.TokenIds(ids=[1, 2]),
+            sampling=Options(temperature=0.0, top_k=-1, top_p=0.0, min_p=0.0, seed=0),
+            max_tokens=3,
+            stop=["a"],
+            stop_token_ids=[0],
+            ignore_eos=True,
+            keep_alive=Duration(seconds=0),
+            request_id="r",
+            skip_special_tokens=False,
+            worker_incarnation="w",
+            load_duration=Duration(nanos=500_000_000),
+        )
+    )
+
+    assert spec == GenerateSpec(
+        model="m",
+        prompt=(1, 2),
+        sampling=SamplingOptions(temperature=0.0, top_k=-1, top_p=0.0, min_p=0.0, seed=0),
+        max_tokens=3,
+        stop=("a",),
+        stop_token_ids=(0,),
+        ignore_eos=True,
+        skip_special_tokens=False,
+        keep_alive_s=0.0,
+        request_id="r",
+        worker_incarnation="w",
+        load_s=0.5,
+    )
+
+
+GOOD_SAMPLING = [
+    Options(temperature=0.0),
+    Options(temperature=100.0),
+    Options(top_k=-1),
+    Options(top_k=HUGE),
+    Options(top_p=0.0),
+    Options(top_p=1.0),
+    Options(min_p=0.0),
+    Options(min_p=1.0),
+    Options(seed=(1 << 64) - 1),
+    Options(logit_bias={0: -100.0, (1 << 32) - 1: 100.0}),
+    Options(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0),
+    Options(repeat_last_n=0, xtc_probability=0.0),
+]
+BAD_SAMPLING = [
+    (Options(temperature=-0.001), "temperature", "[0, 100]"),
+    (Options(temperature=100.1), "temperature", "[0, 100]"),
+    (Options(temperature=math.nan), "temperature", "[0, 100]"),
+    (Options(temperature=math.inf), "temperature", "[0, 100]"),
+    (Options(top_k=-2), "top_k", "[-1, "),
+    (Options(top_p=-0.1), "top_p", "[0, 1]"),
+    (Options(top_p=1.1), "top_p", "[0, 1]"),
+    (Options(top_p=math.nan), "top_p", "[0, 1]"),
+    (Options(min_p=-0.1), "min_p", "[0, 1]"),
+    (Options(min_p=1.1), "min_p", "[0, 1]"),
+    (Options(logit_bias={3: 100.1}), "logit_bias[3]", "[-100, 100]"),
+    (Options(logit_bias={3: math.nan}), "logit_bias[3]", "[-100, 100]"),
+    (Options(repetition_penalty=0.0), "repetition_penalty", "(0, 10]"),
+    (Options(repetition_penalty=-1.0), "repetition_penalty", "[0, 10]"),
+    (Options(repetition_penalty=10.1), "repetition_penalty", "[0, 10]"),
+    (Options(presence_penalty=-10.1), "presence_penalty", "[-10, 10]"),
+    (Options(presence_penalty=math.nan), "presence_penalty", "[-10, 10]"),
+    (Options(frequency_penalty=10.1), "frequency_penalty", "[-10, 10]"),
+    (Options(repeat_last_n=-2), "repeat_last_n", "[-1, inf]"),
+    (Options(xtc_probability=1.1), "xtc_probability", "[0, 1]"),
+    (Options(xtc_threshold=0.6), "xtc_threshold", "[0, 0.5]"),
+]
+BAD_REQUESTS = [
+    (generate(no_prompt=True), "prompt", "one of text, tokens and chat"),
+    (generate(text=""), "text", "the prompt is empty"),
+    (generate(tokens=inference_pb2.TokenIds()), "tokens", "the prompt is empty"),
+    (generate(text="x" * (config.PROMPT_CHARS_MAX + 1)), "text", "at most"),
+    (generate(model="m" * (config.MODEL_NAME_CHARS_MAX + 1)), "model", "at most 512"),
+    (generate(max_tokens=0), "max_tokens", "0 is below 1"),
+    (generate(max_tokens=-1), "max_tokens", "-1 is below 1"),
+    (generate(max_tokens=1, num_predict=1), "num_predict", "give only one"),
+    (generate(stop=["a"] * 17), "stop", "at most 16"),
+    (generate(stop=["a", ""]), "stop[1]", "1 to 256 characters, this one has 0"),
+    (generate(stop=["a" * 257]), "stop[0]", "this one has 257"),
+    (generate(stop_token_ids=range(257)), "stop_token_ids", "at most 256"),
+    (generate(sampling=Options(logit_bias=dict.fromkeys(range(1025), 1.0))),
+     "sampling.logit_bias", "at most 1024"),
+    (generate(request_id="r" * 129), "request_id", "at most 128"),
+    (generate(top_logprobs=21), "top_logprobs", "[0, 20]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", GOOD_SAMPLING, ids=str)
+def test_the_edges_of_each_range_are_good(options: Options) -> None:
+    """A range includes its ends; unserved fields may hold the value that means off."""
+    assert generate_from_pb(generate(sampling=options)).sampling == sampling_from_pb(options)
+
+
+@pytest.mark.parametrize(("options", "field", "limit"), BAD_SAMPLING, ids=str)
+def test_a_sampling_value_out_of_range_is_named(options: Options, field: str, limit: str) -> None:
+    """The path from the request, and the limit; NaN is never in a range."""
+    found = refused(generate(sampling=options))
+
+    assert list(found) == [f"sampling.{field}"]
+    assert limit in found[f"sampling.{field}"]
+
+
+@pytest.mark.parametrize(("request_", "field", "limit"), BAD_REQUESTS, ids=lambda value: None)
+def test_a_field_out_of_range_is_named(request_: Generate, field: str, limit: str) -> None:
+    """The field, and the limit, in the client's own terms."""
+    found = refused(request_)
+
+    assert list(found) == [field]
+    assert limit in found[field]
+
+
+def test_all_violations_come_at_once() -> None:
+    """A client that sends three bad fields learns of three, even beside one that is not served."""
+    request = generate(max_tokens=0, stop=[""], sampling=Options(temperature=-1.0), priority=5)
+
+    assert set(refused(request)) == {"max_tokens", "stop[0]", "sampling.temperature"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": 7}, 7),
+        ({"num_predict": 7}, 7),
+        ({"num_predict": 0}, None),
+        ({"num_predict": -1}, None),
+    ],
+)
+def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: int | None) -> None:
+    """0 and below mean until the context is full, for the alias only."""
+    assert generate_from_pb(generate(**fields)).max_tokens == max_tokens
+
+
+NOT_SERVED = [
+    (generate(sampling=Options(repetition_penalty=1.1)), "sampling.repetition_penalty"),
+    (generate(sampling=Options(presence_penalty=0.1)), "sampling.presence_penalty"),
+    (generate(sampling=Options(frequency_penalty=0.1)), "sampling.frequency_penalty"),
+    (generate(sampling=Options(repeat_last_n=-1)), "sampling.repeat_last_n"),
+    (generate(sampling=Options(xtc_probability=0.5)), "sampling.xtc_probability"),
+    (generate(sampling=Options(xtc_threshold=0.1)), "sampling.xtc_threshold"),
+    (generate(chat=inference_pb2.ChatPrompt()), "chat"),
+    (generate(min_tokens=1), "min_tokens"),
+    (generate(logprobs=True), "logprobs"),
+    (generate(top_logprobs=1), "top_logprobs"),
+    (generate(response_format=inference_pb2.ResponseFormat(json_object=True)), "response_format"),
+    (generate(priority=1), "priority"),
+    (generate(resume_from=1), "resume_from"),
+    (generate(resume_token_ids=[1]), "resume_token_ids"),
+    (generate(migrate=True), "migrate"),
+    (generate(speculation=inference_pb2.SpeculationOptions()), "speculation"),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), NOT_SERVED, ids=lambda value: None)
+def test_what_is_not_served_is_refused_by_name(request_: Generate, field: str) -> None:
+    """Never dropped in silence: UNIMPLEMENTED names the field by its path."""
+    with pytest.raises(FieldNotServed) as caught:
+        generate_from_pb(request_)
+
+    assert caught.value.field == field
+
+
+def test_each_row_of_unserved_is_tried_above() -> None:
+    """A field that is listed as not served has its refusal tested."""
+    listed = {f"sampling.{name}" for name in UNSERVED["mlxd.v1.SamplingOptions"]}
+    listed |= set(UNSERVED["mlxd.v1.GenerateRequest"])
+
+    assert {field for _, field in NOT_SERVED} == listed
+
+
+def test_neutral_values_of_unserved_fields_are_good() -> None:
+    """A field that asks for nothing gets it."""
+    neutral = generate(
+        min_tokens=0, logprobs=False, top_logprobs=0, priority=0, resume_from=0, migrate=False
+    )
+
+    assert generate_from_pb(neutral) == GenerateSpec(model="", prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (types_pb2.LoadOptions(context_length=7), "options.context_length"),
+        (types_pb2.LoadOptions(context_length=(1 << 24) + 1), "options.context_length"),
+        (types_pb2.LoadOptions(rows_max=0), "options.rows_max"),
+        (types_pb2.LoadOptions(rows_max=257), "options.rows_max"),
+        (types_pb2.LoadOptions(weights=99), "options.weights"),  # type: ignore[arg-type]
+        (types_pb2.LoadOptions(sampling=Options(top_p=2.0)), "options.sampling.top_p"),
+    ],
+)
+def test_load_options_out_of_range_are_named(options: types_pb2.LoadOptions, field: str) -> None:
+    """The path begins at the request of the load."""
+    with pytest.raises(InvalidRequest) as caught:
+        load_from_pb(options)
+
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (types_pb2.LoadOptions(priority=1), "options.priority"),
+        (
+            types_pb2.LoadOptions(sampling=Options(xtc_probability=0.5)),
+            "options.sampling.xtc_probability",
+        ),
+    ],
+)
+def test_load_options_that_are_not_served_are_named(
+    options: types_pb2.LoadOptions, field: str
+) -> None:
+    """As in a request, so in a load."""
+    with pytest.raises(FieldNotServed) as caught:
+        load_from_pb(options)
+
+    assert caught.value.field == field
+
+
+FLOATS = st.none() | st.floats(0, 1, width=32)
+SAMPLING = st.builds(
+    SamplingOptions,
+    temperature=FLOATS,
+    top_k=st.none() | st.integers(-1, HUGE),
+    top_p=FLOATS,
+    min_p=FLOATS,
+    seed=st.none() | st.integers(0, (1 << 64) - 1),
+    logit_bias=st.dictionaries(
+        st.integers(0, (1 << 32) - 1), st.floats(-100, 100, width=32), max_size=4
+    ).map(lambda biases: tuple(sorted(biases.items()))),
+)
+
+
+@given(SAMPLING)
+def test_sampling_survives_the_wire(options: SamplingOptions) -> None:
+    """Absent stays absent, zero stays zero, and a seed keeps its 64 bits."""
+    assert sampling_from_pb(sampling_to_pb(options)) == options
+
+
+@given(
+    st.builds(
+        LoadSpec,
+        context_length=st.none() | st.integers(8, 1 << 24),
+        rows_max=st.none() | st.integers(1, 256),
+        weights=st.sampled_from(Weights),
+        sampling=SAMPLING,
+        keep_alive_s=st.none() | st.integers(0, 10**6).map(float) | st.just(math.inf),
+        pinned=st.none() | st.booleans(),
+    )
+)
+def test_load_options_survive_the_wire(spec: LoadSpec) -> None:
+    """What one side says of a load, the other side reads."""
+    assert load_from_pb(load_to_pb(spec)) == spec
+
+
+@given(st.integers(0, 10**15))
+def test_a_duration_survives_the_wire(microseconds: int) -> None:
+    """To the microsecond at least, for thirty years."""
+    seconds = microseconds / 1e6
+
+    assert duration_from_pb(duration_to_pb(seconds)) == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pb", "seconds"),
+    [
+        (Duration(), 0.0),
+        (Duration(seconds=-1), math.inf),
+        (Duration(nanos=-1), math.inf),
+        (duration_to_pb(math.inf), math.inf),
+    ],
+)
+def test_a_negative_duration_is_for_ever(pb: Duration, seconds: float) -> None:
+    """And zero is zero."""
+    assert duration_from_pb(pb) == seconds
+
+
+def test_for_ever_is_not_shared() -> None:
+    """A caller that changes the message it got changes nobody else's."""
+    duration_to_pb(math.inf).seconds = 5
+
+    assert duration_to_pb(math.inf).seconds == -1
+
+
+def test_a_moment_survives_the_wire() -> None:
+    """In UTC, to the microsecond."""
+    moment = dt.datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=dt.UTC)
+
+    assert timestamp_from_pb(timestamp_to_pb(moment.timestamp())) == moment
+
+
+def test_the_enums_match() -> None:
+    """Every reason and every format of the wire, but the unspecified reason, has its twin."""
+    assert set(FINISH_TO_PB) == set(FinishReason)
+    assert set(FINISH_FROM_PB) == set(types_pb2.FinishReason.values()) - {0}
+    assert set(WEIGHTS_TO_PB) == set(Weights)
+    assert set(WEIGHTS_FROM_PB) == set(types_pb2.WeightsFormat.values())
+
+
+def test_absent_values_are_taken_in_order() -> None:
+    """The request, then the load, then the defaults; zero is a value and not absent."""
+    request = SamplingOptions(temperature=0.0)
+    load = SamplingOptions(temperature=0.5, top_k=7, logit_bias=((1, 2.0),))
+
+    merged = merge(request, load, DEFAULTS)
+
+    assert merged == SamplingOptions(
+        temperature=0.0, top_k=7, top_p=0.9, min_p=0.0, logit_bias=((1, 2.0),)
+    )
+
+
+def test_resolve_turns_off_into_one_form() -> None:
+    """top_k -1 and 0 become 0, top_p 0 becomes 1, and a seed is used only where none was given."""
+    off = resolve(SamplingOptions(temperature=1.0, top_k=-1, top_p=0.0), seed=5)
+    given_seed = resolve(SamplingOptions(seed=0), seed=5)
+
+    assert off == Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+    assert given_seed == Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, seed=0)
+
+
+def test_ids_outside_the_vocabulary_are_named() -> None:
+    """One violation a field for prompt and stop ids, one an id for the bias; all with the limit."""
+    spec = GenerateSpec(
+        model="m",
+        prompt=(9, 10, 11),
+        sampling=SamplingOptions(logit_bias=((10, 1.0), (9, 1.0))),
+        stop_token_ids=(10, 12),
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        check_vocabulary(spec, 10)
+
+    violations = caught.value.violations
+    assert [v.field for v in violations] == [
+        "sampling.logit_bias[10]",
+        "stop_token_ids",
+        "tokens.ids",
+    ]
+    assert all("the vocabulary has 10 tokens" in v.description for v in violations)
+    check_vocabulary(GenerateSpec(model="m", prompt=(9,), stop_token_ids=(0,)), 10)
