@@ -304,6 +304,25 @@ def test_a_row_with_unusable_logits_fails_alone() -> None:
         assert [got[0], *got[4:]] == [expected[0], *expected[4:]]
 
 
+@pytest.mark.parametrize("top_k", [1, 3, 64, 70, 500, 1_100])
+def test_equal_logits_are_ranked_by_id(top_k: int) -> None:
+    """Where a cut goes through equal logits, the tokens with the lowest ids stay, always."""
+    levels = mx.random.randint(0, 3, (VOCABULARY,), key=mx.random.key(top_k))
+    values = ints(levels)
+    ranked = sorted(range(VOCABULARY), key=lambda token: (-values[token], token))
+    rows = mx.broadcast_to(levels[None].astype(mx.float32), (500, VOCABULARY))
+    draws = [Draw(options(top_k=top_k, temperature=100.0), position) for position in range(500)]
+    assert set(tokens_of(rows, draws)) <= set(ranked[:top_k])
+
+
+def test_min_p_of_one_keeps_all_the_best() -> None:
+    """A token that is as likely as the best one reaches every share of it."""
+    rows = mx.broadcast_to(mx.array([[1.0, 2.0, 2.0, 0.0]]), (64, 4))
+    for sampling in [options(min_p=1.0), options(min_p=1.0, top_k=3)]:
+        drawn = set(tokens_of(rows, [Draw(sampling, position) for position in range(64)]))
+        assert drawn == {1, 2}
+
+
 def test_masked_tokens_are_never_drawn() -> None:
     """A logit of -inf, as a constraint sets it, is out of reach at any temperature."""
     logits = mx.where(mx.arange(300) % 100 == 5, 0.0, -mx.inf)[None]
