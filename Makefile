@@ -28,7 +28,8 @@ else
 run_extras := worker,cpu
 endif
 
-scripts := .ci/run tools/node/install tools/refresh_constraints
+scripts := .ci/run examples/go/build tools/languages/install tools/node/install \
+  tools/refresh_constraints
 
 took = @echo "make $@: $$(( $$(date +%s) - $(START) )) s, set-up included"
 
@@ -100,8 +101,9 @@ bench: $(dev_stamp) ## measure against mlx-lm on this machine
 setup: $(dev_stamp) ## the development environment in .venv, and nothing else
 
 .PHONY: tools
-tools: $(VENV)/bin/python ## buf, and Node where there is none, into .tools
+tools: $(VENV)/bin/python ## buf, and Node where there is none, into .tools; Go and Java from apt
 	tools/node/install $(py)
+	tools/languages/install
 
 .PHONY: constraints
 constraints: ## the newest versions that pyproject allows, resolved afresh and written down
@@ -110,7 +112,7 @@ constraints: ## the newest versions that pyproject allows, resolved afresh and w
 .PHONY: clean
 clean: ## remove what the targets above have made
 	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache examples/*/node_modules
+	  .import_linter_cache examples/*/node_modules examples/go/bin examples/go/gen
 	find . -name __pycache__ -type d -not -path '*/node_modules/*' -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
