@@ -123,7 +123,7 @@ async def _generate(address: str, job: Job, *, as_json: bool, stats: bool) -> Ex
             keep_alive_s=job.keep_alive_s,
             request_id=job.request_id,
         )
-        column = 0
+        shown = ""
         async with stream:
             try:
                 async for event in stream:
@@ -131,11 +131,12 @@ async def _generate(address: str, job: Job, *, as_json: bool, stats: bool) -> Ex
                         show.json_line(event)
                     elif isinstance(event, Delta):
                         typer.echo(event.text, nl=False)
-                        column += len(event.text)
+                        shown = event.text or shown
                     if isinstance(event, Finished):
                         finished = event
             finally:
-                if column:  # the shell's prompt, and an error, begin on a line of their own
+                # The shell's prompt, and an error, begin on a line of their own.
+                if shown and not shown.endswith("\n"):
                     typer.echo()
     assert finished is not None  # the stream would have raised
     if stats:
