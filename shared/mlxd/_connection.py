@@ -10,7 +10,7 @@ import grpc
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
-from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.secure_channel import ChannelSecurity, channel
 from mlxd_shared.status import from_call
 
 if TYPE_CHECKING:  # these classes exist for the type checker only
@@ -24,14 +24,19 @@ _T = TypeVar("_T")
 class Connection:
     """The channel to `target`, which exists between `open` and `aclose` only."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, security: ChannelSecurity) -> None:
         self._target = target
+        self._security = security
         self._channel: grpc.aio.Channel | None = None
 
     def open(self) -> None:
-        """Make the channel, on the running event loop; nothing is dialled before the first call."""
+        """Make the channel, on the running event loop; nothing is dialled before the first call.
+
+        Raises:
+            InvalidRequest, BadCredentials: see secure_channel.
+        """
         assert self._channel is None, "the client is open already"
-        self._channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        self._channel = channel(self._target, self._security)
 
     @property
     def inference(self) -> InferenceServiceAsyncStub:
@@ -56,8 +61,8 @@ class Connection:
     async def aclose(self) -> None:
         """End every call and the channel. Idempotent."""
         if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
+            closing, self._channel = self._channel, None
+            await closing.close()
 
 
 async def answer(call: Awaitable[_T]) -> _T:

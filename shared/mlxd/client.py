@@ -36,10 +36,12 @@ from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.net import parse_address
 from mlxd_shared.requests import FinishReason, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.status import RemoteError
 
 __all__ = [
     "BrokenStream",
+    "ChannelSecurity",
     "Client",
     "Completion",
     "Delta",
@@ -63,16 +65,22 @@ class Client:
     """A connection to a controller (or, for generate and status, to a worker).
 
     `address` is `HOST:PORT` or `unix:PATH`; `timeout_s` bounds each call that answers once. Streams
-    last as long as they need, unless they are given a `timeout_s` of their own.
+    last as long as they need, unless they are given a `timeout_s` of their own. `security` names
+    the files for TLS and the token; they are read when the client is entered, which raises
+    BadCredentials, or InvalidRequest where they do not go together.
 
     Raises:
         InvalidRequest: `address` is neither form.
     """
 
     def __init__(
-        self, address: str = config.DEFAULT_ADDRESS, *, timeout_s: float = config.CLIENT_TIMEOUT_S
+        self,
+        address: str = config.DEFAULT_ADDRESS,
+        *,
+        security: ChannelSecurity = PLAIN,
+        timeout_s: float = config.CLIENT_TIMEOUT_S,
     ) -> None:
-        self._connection = Connection(parse_address(address).target)
+        self._connection = Connection(parse_address(address).target, security)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:

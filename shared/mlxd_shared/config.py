@@ -30,6 +30,13 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 KEEPALIVE_PING_INTERVAL_MIN_MS = 10_000
 RECONNECT_BACKOFF_MIN_MS = 100
 RECONNECT_BACKOFF_MAX_MS = 500
+HANDSHAKE_TIMEOUT_MS = 10_000
+
+# --- who may call -----------------------------------------------------------------------------
+TOKEN_CHARS_MIN = 16
+TOKEN_CHARS_MAX = 1024
+CREDENTIAL_FILE_BYTES_MAX = 4 * MIB
+REFUSAL_LOG_INTERVAL_S = 10.0
 
 # --- the client -------------------------------------------------------------------------------
 CLIENT_TIMEOUT_S = 30.0

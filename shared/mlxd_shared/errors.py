@@ -19,6 +19,7 @@ MlxdError
 ├── WorkerLost            the worker died in the middle of a stream
 ├── WrongWorker           another incarnation or model was asked for
 ├── BackendProblem        no MLX backend is installed, or more than one
+├── BadCredentials        a certificate, key or token file cannot be used
 ├── ShuttingDown          the server is stopping
 └── InternalError         a bug; the log holds the cause under an error id
 
@@ -279,6 +280,18 @@ class BackendProblem(MlxdError):
     def describe(self) -> str:
         """Say what to install."""
         return self.problem
+
+
+@dataclass(eq=False)
+class BadCredentials(MlxdError):
+    """A certificate, key or token file that cannot be used. Never holds any of its content."""
+
+    file: str
+    problem: str
+
+    def describe(self) -> str:
+        """Name the file."""
+        return f"{self.file}: {self.problem}"
 
 
 @dataclass(eq=False)

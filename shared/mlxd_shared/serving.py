@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -10,9 +11,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mlxd_shared import config
+from mlxd_shared.bearer import TokenInterceptor
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.interceptors import ErrorInterceptor
+from mlxd_shared.listeners import OPEN, ListenerSecurity
 from mlxd_shared.net import SERVER_OPTIONS, Address
+from mlxd_shared.unix_socket import claimed
 
 
 class Health:
@@ -31,9 +35,21 @@ class Health:
         await self.servicer.enter_graceful_shutdown()
 
 
-def make_server(health_of: Health, services: Iterable[ServiceDescriptor]) -> grpc.aio.Server:
-    """Return a server with interceptor, bounds, health and reflection, not yet listening."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=list(SERVER_OPTIONS))
+def make_server(
+    health_of: Health,
+    services: Iterable[ServiceDescriptor],
+    *,
+    security: ListenerSecurity = OPEN,
+) -> grpc.aio.Server:
+    """Return a server with interceptors, bounds, health and reflection, not yet listening.
+
+    Where `security` has a token, no call passes without it, whatever its method.
+    """
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if security.token is not None:
+        open_health = security.files.open_health
+        interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
+    server = grpc.aio.server(interceptors=interceptors, options=list(SERVER_OPTIONS))
     health_pb2_grpc.add_HealthServicer_to_server(health_of.servicer, server)
     names = [service.full_name for service in services]
     reflection.enable_server_reflection(
@@ -42,29 +58,40 @@ def make_server(health_of: Health, services: Iterable[ServiceDescriptor]) -> grp
     return server
 
 
-def listen(server: grpc.aio.Server, address: Address, *, anywhere: bool = False) -> str:
+def listen(
+    server: grpc.aio.Server,
+    address: Address,
+    *,
+    security: ListenerSecurity = OPEN,
+    anywhere: bool = False,
+) -> str:
     """Bind and return the target that clients dial (with the port that the system chose).
 
-    A Unix socket's folder is private to the user, and a stale socket is removed.
+    `security` is the one that the server was made with. A Unix socket lies in a private folder,
+    which is made if need be, and takes the place of a stale one; see unix_socket.
 
     Raises:
-        InvalidRequest: the address is not loopback and `anywhere` is not set, or it is taken.
+        InvalidRequest: others can reach the address, and neither `security` nor `anywhere` allows
+            that; it is taken; or a Unix socket cannot be there.
     """
-    if not address.loopback and not anywhere:
-        raise InvalidRequest.of(
-            "address", f"{address.target} is not loopback; say so with --allow-remote"
-        )
-    if address.is_unix:
-        folder = address.path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        address.path.unlink(missing_ok=True)
-    try:
-        port = server.add_insecure_port(address.target)
-    except RuntimeError as error:
-        raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
+    security.check(address, anywhere=anywhere)
+    claim = claimed(address.path, anywhere=anywhere) if address.is_unix else nullcontext()
+    with claim:
+        port = _bind(server, address, security.server_credentials())
     if address.is_unix:
         return address.target
     return f"{address.target.rpartition(':')[0]}:{port}"
+
+
+def _bind(
+    server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None
+) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address.target)
+        return server.add_secure_port(address.target, credentials)
+    except RuntimeError as error:
+        raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
 
 
 async def stop(server: grpc.aio.Server, health_of: Health, *, grace_s: float) -> None:

@@ -51,6 +51,7 @@ TABLE = (
     Row(e.WorkerLost, _C.UNAVAILABLE, "WORKER_LOST"),
     Row(e.WrongWorker, _C.FAILED_PRECONDITION, "WRONG_WORKER"),
     Row(e.BackendProblem, _C.FAILED_PRECONDITION, "BACKEND_PROBLEM"),
+    Row(e.BadCredentials, _C.FAILED_PRECONDITION, "BAD_CREDENTIALS"),
     Row(e.ShuttingDown, _C.UNAVAILABLE, "SHUTTING_DOWN"),
     Row(e.InternalError, _C.INTERNAL, "INTERNAL"),
 )

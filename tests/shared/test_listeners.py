@@ -1,0 +1,525 @@
+"""Who may call: TLS, client certificates, the token and Unix sockets, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
+
+from mlxd.client import Client
+from mlxd_shared import bearer, config
+from mlxd_shared.errors import BadCredentials, InvalidRequest
+from mlxd_shared.listeners import ListenerFiles
+from mlxd_shared.net import SERVER_OPTIONS, parse_address
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
+from mlxd_shared.serving import Health, listen, make_server
+from mlxd_shared.status import RemoteError
+from tests.support.certificates import SECRET, Authority, token_file
+
+TIMEOUT_S = 20.0
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Pki:
+    """Two authorities that do not know each other, and files of each."""
+
+    files: ListenerFiles
+    right: ChannelSecurity
+    stranger: ChannelSecurity
+    folder: Path
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    """A server's files, and what a right and a strange client have."""
+    (tmp_path / "other").mkdir()
+    ours, theirs = Authority(tmp_path), Authority(tmp_path / "other")
+    server, client, strange = ours.issue(), ours.issue("client"), theirs.issue("client")
+    token = token_file(tmp_path)
+    return Pki(
+        ListenerFiles(server.cert, server.key, ours.path, token),
+        ChannelSecurity(ours.path, client.cert, client.key, token),
+        ChannelSecurity(theirs.path, strange.cert, strange.key, token_file(
+            tmp_path / "other", SECRET + "x")),
+        tmp_path,
+    )  # fmt: skip
+
+
+class Echo(grpc.GenericRpcHandler):
+    """A method of each kind, which counts how often it was reached."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the method's handler."""
+        kind = details.method.rpartition("/")[2]
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "unary_unary": grpc.unary_unary_rpc_method_handler(self._one),
+            "unary_stream": grpc.unary_stream_rpc_method_handler(self._many),
+            "stream_unary": grpc.stream_unary_rpc_method_handler(self._one),
+            "stream_stream": grpc.stream_stream_rpc_method_handler(self._many),
+        }
+        return handlers.get(kind)
+
+    async def _one(self, _: object, __: object) -> bytes:
+        self.reached += 1
+        return b"answer"
+
+    async def _many(self, _: object, __: object) -> AsyncIterator[bytes]:
+        self.reached += 1
+        yield b"answer"
+
+
+@asynccontextmanager
+async def serving(files: ListenerFiles) -> AsyncIterator[tuple[str, Echo]]:
+    """A server on a TCP port; yields its address and what it serves."""
+    security = files.load()
+    health = Health()
+    server = make_server(health, (), security=security)
+    echo = Echo()
+    server.add_generic_rpc_handlers((echo,))
+    address = listen(server, parse_address("localhost:0"), security=security)
+    await server.start()
+    await health.set("", serving=True)
+    try:
+        yield address, echo
+    finally:
+        await server.stop(None)
+
+
+async def ask(open_channel: grpc.aio.Channel, kind: str = "unary_unary", **options: Any) -> Any:
+    """Call the method of this kind; return its answer, or its first one."""
+    service = options.pop("service", "probe.Echo")
+    call = {name: getattr(open_channel, name) for name in KINDS}[kind](f"/{service}/{kind}")
+    request = b"hello" if kind.startswith("unary") else iter([b"hello"])
+    done = call(request, timeout=TIMEOUT_S, **options)
+    return await done if kind.endswith("unary") else await done.read()
+
+
+async def outcome(address: str, security: ChannelSecurity) -> object:
+    """Return the answer of one call, or the code that it failed with."""
+    async with channel(address, security) as open_channel:
+        try:
+            return await ask(open_channel)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_right_everything_is_served(pki: Pki, kind: str) -> None:
+    """TLS, a client's certificate and the token together let every kind of method through."""
+    async with serving(pki.files) as (address, _), channel(address, pki.right) as client:
+        assert await ask(client, kind) == b"answer"
+        assert await ask(client, kind, metadata=(("x-more", "1"),)) == b"answer"
+
+
+CLIENTS = {
+    "wrong token": (UNAUTHENTICATED, lambda p: replace(p.right, token_file=p.stranger.token_file)),
+    "no token": (UNAUTHENTICATED, lambda p: replace(p.right, token_file=None)),
+    "no client certificate": (
+        UNAVAILABLE, lambda p: replace(p.right, tls_cert=None, tls_key=None)),
+    "another's client certificate": (
+        UNAVAILABLE, lambda p: replace(p.stranger, tls_ca=p.right.tls_ca)),
+    "wrong CA": (UNAVAILABLE, lambda p: replace(p.right, tls_ca=p.stranger.tls_ca)),
+    "plain text": (UNAVAILABLE, lambda p: replace(PLAIN, token_file=p.right.token_file)),
+}  # fmt: skip
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("who", CLIENTS)
+async def test_every_other_client_is_refused(pki: Pki, who: str) -> None:
+    """It reaches no method, and the next right client is served as before."""
+    code, security = CLIENTS[who]
+    async with serving(pki.files) as (address, echo):
+        assert await outcome(address, security(pki)) is code
+        assert echo.reached == 0
+        assert await outcome(address, pki.right) == b"answer"
+
+
+@pytest.mark.asyncio
+async def test_tls_to_a_plain_port_is_refused(pki: Pki) -> None:
+    """A client that wants TLS gets no answer from a server without, never one in plain text."""
+    async with serving(replace(ListenerFiles(), token_file=pki.files.token_file)) as (
+        address,
+        echo,
+    ):
+        assert await outcome(address, pki.right) is UNAVAILABLE
+        assert echo.reached == 0
+        assert await outcome(address, replace(PLAIN, token_file=pki.right.token_file)) == b"answer"
+
+
+@pytest.mark.asyncio
+async def test_a_server_of_another_name_is_refused(pki: Pki) -> None:
+    """A certificate is good for the names in it alone."""
+    pair = Authority(pki.folder).issue("elsewhere", host="elsewhere.example")
+    security = ChannelSecurity(pki.folder / "ca.pem")
+    async with serving(ListenerFiles(pair.cert, pair.key)) as (address, _):
+        by_ip = f"127.0.0.1:{address.rpartition(':')[2]}"
+
+        assert await outcome(by_ip, security) == b"answer"  # the name that tests always put in
+        assert await outcome(address, security) is UNAVAILABLE
+
+
+@pytest.mark.asyncio
+async def test_a_token_is_enough_on_loopback(pki: Pki) -> None:
+    """TLS without client certificates, and plain text on loopback, take the token alone."""
+    for files, security in (
+        (replace(pki.files, tls_client_ca=None), replace(pki.right, tls_cert=None, tls_key=None)),
+        (ListenerFiles(token_file=pki.files.token_file), ChannelSecurity(
+            token_file=pki.right.token_file)),
+    ):  # fmt: skip
+        async with serving(files) as (address, _):
+            assert await outcome(address, security) == b"answer"
+            assert await outcome(address, replace(security, token_file=None)) is UNAUTHENTICATED
+
+
+WRONG = {
+    "none": (),
+    "other": (("authorization", "Bearer " + "x" * len(SECRET)),),
+    "empty": (("authorization", ""),),
+    "short": (("authorization", "Bearer x"),),
+    "long": (("authorization", "Bearer " + "x" * 4000),),
+    "a prefix": (("authorization", f"Bearer {SECRET[:-1]}"),),
+    "other scheme": (("authorization", f"Basic {SECRET}"),),
+    "twice": (("authorization", f"Bearer {SECRET}"), ("authorization", f"Bearer {SECRET}")),
+    "other header": (("x-token", f"Bearer {SECRET}"),),
+}
+
+
+@pytest.mark.asyncio
+async def test_a_refused_client_learns_nothing(pki: Pki) -> None:
+    """One and the same answer, without details, for every token, kind, service and method."""
+    answers = set()
+    async with serving(ListenerFiles(token_file=pki.files.token_file)) as (address, echo):
+        async with channel(address) as client:
+            for metadata in WRONG.values():
+                for kind in KINDS:
+                    for service in ("probe.Echo", "no.Such", "grpc.health.v1.Health",
+                                    "grpc.reflection.v1alpha.ServerReflection"):  # fmt: skip
+                        with pytest.raises(grpc.aio.AioRpcError) as caught:
+                            await ask(client, kind, service=service, metadata=metadata)
+                        answers.add((caught.value.code(), caught.value.details(),
+                                     tuple(caught.value.initial_metadata() or ()),
+                                     tuple(caught.value.trailing_metadata() or ())))  # fmt: skip
+        assert echo.reached == 0
+
+    assert answers == {(UNAUTHENTICATED, bearer.REFUSAL, (), ())}
+
+
+@pytest.mark.asyncio
+async def test_reflection_needs_the_token(pki: Pki) -> None:
+    """What there is to call is told to callers only."""
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    allowed = ChannelSecurity(token_file=pki.right.token_file)
+    async with serving(ListenerFiles(token_file=pki.files.token_file)) as (address, _):
+        async with channel(address, allowed) as client:
+            stub = reflection_pb2_grpc.ServerReflectionStub(client)
+            answer = await stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_S).read()
+            assert answer.list_services_response.service
+        async with channel(address) as client:
+            stub = reflection_pb2_grpc.ServerReflectionStub(client)
+            with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
+                await stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_S).read()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("open_health", [True, False])
+async def test_health_is_open_only_where_asked(pki: Pki, *, open_health: bool) -> None:
+    """A probe without a token works by an explicit option; everything else stays shut."""
+    files = ListenerFiles(token_file=pki.files.token_file, open_health=open_health)
+    async with serving(files) as (address, echo), channel(address) as client:
+        check = health_pb2_grpc.HealthStub(client).Check(
+            health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
+        )
+        if open_health:
+            assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+        else:
+            with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
+                await check
+        for service in ("probe.Echo", "grpc.health.v1.HealthX", "grpc.health.v1"):
+            with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
+                await ask(client, service=service)
+        assert echo.reached == 0
+
+
+@pytest.mark.asyncio
+async def test_refusals_are_logged_together(pki: Pki) -> None:
+    """A storm of strangers makes one line with no secret in it."""
+    with capture_logs() as lines:
+        async with serving(ListenerFiles(token_file=pki.files.token_file)) as (address, _):
+            stranger = ChannelSecurity(token_file=pki.stranger.token_file)
+            async with channel(address, stranger) as client:
+                for _ in range(5):
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await ask(client)
+
+    (line,) = lines
+    assert line["event"] == "calls without valid credentials"
+    assert SECRET not in str(line)
+
+
+@pytest.mark.asyncio
+async def test_the_typed_client_carries_the_security(pki: Pki) -> None:
+    """The public client takes the same files, and its refusal is an error that says so."""
+    async with serving(pki.files) as (address, _):
+        async with Client(address, security=pki.right, timeout_s=TIMEOUT_S) as client:
+            with pytest.raises(RemoteError) as caught:
+                await client.status()
+            assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED  # past the guard
+        wrong = replace(pki.right, token_file=pki.stranger.token_file)
+        async with Client(address, security=wrong, timeout_s=TIMEOUT_S) as client:
+            with pytest.raises(RemoteError, match=bearer.REFUSAL):
+                await client.status()
+
+
+HALVES = [
+    ("tls_key", {"tls_key": None}),
+    ("tls_cert", {"tls_cert": None}),
+    ("tls_client_ca", {"tls_cert": None, "tls_key": None}),
+    ("open_health", {"token_file": None, "open_health": True}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), HALVES, ids=lambda v: v if isinstance(v, str) else "")
+def test_half_a_protection_is_none(pki: Pki, field: str, change: dict[str, Any]) -> None:
+    """A server's options that need each other are refused apart, by name."""
+    with pytest.raises(InvalidRequest) as caught:
+        replace(pki.files, **change).load()
+
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize(
+    "change", [{"tls_key": None}, {"tls_cert": None}, {"tls_ca": None}], ids=lambda v: next(iter(v))
+)
+@pytest.mark.asyncio
+async def test_half_a_clients_protection_is_none(pki: Pki, change: dict[str, Any]) -> None:
+    """A client's options that need each other are refused apart."""
+    with pytest.raises(InvalidRequest, match="need"):
+        channel("localhost:1", replace(pki.right, **change))
+
+
+@pytest.mark.parametrize("field", ["tls_cert", "tls_key", "tls_client_ca", "token_file"])
+def test_a_missing_file_stops_the_start(pki: Pki, field: str) -> None:
+    """The error names the file, and there is no server."""
+    gone = pki.folder / "gone"
+    with pytest.raises(BadCredentials, match="there is no such file") as caught:
+        replace(pki.files, **{field: gone}).load()
+
+    assert caught.value.file == str(gone)
+
+
+def test_an_expired_certificate_stops_the_start(pki: Pki) -> None:
+    """A server does not begin to serve what no client would take."""
+    old = Authority(pki.folder).issue("old", days=-1)
+    with pytest.raises(BadCredentials, match=r"old\.pem: the certificate has expired on 2"):
+        replace(pki.files, tls_cert=old.cert, tls_key=old.key).load()
+
+
+def test_others_are_served_only_behind_tls_and_a_name(pki: Pki) -> None:
+    """An address that is not loopback needs TLS with a token or client CA, or an explicit yes."""
+    plain = {"tls_cert": None, "tls_key": None, "tls_client_ca": None}
+    enough = [
+        pki.files,
+        replace(pki.files, tls_client_ca=None),
+        replace(pki.files, token_file=None),
+    ]
+    lacking = [
+        ListenerFiles(),
+        replace(pki.files, **plain),
+        replace(pki.files, token_file=None, tls_client_ca=None),
+    ]
+    everywhere = parse_address("0.0.0.0:0")
+    for files in enough:
+        files.load().check(everywhere, anywhere=False)
+    for files in lacking:
+        with pytest.raises(InvalidRequest, match="--allow-remote"):
+            files.load().check(everywhere, anywhere=False)
+        files.load().check(everywhere, anywhere=True)
+
+
+@pytest.mark.asyncio
+async def test_a_token_never_leaves_the_machine_in_plain_text(pki: Pki) -> None:
+    """A client with a token dials others over TLS, or not at all."""
+    token = ChannelSecurity(token_file=pki.right.token_file)
+    with pytest.raises(InvalidRequest, match="needs tls_ca"):
+        channel("10.1.2.3:1", token)
+
+    await channel("10.1.2.3:1", replace(token, tls_ca=pki.right.tls_ca)).close()
+
+
+@pytest.mark.asyncio
+async def test_tls_on_a_unix_socket_is_refused(pki: Pki) -> None:
+    """What has no meaning is refused on both sides, not ignored."""
+    with pytest.raises(InvalidRequest, match="Unix socket"):
+        pki.files.load().check(parse_address("unix:/run/x"), anywhere=True)
+    with pytest.raises(InvalidRequest, match="Unix socket"):
+        channel("unix:/run/x", pki.right)
+
+
+@pytest.mark.asyncio
+async def test_a_silent_connection_is_dropped(pki: Pki) -> None:
+    """Whoever connects and says nothing is shown the door: the handshake has a bound."""
+    name = "grpc.server_handshake_timeout_ms"
+    security = replace(pki.files, tls_client_ca=None).load()
+    server = grpc.aio.server(options=[(name, 100)])
+    port = server.add_secure_port("127.0.0.1:0", security.server_credentials())
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
+    assert dict(SERVER_OPTIONS)[name] == config.HANDSHAKE_TIMEOUT_MS
+    writer.close()
+    await server.stop(None)
+
+
+# --- Unix sockets -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A private folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="mlxd-") as path:
+        yield Path(path)
+
+
+def bind(path: Path, *, anywhere: bool = False) -> grpc.aio.Server:
+    """Return a server that is bound to a socket, not started."""
+    server = make_server(Health(), ())
+    listen(server, parse_address(f"unix:{path}"), anywhere=anywhere)
+    return server
+
+
+@pytest.mark.asyncio
+async def test_a_socket_is_the_users_alone(folder: Path) -> None:
+    """Its folder is made 0700 and the socket 0600."""
+    path = folder / "made" / "s"
+    server = bind(path)
+    await server.start()
+
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_an_open_folder_is_refused(folder: Path) -> None:
+    """A folder that others may enter needs an explicit yes; its mode is not changed."""
+    os.chmod(folder, 0o755)  # noqa: PTH101 - this event loop is the test's own
+    with pytest.raises(InvalidRequest, match=r"is open to other users \(0755\)"):
+        bind(folder / "s")
+    assert not (folder / "s").exists()
+
+    server = bind(folder / "s", anywhere=True)
+    await server.start()
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o755  # noqa: PTH116
+    await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_a_folder_that_cannot_be_made_is_refused(folder: Path) -> None:
+    """A file in the way is the operator's problem, told by name."""
+    (folder / "file").touch()
+    with pytest.raises(InvalidRequest, match="cannot hold a socket"):
+        bind(folder / "file" / "s")
+
+
+@pytest.mark.asyncio
+async def test_a_live_socket_is_left_alone(folder: Path) -> None:
+    """A second server does not take the place of one that listens."""
+    path = folder / "s"
+    first = bind(path)
+    await first.start()
+    with pytest.raises(InvalidRequest, match="another server listens on it"):
+        bind(path)
+    async with channel(f"unix:{path}") as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(client)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # it is still there
+    await first.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_only_a_dead_socket_is_removed(folder: Path) -> None:
+    """What a killed server left makes room; a file, a link or a folder never does."""
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    server = bind(path)
+    await server.start()
+    await server.stop(None)
+
+    (folder / "file").write_text("precious", encoding="utf-8")
+    (folder / "link").symlink_to(folder / "file")
+    (folder / "folder").mkdir()
+    for name in ("file", "link", "folder"):
+        with pytest.raises(InvalidRequest, match="exists and is no socket"):
+            bind(folder / name)
+    assert (folder / "link").is_symlink()
+    assert (folder / "file").read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS answers for a full backlog as for none")
+async def test_a_socket_with_a_full_backlog_is_alive(folder: Path) -> None:
+    """A server too busy to accept is not taken for a dead one."""
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(path))
+        busy.listen(0)
+        waiting = []
+        while True:
+            one = socket.socket(socket.AF_UNIX)
+            waiting.append(one)
+            one.setblocking(False)
+            if one.connect_ex(str(path)) in {errno.EAGAIN, errno.ECONNREFUSED}:
+                break
+        with pytest.raises(InvalidRequest, match="another server listens on it"):
+            bind(path)
+        for one in waiting:
+            one.close()
+
+
+@pytest.mark.asyncio
+async def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    """Its owner could put another socket in the server's place."""
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+    else:
+        folder = Path("/")
+    with pytest.raises(InvalidRequest, match="belongs to another user"):
+        bind(folder / "s")
+
+
+@pytest.mark.asyncio
+async def test_a_token_guards_a_unix_socket_too(folder: Path) -> None:
+    """The token works over every transport."""
+    security = ListenerFiles(token_file=token_file(folder)).load()
+    server = make_server(Health(), (), security=security)
+    echo = Echo()
+    server.add_generic_rpc_handlers((echo,))
+    target = listen(server, parse_address(f"unix:{folder}/s"), security=security)
+    await server.start()
+
+    assert await outcome(target, PLAIN) is UNAUTHENTICATED
+    assert await outcome(target, ChannelSecurity(token_file=folder / "token")) == b"answer"
+    await server.stop(None)
