@@ -18,11 +18,9 @@ import signal
 import tempfile
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 import grpc
 
-from mlxd_shared import config
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import MlxdError, ShuttingDown
 from mlxd_shared.logs import get_logger
@@ -63,8 +61,8 @@ def write_ready(fd: int | None, line: dict[str, object]) -> None:
 class _End:
     """Why and how the process ends."""
 
-    code: ExitCode = ExitCode.OK
-    grace_s: float = config.WORKER_STOP_GRACE_S
+    code: ExitCode
+    grace_s: float
 
 
 async def serve(options: Options, backend: Backend) -> ExitCode:
@@ -74,7 +72,7 @@ async def serve(options: Options, backend: Backend) -> ExitCode:
         MlxdError: it could not start; the ready line has not been written.
     """
     loop = asyncio.get_running_loop()
-    end = _End()
+    end = _End(ExitCode.OK, options.stop_grace_s)
     stopping = asyncio.Event()
 
     def on_fault() -> None:
@@ -104,10 +102,10 @@ async def serve(options: Options, backend: Backend) -> ExitCode:
         _say_ready(options, identity)
         if options.life_fd is not None:
             stack.callback(Lifeline(options.life_fd, lost=on_orphaned).close)
-        if options.model is not None and not await _load(worker, options, options.model):
-            end.code = ExitCode.LOAD_FAILED
-            stopping.set()
+        loading = asyncio.create_task(_load_own(worker, options, end))
         await stopping.wait()
+        engine.abandon_load()
+        await loading
         await _stop(server, worker, health, end)
     return end.code
 
@@ -144,17 +142,21 @@ def _say_ready(options: Options, identity: Identity) -> None:
     write_ready(options.ready_fd, line)
 
 
-async def _load(worker: Worker, options: Options, folder: Path) -> bool:
-    """Load the model of the command line; return whether it is ready."""
+async def _load_own(worker: Worker, options: Options, end: _End) -> None:
+    """Load the model of the command line, if there is one; end the process where that fails."""
+    folder = options.model
+    if folder is None:
+        return
     try:
         digest = await asyncio.to_thread(model_digest, folder)
         job = LoadJob(path=folder, name=options.name, digest=digest, spec=options.spec)
         async for _ in worker.load(job):
             pass
     except MlxdError as error:
-        _log.error("cannot serve the model", path=str(folder), reason=error.describe())
-        return False
-    return True
+        if not worker.stopping.is_set():
+            _log.error("cannot serve the model", path=str(folder), reason=error.describe())
+            end.code = ExitCode.LOAD_FAILED
+            worker.stopping.set()
 
 
 async def _stop(server: grpc.aio.Server, worker: Worker, health: Health, end: _End) -> None:

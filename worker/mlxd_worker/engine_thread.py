@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from mlxd_shared import config
-from mlxd_shared.errors import InternalError, MlxdError, QueueFull, ShuttingDown
+from mlxd_shared.errors import InternalError, LoadAbandoned, MlxdError, QueueFull, ShuttingDown
 from mlxd_shared.logs import get_logger
 from mlxd_worker.backend import BackendKind
 from mlxd_worker.engine.request import Cancel, Failed, Submit
@@ -73,6 +73,7 @@ class EngineThread:
         self._on_fault = on_fault
         self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._outbox = Outbox(loop)
+        self._abandoned = threading.Event()
         self._gate = threading.Lock()
         self._ended = False
         self._figures = Figures(at_s=time.monotonic())
@@ -92,7 +93,8 @@ class EngineThread:
         await self._call(lambda _: None)
 
     async def stop(self) -> None:
-        """End the thread after the step at hand, and wait for that; idempotent."""
+        """End the thread after the step or load step at hand, and wait for that; idempotent."""
+        self.abandon_load()
         self._post(_Stop())
         await asyncio.to_thread(self._thread.join)
 
@@ -121,12 +123,20 @@ class EngineThread:
 
         Raises:
             InvalidModel, InvalidRequest: as `ModelHost.load`.
+            LoadAbandoned: `abandon_load` was called meanwhile.
         """
+        abandoned = self._abandoned = threading.Event()
 
         def cross(progress: Progress) -> None:
+            if abandoned.is_set():
+                raise LoadAbandoned(job.name)
             self._loop.call_soon_threadsafe(report, progress)
 
         return await self._call(lambda host: host.load(job, cross))
+
+    def abandon_load(self) -> None:
+        """Make the load at hand give up at its next step; without one, do nothing."""
+        self._abandoned.set()
 
     async def unload(self, error: MlxdError) -> int:
         """End all streams with `error`, drop the model; return MLX's active bytes afterwards."""

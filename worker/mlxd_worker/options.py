@@ -25,6 +25,7 @@ class Options:
     ready_fd: int | None
     life_fd: int | None
     orphan_grace_s: float
+    stop_grace_s: float
     model: Path | None
     name: str
     spec: LoadSpec
@@ -55,6 +56,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         ready_fd=given.ready_fd,
         life_fd=given.life_fd,
         orphan_grace_s=given.orphan_grace,
+        stop_grace_s=given.stop_grace,
         model=model,
         name=given.name or (model.resolve().name if model else ""),
         spec=spec,
@@ -74,7 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--incarnation", default="", help="this process's name; default: a random one")
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
-    add("--orphan-grace", type=_seconds, default=config.ORPHAN_GRACE_S, metavar="SECONDS")
+    graces = (
+        ("--orphan-grace", config.ORPHAN_GRACE_S, "what streams get when the controller is gone"),
+        ("--stop-grace", config.WORKER_STOP_GRACE_S, "what streams get when told to stop"),
+    )
+    for name, default, text in graces:
+        add(name, type=_seconds, default=default, metavar="SECONDS", help=text)
     add("--model", type=Path, metavar="FOLDER", help="load this model at once")
     add("--name", default="", help="the name to serve it under; default: the folder's")
     add("--context-length", type=_count, metavar="TOKENS")

@@ -216,9 +216,10 @@ class Worker:
     async def unload(self) -> int:
         """End every stream with ModelUnloaded and drop the model; idempotent.
 
-        A load in progress is waited for. Returns MLX's active bytes afterwards.
+        A load in progress is abandoned. Returns MLX's active bytes afterwards.
         """
         if self._loading is not None:
+            self.engine.abandon_load()
             await asyncio.wait([self._loading])
         name = self.model_name
         await self._close()

@@ -1,0 +1,1 @@
+"""What several test folders share: small models and real processes."""

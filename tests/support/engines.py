@@ -1,0 +1,132 @@
+"""Engines on tiny models inside the test process, and sinks that remember."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxd_shared.requests import FinishReason, Sampling
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.loop import Engine, Limits
+from mlxd_worker.engine.request import Event, Failed, Finished, StreamId, Submit
+from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.tokenizer_files import load_tokenizer
+
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+STEPS_MAX = 5000
+_streams = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Collected:
+    """A sink that keeps every event."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def put(self, event: Event) -> None:
+        """Keep it."""
+        self.events.append(event)
+
+    @property
+    def ids(self) -> list[int]:
+        """All token ids, in order."""
+        return [i for event in self.events if not isinstance(event, Failed) for i in event.ids]
+
+    @property
+    def text(self) -> str:
+        """All text."""
+        return "".join(event.text for event in self.events if not isinstance(event, Failed))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has had its end."""
+        return bool(self.events) and isinstance(self.events[-1], Finished | Failed)
+
+    @property
+    def finished(self) -> Finished:
+        """The stream's good end."""
+        last = self.events[-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the stream ended."""
+        return self.finished.reason
+
+
+@dataclass(slots=True)
+class TinyEngine:
+    """An engine, its caches and tokenizer, and short ways to use them."""
+
+    engine: Engine
+    caches: RowCaches
+    tokenizer: Tokenizer
+
+    def submit(
+        self, prompt: Iterable[int], *, sink: Collected | None = None, **given: Any
+    ) -> tuple[Submit, Collected]:
+        """Submit a greedy stream of 8 tokens unless told otherwise; return it and its sink."""
+        collected = sink or Collected()
+        values: dict[str, Any] = {
+            "sampling": GREEDY,
+            "max_tokens": 8,
+            "stop": (),
+            "stop_token_ids": frozenset(),
+            "eos_ids": frozenset(),
+            "skip_special_tokens": False,
+            "submitted_s": time.monotonic(),
+        }
+        request = Submit(
+            stream=StreamId(next(_streams)),
+            prompt=tuple(prompt),
+            sink=collected,
+            **{**values, **given},
+        )
+        self.engine.submit(request)
+        return request, collected
+
+    def run(self) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(STEPS_MAX):
+            if not self.engine.busy:
+                return
+            self.engine.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def alone(self, prompt: Iterable[int], **given: Any) -> Collected:
+        """Run one stream to its end and return what it got."""
+        _, sink = self.submit(prompt, **given)
+        self.run()
+        return sink
+
+
+def tiny_engine(
+    folder: Path,
+    *,
+    rows_max: int = 4,
+    context_length: int = 512,
+    waiting_max: int = 64,
+    chunk: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+) -> TinyEngine:
+    """Return an engine on the model in `folder`."""
+    model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
+    caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
+    tokenizer = load_tokenizer(folder)
+    limits = Limits(
+        context_length=context_length,
+        rows_max=rows_max,
+        waiting_max=waiting_max,
+        prefill_chunk_tokens=chunk,
+    )
+    engine = Engine(
+        model, caches, lambda skip: tokenizer.detokenizer(skip_special=skip), limits, clock=clock
+    )
+    return TinyEngine(engine, caches, tokenizer)

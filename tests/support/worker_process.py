@@ -1,0 +1,209 @@
+"""A real worker process for a test: started, dialled, stopped and reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from mlxd.v1 import (
+    inference_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.net import CHANNEL_OPTIONS
+
+START_S_MAX = 60.0
+STOP_S_MAX = 20.0
+DIGEST = "d" * 64
+
+
+@dataclass(slots=True)
+class Pipe:
+    """A pipe whose one end goes to a child."""
+
+    read_fd: int
+    write_fd: int
+    _open: set[int] = field(default_factory=set)
+
+    @classmethod
+    def make(cls) -> Pipe:
+        """Return a fresh pipe."""
+        read_fd, write_fd = os.pipe()
+        return cls(read_fd, write_fd, {read_fd, write_fd})
+
+    def close(self, *fds: int) -> None:
+        """Close these ends, or what is open; idempotent."""
+        for fd in self._open & set(fds or (self.read_fd, self.write_fd)):
+            self._open.remove(fd)
+            os.close(fd)
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker that is listening."""
+
+    process: asyncio.subprocess.Process
+    channel: grpc.aio.Channel
+    address: str
+    pid: int
+    incarnation: str
+    log_path: Path
+    life: Pipe
+    inference: inference_pb2_grpc.InferenceServiceAsyncStub = field(init=False)
+    status: status_pb2_grpc.StatusServiceAsyncStub = field(init=False)
+    control: worker_pb2_grpc.WorkerServiceAsyncStub = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.status = status_pb2_grpc.StatusServiceStub(self.channel)
+        self.control = worker_pb2_grpc.WorkerServiceStub(self.channel)
+
+    async def load(
+        self, folder: Path, *, name: str = "tiny", digest: str = DIGEST, **options: Any
+    ) -> list[worker_pb2.LoadResponse]:
+        """Load a model; return every message."""
+        request = worker_pb2.LoadRequest(
+            worker_incarnation=self.incarnation,
+            path=str(folder),
+            name=name,
+            digest=digest,
+            options=types_pb2.LoadOptions(**options),
+        )
+        return [message async for message in self.control.Load(request)]
+
+    async def own_status(self) -> status_pb2.WorkerStatus:
+        """Return what the worker says about itself."""
+        got = await self.status.GetStatus(status_pb2.GetStatusRequest())
+        return got.status.workers[0]
+
+    async def until(
+        self, holds: Callable[[status_pb2.WorkerStatus], bool]
+    ) -> status_pb2.WorkerStatus:
+        """Return the first status, out of those the worker sends, for which `holds` is true."""
+        watch = self.status.WatchStatus(status_pb2.WatchStatusRequest(interval=duration_to_pb(0.1)))
+        async for message in watch:
+            worker = message.status.workers[0]
+            if holds(worker):
+                watch.cancel()
+                return worker
+        raise AssertionError("the worker stopped before it came to that")
+
+    async def ended(self) -> int:
+        """Wait for the process to end; return its exit code."""
+        return await asyncio.wait_for(self.process.wait(), STOP_S_MAX)
+
+    @property
+    def log(self) -> str:
+        """Everything that the process has written to its log."""
+        return self.log_path.read_text(encoding="utf-8")
+
+
+@contextlib.asynccontextmanager
+async def running_worker(
+    *arguments: str, listen: str | None = None, environ: dict[str, str] | None = None
+) -> AsyncIterator[WorkerProcess]:
+    """Start `python -m mlxd_worker`, wait for its ready line, yield it, stop and reap it."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
+        line, process, life = await _start(
+            stack, folder, listen or f"unix:{folder}/w.sock", arguments, environ or {}
+        )
+        log_path = folder / "log"
+        if "error" in line:
+            message = f"the worker did not start: {line}\n{log_path.read_text(encoding='utf-8')}"
+            raise AssertionError(message)
+        channel = grpc.aio.insecure_channel(str(line["address"]), options=list(CHANNEL_OPTIONS))
+        await stack.enter_async_context(channel)
+        yield WorkerProcess(
+            process=process,
+            channel=channel,
+            address=str(line["address"]),
+            pid=int(str(line["pid"])),
+            incarnation=str(line["incarnation"]),
+            log_path=log_path,
+            life=life,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A worker that did not start: its ready line, exit code and log."""
+
+    line: dict[str, object]
+    code: int
+    log: str
+
+
+async def refused_worker(*arguments: str, environ: dict[str, str] | None = None) -> Refused:
+    """Start a worker that cannot; return how it ended."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
+        listen = f"unix:{folder}/w.sock"
+        line, process, _ = await _start(stack, folder, listen, arguments, environ or {})
+        code = await asyncio.wait_for(process.wait(), STOP_S_MAX)
+        return Refused(line, code, (folder / "log").read_text(encoding="utf-8"))
+
+
+async def _start(
+    stack: contextlib.AsyncExitStack,
+    folder: Path,
+    listen: str,
+    arguments: tuple[str, ...],
+    environ: dict[str, str],
+) -> tuple[dict[str, object], asyncio.subprocess.Process, Pipe]:
+    """Start the process; return its ready line, itself, and the pipe that keeps it alive."""
+    ready, life = Pipe.make(), Pipe.make()
+    stack.callback(ready.close)
+    stack.callback(life.close)
+    own = ["--listen", listen, "--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)]
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "mlxd_worker",
+            *own,
+            *arguments,
+            stderr=log,
+            pass_fds=(ready.write_fd, life.read_fd),
+            start_new_session=True,
+            env={**os.environ, **environ},
+        )
+    stack.push_async_callback(_reap, process)
+    ready.close(ready.write_fd)
+    life.close(life.read_fd)
+    text = await asyncio.wait_for(asyncio.to_thread(_read_line, ready.read_fd), START_S_MAX)
+    if not text:
+        message = f"no ready line:\n{(folder / 'log').read_text(encoding='utf-8')}"
+        raise AssertionError(message)
+    line: dict[str, object] = json.loads(text)
+    return line, process, life
+
+
+def _read_line(fd: int) -> str:
+    with os.fdopen(fd, encoding="utf-8", closefd=False) as pipe:
+        return pipe.readline()
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """End the process if it still runs, and take its exit code."""
+    if process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S_MAX)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

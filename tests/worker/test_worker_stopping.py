@@ -1,0 +1,172 @@
+"""A real worker process alone: its command line, its ready line, and every way to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2
+
+from mlxd.v1 import status_pb2, types_pb2, worker_pb2
+from mlxd_shared.digest import model_digest
+from mlxd_shared.errors import (
+    ShuttingDown,
+)
+from mlxd_worker.app import ExitCode
+from tests.support.calls import endless, error_of, greedy, health, ids
+from tests.support.tiny_model import write_tiny_model
+from tests.support.worker_process import WorkerProcess, refused_worker, running_worker
+
+LONG_CONTEXT = 32_768
+SERVICES = ("mlxd.v1.InferenceService", "mlxd.v1.StatusService", "mlxd.v1.WorkerService")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for long streams."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), context_max=LONG_CONTEXT)
+
+
+@pytest_asyncio.fixture
+async def worker() -> AsyncIterator[WorkerProcess]:
+    """A fresh worker without a model."""
+    async with running_worker() as process:
+        yield process
+
+
+@pytest.mark.asyncio
+async def test_a_model_on_the_command_line(folder: Path) -> None:
+    """With --model the worker loads by itself, under the digest that its files have."""
+    async with running_worker(
+        "--model", str(folder), "--name", "mine", "--rows-max", "3"
+    ) as worker:
+        status = await worker.until(lambda s: s.state == types_pb2.MODEL_STATE_READY)
+        assert (status.model_name, status.rows_max) == ("mine", 3)
+        assert status.model_digest == model_digest(folder)
+        assert len(await ids(worker)) == 10
+
+
+@pytest.mark.asyncio
+async def test_a_bad_model_on_the_command_line_ends_the_process(tmp_path: Path) -> None:
+    """There is nobody else to tell, so the exit code and the log do."""
+    async with running_worker("--model", str(tmp_path)) as worker:
+        assert await worker.ended() == ExitCode.LOAD_FAILED
+        assert "cannot serve the model" in worker.log
+
+
+@pytest.mark.asyncio
+async def test_watchers_end_when_the_process_stops(worker: WorkerProcess) -> None:
+    """A status watch ends well at shutdown, which is answered before the process exits with 0."""
+    watch = worker.status.WatchStatus(status_pb2.WatchStatusRequest())
+    messages = aiter(watch)
+    await anext(messages)
+
+    request = worker_pb2.ShutdownRequest(worker_incarnation=worker.incarnation)
+    await worker.control.Shutdown(request)
+
+    assert [m async for m in messages] == []
+    assert await watch.code() == grpc.StatusCode.OK
+    assert await worker.ended() == ExitCode.OK
+
+
+@pytest.mark.asyncio
+async def test_a_signal_lets_short_streams_end(folder: Path) -> None:
+    """SIGTERM lets streams end within the grace, tells the others why, and exits with 0."""
+    async with running_worker("--stop-grace", "1.5") as worker:
+        await worker.load(folder)
+        short = worker.inference.Generate(greedy(max_tokens=100))
+        messages = [await anext(aiter(short))]
+        call = await endless(worker)
+
+        os.kill(worker.pid, signal.SIGTERM)
+
+        messages += [message async for message in short]
+        assert messages[-1].usage.completion_tokens == 100
+        assert isinstance(await error_of(call), ShuttingDown)
+        assert await worker.ended() == ExitCode.OK
+
+
+@pytest.mark.asyncio
+async def test_an_orphan_ends() -> None:
+    """When the controller's end of the pipe closes, the worker ends after its grace."""
+    async with running_worker("--orphan-grace", "0.1") as worker:
+        worker.life.close()
+        assert await worker.ended() == ExitCode.OK
+        assert "the controller is gone" in worker.log
+        assert not psutil.pid_exists(worker.pid)
+
+
+@pytest.mark.asyncio
+async def test_an_orphan_finishes_what_it_can(folder: Path) -> None:
+    """Streams may end within the grace; no new one is taken."""
+    async with running_worker("--orphan-grace", "20") as worker:
+        await worker.load(folder)
+        call = worker.inference.Generate(greedy(max_tokens=300))
+        messages = [await anext(aiter(call))]
+        worker.life.close()
+        messages += [message async for message in call]
+        assert messages[-1].usage.completion_tokens == 300
+        assert await worker.ended() == ExitCode.OK
+
+
+@pytest.mark.asyncio
+async def test_tcp_binds_its_own_port_on_loopback() -> None:
+    """Port 0 is chosen by the system and reported; other machines are let in only if told so."""
+    async with running_worker(listen="tcp:127.0.0.1:0") as worker:
+        port = int(worker.address.rpartition(":")[2])
+        assert worker.address == f"127.0.0.1:{port}"
+        assert port > 0
+        assert await health(worker.channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.asyncio
+async def test_strangers_are_kept_out() -> None:
+    """An address that other machines reach is refused, with the way to allow it."""
+    refused = await refused_worker("--listen", "tcp:0.0.0.0:0")
+    assert "--allow-remote" in str(refused.line["error"])
+    assert refused.code == ExitCode.CANNOT_START
+
+
+@pytest.mark.asyncio
+async def test_two_backends_are_refused(tmp_path: Path) -> None:
+    """With a second backend installed the worker says so on its ready pipe and does not start."""
+    extra = tmp_path / "mlx_cuda_13-0.32.4.dist-info"
+    extra.mkdir()
+    (extra / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-cuda-13\nVersion: 0.32.4\n")
+
+    refused = await refused_worker(environ={"PYTHONPATH": str(tmp_path)})
+
+    assert "mlx-cpu and mlx-cuda-13" in str(refused.line["error"])
+    assert refused.line["kind"] == "BackendProblem"
+    assert refused.code == ExitCode.CANNOT_START
+
+
+def test_nonsense_on_the_command_line() -> None:
+    """A bad option is named, before anything is started."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlxd_worker", "--context-length", "4"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "options.context_length" in done.stderr
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_a_prompt_is_logged(folder: Path) -> None:
+    """Prompts and outputs stay out of the log, at every level."""
+    async with running_worker("--log-level", "debug") as worker:
+        await worker.load(folder)
+        call = worker.inference.Generate(greedy(text="zebra crossing", max_tokens=5))
+        assert [m async for m in call]
+        await error_of(worker.inference.Generate(greedy(text="zebra " * 20_000)))
+        assert "zebra" not in worker.log
