@@ -3,7 +3,7 @@
 Invariants:
 - OpenSSL decides what a certificate and a key are and whether they belong together. What is read
   here are the two dates of a certificate that OpenSSL has accepted: no public function of the
-  standard library tells them (docs/decisions/0002-certificate-dates.md).
+  standard library tells them (docs/decisions/0006-certificate-dates.md).
 - Every problem is a BadCredentials that names the file. No content of a key is ever in a message.
 """
 

@@ -9,16 +9,16 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from mlxd.client import Client
@@ -32,6 +32,7 @@ from mlxd_shared.status import RemoteError
 from tests.support.certificates import SECRET, Authority, token_file
 
 TIMEOUT_S = 20.0
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
 
@@ -105,13 +106,21 @@ async def serving(files: ListenerFiles) -> AsyncIterator[tuple[str, Echo]]:
         await server.stop(None)
 
 
-async def ask(open_channel: grpc.aio.Channel, kind: str = "unary_unary", **options: Any) -> Any:
-    """Call the method of this kind; return its answer, or its first one."""
-    service = options.pop("service", "probe.Echo")
-    call = {name: getattr(open_channel, name) for name in KINDS}[kind](f"/{service}/{kind}")
-    request = b"hello" if kind.startswith("unary") else iter([b"hello"])
-    done = call(request, timeout=TIMEOUT_S, **options)
-    return await done if kind.endswith("unary") else await done.read()
+async def ask(
+    client: grpc.aio.Channel,
+    kind: str = "unary_unary",
+    *,
+    method: str = "",
+    body: bytes = b"hello",
+    metadata: Metadata = (),
+) -> bytes:
+    """Call a method of this kind; return its answer, or the first one."""
+    makers: Any = {name: getattr(client, name) for name in KINDS}
+    call = makers[kind](method or f"/probe.Echo/{kind}")
+    request = body if kind.startswith("unary") else iter([body])
+    done = call(request, timeout=TIMEOUT_S, metadata=metadata)
+    answer: bytes = await (done if kind.endswith("unary") else done.read())
+    return answer
 
 
 async def outcome(address: str, security: ChannelSecurity) -> object:
@@ -132,7 +141,7 @@ async def test_right_everything_is_served(pki: Pki, kind: str) -> None:
         assert await ask(client, kind, metadata=(("x-more", "1"),)) == b"answer"
 
 
-CLIENTS = {
+CLIENTS: dict[str, tuple[grpc.StatusCode, Callable[[Pki], ChannelSecurity]]] = {
     "wrong token": (UNAUTHENTICATED, lambda p: replace(p.right, token_file=p.stranger.token_file)),
     "no token": (UNAUTHENTICATED, lambda p: replace(p.right, token_file=None)),
     "no client certificate": (
@@ -192,7 +201,7 @@ async def test_a_token_is_enough_on_loopback(pki: Pki) -> None:
             assert await outcome(address, replace(security, token_file=None)) is UNAUTHENTICATED
 
 
-WRONG = {
+WRONG: dict[str, Metadata] = {
     "none": (),
     "other": (("authorization", "Bearer " + "x" * len(SECRET)),),
     "empty": (("authorization", ""),),
@@ -216,7 +225,7 @@ async def test_a_refused_client_learns_nothing(pki: Pki) -> None:
                     for service in ("probe.Echo", "no.Such", "grpc.health.v1.Health",
                                     "grpc.reflection.v1alpha.ServerReflection"):  # fmt: skip
                         with pytest.raises(grpc.aio.AioRpcError) as caught:
-                            await ask(client, kind, service=service, metadata=metadata)
+                            await ask(client, kind, method=f"/{service}/{kind}", metadata=metadata)
                         answers.add((caught.value.code(), caught.value.details(),
                                      tuple(caught.value.initial_metadata() or ()),
                                      tuple(caught.value.trailing_metadata() or ())))  # fmt: skip
@@ -228,17 +237,17 @@ async def test_a_refused_client_learns_nothing(pki: Pki) -> None:
 @pytest.mark.asyncio
 async def test_reflection_needs_the_token(pki: Pki) -> None:
     """What there is to call is told to callers only."""
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     allowed = ChannelSecurity(token_file=pki.right.token_file)
     async with serving(ListenerFiles(token_file=pki.files.token_file)) as (address, _):
         async with channel(address, allowed) as client:
-            stub = reflection_pb2_grpc.ServerReflectionStub(client)
-            answer = await stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_S).read()
+            found = await ask(client, "stream_stream", method=method, body=request)
+            answer = reflection_pb2.ServerReflectionResponse.FromString(found)
             assert answer.list_services_response.service
         async with channel(address) as client:
-            stub = reflection_pb2_grpc.ServerReflectionStub(client)
             with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
-                await stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_S).read()
+                await ask(client, "stream_stream", method=method, body=request)
 
 
 @pytest.mark.asyncio
@@ -247,17 +256,16 @@ async def test_health_is_open_only_where_asked(pki: Pki, *, open_health: bool) -
     """A probe without a token works by an explicit option; everything else stays shut."""
     files = ListenerFiles(token_file=pki.files.token_file, open_health=open_health)
     async with serving(files) as (address, echo), channel(address) as client:
-        check = health_pb2_grpc.HealthStub(client).Check(
-            health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
-        )
+        check = ask(client, method="/grpc.health.v1.Health/Check", body=b"")
         if open_health:
-            assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+            answer = health_pb2.HealthCheckResponse.FromString(await check)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
         else:
             with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
                 await check
-        for service in ("probe.Echo", "grpc.health.v1.HealthX", "grpc.health.v1"):
+        for method in ("/probe.Echo/unary_unary", "/grpc.health.v1.HealthX/Check"):
             with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
-                await ask(client, service=service)
+                await ask(client, method=method)
         assert echo.reached == 0
 
 
@@ -322,8 +330,9 @@ async def test_half_a_clients_protection_is_none(pki: Pki, change: dict[str, Any
 def test_a_missing_file_stops_the_start(pki: Pki, field: str) -> None:
     """The error names the file, and there is no server."""
     gone = pki.folder / "gone"
+    change: dict[str, Any] = {field: gone}
     with pytest.raises(BadCredentials, match="there is no such file") as caught:
-        replace(pki.files, **{field: gone}).load()
+        replace(pki.files, **change).load()
 
     assert caught.value.file == str(gone)
 
@@ -337,7 +346,6 @@ def test_an_expired_certificate_stops_the_start(pki: Pki) -> None:
 
 def test_others_are_served_only_behind_tls_and_a_name(pki: Pki) -> None:
     """An address that is not loopback needs TLS with a token or client CA, or an explicit yes."""
-    plain = {"tls_cert": None, "tls_key": None, "tls_client_ca": None}
     enough = [
         pki.files,
         replace(pki.files, tls_client_ca=None),
@@ -345,7 +353,7 @@ def test_others_are_served_only_behind_tls_and_a_name(pki: Pki) -> None:
     ]
     lacking = [
         ListenerFiles(),
-        replace(pki.files, **plain),
+        replace(pki.files, tls_cert=None, tls_key=None, tls_client_ca=None),
         replace(pki.files, token_file=None, tls_client_ca=None),
     ]
     everywhere = parse_address("0.0.0.0:0")
@@ -380,9 +388,10 @@ async def test_tls_on_a_unix_socket_is_refused(pki: Pki) -> None:
 async def test_a_silent_connection_is_dropped(pki: Pki) -> None:
     """Whoever connects and says nothing is shown the door: the handshake has a bound."""
     name = "grpc.server_handshake_timeout_ms"
-    security = replace(pki.files, tls_client_ca=None).load()
+    credentials = replace(pki.files, tls_client_ca=None).load().server_credentials()
+    assert credentials is not None
     server = grpc.aio.server(options=[(name, 100)])
-    port = server.add_secure_port("127.0.0.1:0", security.server_credentials())
+    port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
