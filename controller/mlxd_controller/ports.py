@@ -56,13 +56,24 @@ class ModelStore(Protocol):
     """Names to models. Reading files is done off the event loop."""
 
     async def resolve(self, name: str) -> ModelRef:
-        """Return the model of a name, alias or digest; empty: of the only one there is.
+        """Return the model of a name, alias or digest, as its files are now.
 
         Raises:
             ModelNotFound: no such name.
             InvalidModel: its files cannot be served.
-            InvalidRequest: `name` is empty and there is not exactly one model.
         """
+        ...
+
+    def only_name(self) -> str:
+        """Return the name to take where none is given.
+
+        Raises:
+            InvalidRequest: there is not exactly one model.
+        """
+        ...
+
+    async def inspect(self, path: Path, *, name: str) -> ModelRef:
+        """Return the model of a folder as `add` would, without taking it in."""
         ...
 
     async def add(self, path: Path, *, name: str) -> ModelRef:

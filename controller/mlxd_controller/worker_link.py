@@ -28,7 +28,7 @@ from mlxd_controller.ports import LoadOrder
 from mlxd_shared import config
 from mlxd_shared.convert import load_to_pb
 from mlxd_shared.net import CHANNEL_OPTIONS
-from mlxd_shared.status import from_call
+from mlxd_shared.status import RemoteError, from_call
 
 GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
 _T = TypeVar("_T")
@@ -51,6 +51,11 @@ class GrpcRawStream:
             message = await self._call.read()
         except grpc.RpcError as error:
             raise from_call(error) from error
+        except asyncio.CancelledError:
+            # gRPC raises this also where the call was cancelled and the reader was not.
+            if _cancelling():
+                raise
+            raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None
         return message if isinstance(message, bytes) else None
 
     def cancel(self) -> None:
@@ -132,6 +137,11 @@ class GrpcLink:
     async def close(self) -> None:
         """Let go of the connection; running calls end."""
         await asyncio.shield(self._channel.close())
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _ask(call: Awaitable[_T]) -> _T:

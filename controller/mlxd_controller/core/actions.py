@@ -15,7 +15,8 @@ from mlxd_shared.requests import LoadSpec
 class StartLoad:
     """Launch worker number `worker` and load the model as `plan` says.
 
-    Answered by Ready or LoadFailed, once. `restart` says what ended the worker before, or "".
+    Answered by Ready or LoadFailed, once. `reason` is "request" or "load"; `restart` is the class
+    of the error that ended the worker before, or "".
     """
 
     worker: int
@@ -24,6 +25,7 @@ class StartLoad:
     path: str
     plan: Plan
     spec: LoadSpec
+    reason: str
     restart: str
 
 

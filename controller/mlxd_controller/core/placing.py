@@ -113,7 +113,16 @@ def _start(turn: Turn, model: Model) -> None:
     restart = "" if model.error is None else type(model.error).__name__
     turn.state = replace(turn.state, next_worker=worker + 1)
     turn.do(
-        StartLoad(worker, model.digest, model.name, model.path, model.plan, model.spec, restart)
+        StartLoad(
+            worker=worker,
+            digest=model.digest,
+            name=model.name,
+            path=model.path,
+            plan=model.plan,
+            spec=model.spec,
+            reason="load" if model.wanted else "request",
+            restart=restart,
+        )
     )
     turn.put(
         replace(

@@ -47,7 +47,7 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Actio
     """
     turn = Turn(state, now_s)
     _apply(turn, event)
-    _settle(turn)
+    _settle(turn, event)
     return turn.state, tuple(turn.actions)
 
 
@@ -71,12 +71,14 @@ def _apply(turn: Turn, event: Event) -> None:
             pass  # time is read in _settle
 
 
-def _settle(turn: Turn) -> None:
+def _settle(turn: Turn, event: Event) -> None:
     """What time and free memory bring about, whatever the event was."""
+    # Not in the decision that made it ready: whoever asked for the load must see that it was.
+    may_expire = isinstance(event, Tick | Released)
     for model in turn.models():
         if model.phase is Phase.DRAINING and turn.now_s >= model.drain_until_s:
             turn.abort(model)
-        elif model.idle and turn.now_s >= model.expires_s:
+        elif may_expire and model.idle and turn.now_s >= model.expires_s:
             turn.stop_worker(model, StopReason.EXPIRED)
     place_all(turn)
 

@@ -53,32 +53,33 @@ class FolderStore:
         for name, path in models:
             if name in self._paths:
                 raise InvalidRequest.of("models", f"the name {name!r} is given twice")
-            self._take(name, path)
+            self._take(name, path.resolve())
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
-        if not name:
-            name = self._only_name()
         if name not in self._paths:
             return self._by_digest(name)
         path = self._paths[name]
-        entry = await self._read(path)
-        if entry.error is not None:
-            raise entry.error
-        return self._ref(path, entry)
+        return self._ref(path, await self._read_good(path))
+
+    def only_name(self) -> str:
+        """Return the name to take where none is given; see the port."""
+        if len(set(self._paths.values())) == 1:
+            return min(self._paths)
+        raise InvalidRequest.of("model", f"name one: {len(self._paths)} models are configured")
+
+    async def inspect(self, path: Path, *, name: str) -> ModelRef:
+        """Return the model of a folder without taking it in; see the port."""
+        path = await self._checked(path, name)
+        folder = (await self._read_good(path)).folder
+        assert folder is not None
+        return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
 
     async def add(self, path: Path, *, name: str) -> ModelRef:
         """Take a folder in; see the port. A folder that cannot be served is not taken in."""
-        if not await asyncio.to_thread(path.is_dir):
-            raise ModelNotFound(str(path), "there is no such folder")
-        path = await asyncio.to_thread(path.resolve)
-        name = name or path.name
-        if self._paths.get(name, path) != path:
-            raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
-        entry = await self._read(path)
-        if entry.error is not None:
-            raise entry.error
-        self._take(name, path)
+        path = await self._checked(path, name)
+        entry = await self._read_good(path)
+        self._take(name or path.name, path)
         return self._ref(path, entry)
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
@@ -98,19 +99,21 @@ class FolderStore:
         return self._refs.get(digest)
 
     def _take(self, name: str, path: Path) -> None:
-        if len(name) > config.MODEL_NAME_CHARS_MAX or not _NAME.fullmatch(name):
-            raise InvalidRequest.of(
-                "name",
-                f"{name!r} is not 1 to {config.MODEL_NAME_CHARS_MAX} letters, digits and ._:@+/-",
-            )
+        _check_name(name)
         if name not in self._paths and len(self._paths) >= config.MODELS_MAX:
             raise QueueFull("models", config.MODELS_MAX)
         self._paths[name] = path
 
-    def _only_name(self) -> str:
-        if len(set(self._paths.values())) == 1:
-            return min(self._paths)
-        raise InvalidRequest.of("model", f"name one: {len(self._paths)} models are configured")
+    async def _checked(self, path: Path, name: str) -> Path:
+        """Return the folder itself, if it may be served under `name`."""
+        if not await asyncio.to_thread(path.is_dir):
+            raise ModelNotFound(str(path), "there is no such folder")
+        path = await asyncio.to_thread(path.resolve)
+        name = name or path.name
+        _check_name(name)
+        if self._paths.get(name, path) != path:
+            raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
+        return path
 
     def _by_digest(self, digest: str) -> ModelRef:
         ref = self._refs.get(digest)
@@ -118,6 +121,12 @@ class FolderStore:
             names = ", ".join(sorted(self._paths)[:NAMES_IN_HINT_MAX])
             raise ModelNotFound(digest, f"there are {names}" if names else "none is configured")
         return ref
+
+    async def _read_good(self, path: Path) -> _Entry:
+        entry = await self._read(path)
+        if entry.error is not None:
+            raise entry.error
+        return entry
 
     async def _read(self, path: Path) -> _Entry:
         async with self._reading:
@@ -138,6 +147,12 @@ class FolderStore:
     def _is(self, path: Path, digest: str) -> bool:
         entry = self._entries.get(path)
         return entry is not None and entry.folder is not None and entry.folder.digest == digest
+
+
+def _check_name(name: str) -> None:
+    if len(name) > config.MODEL_NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        limit = f"1 to {config.MODEL_NAME_CHARS_MAX} letters, digits and ._:@+/-"
+        raise InvalidRequest.of("name", f"{name!r} is not {limit}")
 
 
 def _read_entry(path: Path, before: _Entry | None) -> _Entry:

@@ -1,0 +1,177 @@
+"""The composition root: settings to a running controller, and its graceful stop.
+
+Invariants:
+- Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
+- However serve() ends, no worker process is left, and what it made in the file system is gone.
+- A bug in the runtime ends serve() with its exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import resources
+from pathlib import Path
+
+from mlxd.v1 import inference_pb2, model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc
+from mlxd_controller.clock import SystemClock
+from mlxd_controller.core.events import ShutDown
+from mlxd_controller.core.state import State
+from mlxd_controller.device import Limits, make_probe
+from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_controller.ports import ModelRef
+from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.health import follow_health
+from mlxd_controller.services.inference import InferenceService, add_to_server
+from mlxd_controller.services.models import ModelService
+from mlxd_controller.services.status import StatusService
+from mlxd_controller.settings import ServeSettings
+from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared import logs
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.net import parse_address
+from mlxd_shared.requests import LoadSpec
+from mlxd_shared.serving import Health, listen, make_server
+
+__all__ = ["ServeSettings", "serve"]
+
+DEMO_NAME = "demo"
+FLUSH_GRACE_S = 0.5
+"""What calls without a lease get to end by themselves, once all else has ended."""
+_SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name]
+    for module, name in (
+        (inference_pb2, "InferenceService"),
+        (model_pb2, "ModelService"),
+        (status_pb2, "StatusService"),
+    )
+)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_log = logs.get_logger("controller")
+
+
+async def serve(settings: ServeSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, or until cancelled; then stop gracefully.
+
+    `on_ready` is called once, with the target that clients dial, when requests are taken.
+
+    Raises:
+        InvalidRequest: an address, a name or a folder in the settings is wrong.
+        ExceptionGroup: a bug.
+    """
+    logs.configure(level=settings.log_level, fmt=settings.log_format)
+    stopping = asyncio.Event()
+    with _signals(stopping):
+        async with _running(settings) as target:
+            _log.info("serving", address=target)
+            if on_ready is not None:
+                on_ready(target)
+            await stopping.wait()
+            _log.info("stopping", grace_s=settings.shutdown_grace_s)
+    _log.info("stopped")
+
+
+@contextmanager
+def _signals(stopping: asyncio.Event) -> Iterator[None]:
+    """Set `stopping` at a signal that asks to stop; the signals' former meaning comes back."""
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def _running(settings: ServeSettings) -> AsyncIterator[str]:
+    """Run a controller around the body; yields what clients dial."""
+    launcher = SubprocessLauncher(
+        run_dir=settings.run_dir,
+        stall_timeout_s=settings.load_stall_timeout_s,
+        orphan_grace_s=settings.orphan_grace_s,
+    )
+    try:
+        clock = SystemClock()
+        probe = await asyncio.to_thread(make_probe, _limits(settings))
+        state = State(
+            devices=probe.read(()),
+            keep_alive_s=settings.keep_alive_s,
+            max_loaded=settings.max_loaded,
+        )
+        runtime = Runtime(
+            Ports(launcher, GrpcLink, probe, clock),
+            state,
+            stall_timeout_s=settings.load_stall_timeout_s,
+        )
+        store = FolderStore(settings.models or ((DEMO_NAME, demo_model()),))
+        preloaded = [await store.resolve(name) for name in settings.preload]
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(runtime.run())
+            async with _listening(settings, runtime, store, clock, running) as target:
+                for ref in preloaded:
+                    tasks.create_task(_preload(runtime, ref))
+                yield target
+    finally:
+        launcher.close()
+
+
+@asynccontextmanager
+async def _listening(
+    settings: ServeSettings,
+    runtime: Runtime,
+    store: FolderStore,
+    clock: SystemClock,
+    running: asyncio.Task[None],
+) -> AsyncIterator[str]:
+    """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
+    health = Health()
+    server = make_server(health, _SERVICES)
+    catalog = Catalog(store, runtime)
+    add_to_server(InferenceService(catalog, runtime, clock), server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
+    status_pb2_grpc.add_StatusServiceServicer_to_server(
+        StatusService(catalog, runtime, clock), server
+    )
+    following = asyncio.create_task(follow_health(health, catalog, runtime.changes))
+    try:
+        target = listen(server, parse_address(settings.address), anywhere=settings.allow_remote)
+        await server.start()
+        for name in ("", *(service.full_name for service in _SERVICES)):
+            await health.set(name, serving=True)
+        yield target
+    finally:
+        following.cancel()
+        await health.leave()
+        runtime.post(ShutDown(settings.shutdown_grace_s))
+        # Refuses new calls at once; the second stop ends what has no lease, such as watches.
+        stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s + FLUSH_GRACE_S))
+        await asyncio.wait({running})
+        await server.stop(FLUSH_GRACE_S)
+        await asyncio.wait({stopping, following})
+
+
+async def _preload(runtime: Runtime, ref: ModelRef) -> None:
+    try:
+        async with runtime.loading(ref, LoadSpec()) as answer:
+            await answer
+    except MlxdError as error:
+        _log.error("preload failed", model=ref.name, reason=error.describe())
+
+
+def _limits(settings: ServeSettings) -> Limits:
+    return Limits(
+        memory_limit_bytes=settings.memory_limit_bytes,
+        reserve_bytes=settings.reserve_bytes,
+        reserve_fraction=settings.reserve_fraction,
+    )
+
+
+def demo_model() -> Path:
+    """Return the folder of the model that comes with mlxd."""
+    return Path(str(resources.files("mlxd_shared") / "demo_model"))

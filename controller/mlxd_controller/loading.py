@@ -1,0 +1,133 @@
+"""The life of one worker at the edge: launch and load it, and end it. Tells failures apart.
+
+Invariants:
+- load_worker() either leaves a worker that is ready, or none at all; also when it is cancelled.
+- No wait is without a bound: launching, each step of the progress, the shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from mlxd_controller.core.actions import StartLoad
+from mlxd_controller.core.state import Progress
+from mlxd_controller.ports import Clock, Connect, Launcher, LoadOrder, WorkerLink, WorkerProcess
+from mlxd_controller.workers import Worker
+from mlxd_shared import config
+from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.logs import get_logger
+from mlxd_shared.requests import LoadSpec
+from mlxd_shared.status import RemoteError
+
+FIRST_STATUS_TIMEOUT_S = 10.0
+SHUTDOWN_TIMEOUT_S = 5.0
+STAGE_READY = "ready"
+_log = get_logger("loading")
+
+
+def order_of(action: StartLoad) -> LoadOrder:
+    """Return the worker's order: the plan's choices, and the defaults that were fixed."""
+    spec = LoadSpec(
+        context_length=action.plan.context_length,
+        rows_max=action.plan.rows_max,
+        weights=action.plan.weights,
+        sampling=action.spec.sampling,
+    )
+    return LoadOrder(action.digest, action.name, action.path, spec)
+
+
+async def load_worker(
+    worker: Worker,
+    order: LoadOrder,
+    *,
+    launcher: Launcher,
+    connect: Connect,
+    clock: Clock,
+    stall_timeout_s: float,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Launch the process, load the model, and note its first figures on `worker`.
+
+    Raises:
+        WorkerExited, WorkerTimedOut, WorkerStartFailed, BackendProblem: no worker.
+        MlxdError: what the worker has against the model.
+    """
+    process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
+    worker.process = process
+    link = connect(address=process.address, incarnation=worker.incarnation, digest=worker.digest)
+    worker.link = link
+    try:
+        await _follow(link, order, process, stall_timeout_s, on_progress)
+        status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
+        worker.note_figures(status, clock.now_s())
+    except BaseException as error:
+        if isinstance(error, RemoteError):
+            reason = await _explain(error, process, worker.name)
+        await link.close()
+        await process.close()
+        if isinstance(error, RemoteError):
+            raise reason from error
+        raise
+
+
+async def _follow(
+    link: WorkerLink,
+    order: LoadOrder,
+    process: WorkerProcess,
+    stall_timeout_s: float,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    last = Progress()
+    async with aclosing(link.load(order)) as steps:
+        while True:
+            try:
+                async with asyncio.timeout(stall_timeout_s):
+                    step = await anext(steps, None)
+            except TimeoutError:
+                lines = process.last_lines()
+                raise WorkerTimedOut(order.name, lines, stall_timeout_s) from None
+            if step is None:
+                break
+            last = step
+            on_progress(step)
+    if last.stage != STAGE_READY:
+        raise WorkerStartFailed(order.name, process.last_lines())
+
+
+async def _explain(error: RemoteError, process: WorkerProcess, model: str) -> MlxdError:
+    """Return why the link broke: the process's end, if that comes."""
+    ended = asyncio.create_task(process.wait_exited())
+    await asyncio.wait({ended}, timeout=config.EOF_GRACE_S)
+    if ended.done():
+        return WorkerExited(model, process.last_lines(), ended.result())
+    ended.cancel()
+    return WorkerStartFailed(model, (*process.last_lines(), error.describe()))
+
+
+async def end_worker(worker: Worker) -> None:
+    """End a worker whatever it is doing: ask it, then interrupt, then kill. Leaves no process."""
+    worker.stopping = True
+    if worker.loading is not None and not worker.loading.done():
+        worker.loading.cancel()
+        await asyncio.wait({worker.loading})
+    if worker.link is not None:
+        await _ask_to_end(worker, worker.link)
+        await worker.link.close()
+    if worker.process is not None:
+        await worker.process.close()
+
+
+async def _ask_to_end(worker: Worker, link: WorkerLink) -> None:
+    assert worker.process is not None
+    if worker.process.exit_code is not None:
+        return
+    try:
+        await link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
+    except MlxdError as error:
+        _log.warning("worker did not take the shutdown", model=worker.name, reason=str(error))
+        return
+    ended = asyncio.create_task(worker.process.wait_exited())
+    await asyncio.wait({ended}, timeout=config.WORKER_INTERRUPT_GRACE_S)
+    ended.cancel()

@@ -1,0 +1,100 @@
+"""What the controller counts. One owner: the event loop's thread; names as Prometheus has them."""
+
+from __future__ import annotations
+
+import grpc
+
+from mlxd.v1 import status_pb2, types_pb2
+from mlxd_shared.convert import FINISH_FROM_PB, duration_from_pb
+from mlxd_shared.metrics import Counter, Histogram, counter_to_pb, histogram_to_pb
+
+NO_FINISH = "none"
+UNKNOWN_MODEL = "unknown"
+"""The label of requests that name no model of ours, so that clients cannot grow the metrics."""
+
+
+class Metrics:
+    """All counters and histograms of a controller, 0 at its start."""
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "mlxd_requests_total", "Generate calls by model, status code and finish reason."
+        )
+        self.prompt_tokens = Counter(
+            "mlxd_prompt_tokens_total", "Prompt tokens, cached ones included."
+        )
+        self.cached_tokens = Counter(
+            "mlxd_cached_tokens_total", "Prompt tokens whose state was reused."
+        )
+        self.generated_tokens = Counter("mlxd_generated_tokens_total", "Tokens generated.")
+        self.cache_hits = Counter(
+            "mlxd_cache_hits_total", "Requests that reused state, by what was reused."
+        )
+        self.cache_misses = Counter(
+            "mlxd_cache_misses_total", "Requests that reused no state, by why."
+        )
+        self.loads = Counter("mlxd_model_loads_total", "Loads begun, by what asked for them.")
+        self.evictions = Counter(
+            "mlxd_model_evictions_total",
+            "Models unloaded, by why: room, expired, asked, shutdown.",
+        )
+        self.restarts = Counter(
+            "mlxd_worker_restarts_total",
+            "Loads after a failure, by what ended the worker before.",
+        )
+        self.first_token = Histogram(
+            "mlxd_time_to_first_token_seconds", "From a request's arrival to its first token."
+        )
+        self.inter_token = Histogram(
+            "mlxd_inter_token_latency_seconds",
+            "A request's mean time between tokens, once a gap.",
+        )
+        self.queue = Histogram(
+            "mlxd_queue_time_seconds", "From a worker's acceptance to the first prefill."
+        )
+        self.load_wait = Histogram(
+            "mlxd_load_wait_seconds", "What requests waited for their model to be ready."
+        )
+        self.duration = Histogram(
+            "mlxd_request_duration_seconds", "From a request's arrival to its end."
+        )
+        self.load_seconds = Histogram("mlxd_model_load_seconds", "Duration of loads, by outcome.")
+
+    def ended(self, *, model: str, code: grpc.StatusCode, finish: str, duration_s: float) -> None:
+        """Count one Generate that is over, however it ended."""
+        self.requests.add(model=model, code=code.name, finish_reason=finish)
+        self.duration.observe(duration_s, model=model)
+
+    def used(self, *, model: str, usage: types_pb2.Usage) -> None:
+        """Count what a complete stream cost."""
+        self.prompt_tokens.add(usage.prompt_tokens, model=model)
+        self.cached_tokens.add(usage.cached_tokens, model=model)
+        self.generated_tokens.add(usage.completion_tokens, model=model)
+        if usage.cached_tokens:
+            self.cache_hits.add(model=model, reason="prefix")
+        else:
+            self.cache_misses.add(model=model, reason="cold")
+        self.queue.observe(duration_from_pb(usage.queue_duration), model=model)
+        self.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
+        gaps = usage.completion_tokens - 1
+        if gaps > 0:
+            mean_s = duration_from_pb(usage.completion_duration) / gaps
+            self.inter_token.observe(mean_s, times=gaps, model=model)
+
+    def to_pb(self) -> list[status_pb2.MetricFamily]:
+        """Return every family for the wire, empty ones too."""
+        counters = (
+            self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens,
+            self.cache_hits, self.cache_misses, self.loads, self.evictions, self.restarts,
+        )  # fmt: skip
+        histograms = (
+            self.first_token, self.inter_token, self.queue, self.load_wait, self.duration,
+            self.load_seconds,
+        )  # fmt: skip
+        return [*map(counter_to_pb, counters), *map(histogram_to_pb, histograms)]
+
+
+def finish_label(finish: types_pb2.Finish) -> str:
+    """Return the label of why a stream ended."""
+    reason = FINISH_FROM_PB.get(finish.reason)
+    return NO_FINISH if reason is None else reason.value

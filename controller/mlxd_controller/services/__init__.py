@@ -1,0 +1,1 @@
+"""The gRPC services of the controller. Protobuf comes in and goes out here."""

@@ -1,0 +1,57 @@
+"""Gauges: what is true at this moment, from the state and the workers' last figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mlxd.v1 import status_pb2
+from mlxd_controller.core.state import State
+from mlxd_controller.workers import Worker
+from mlxd_shared.convert import duration_from_pb
+from mlxd_shared.metrics import Gauges, gauge_to_pb, labels
+
+Figure = Callable[[status_pb2.WorkerStatus], float]
+
+
+def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFamily]:
+    """Return every gauge for the wire."""
+    of_workers = [(w.name, w.figures) for w in workers if w.figures is not None]
+
+    def each(figure: Figure) -> Gauges:
+        return {labels(model=name): figure(figures) for name, figures in of_workers}
+
+    models = [model for model in state.models.values() if model.reserved_bytes]
+    waiting = {labels(model=m.name): float(len(m.waiters)) for m in state.models.values()}
+    budgets = {labels(device=d.name): float(d.budget_bytes) for d in state.devices}
+    reserved = {labels(model=m.name): float(m.reserved_bytes) for m in models}
+    return [
+        gauge_to_pb(
+            "mlxd_requests_running", "Streams being decoded.", each(lambda w: w.streams_running)
+        ),
+        gauge_to_pb(
+            "mlxd_requests_waiting",
+            "Streams that wait inside a worker.",
+            each(lambda w: w.streams_waiting),
+        ),
+        gauge_to_pb(
+            "mlxd_load_waiters", "Requests that wait for their model to be ready.", waiting
+        ),
+        gauge_to_pb("mlxd_kv_cache_usage_ratio", "Part of the rows' tokens in use.", each(_kv_use)),
+        gauge_to_pb(
+            "mlxd_oldest_wait_seconds",
+            "How long the oldest waiting stream has waited.",
+            each(lambda w: duration_from_pb(w.oldest_wait)),
+        ),
+        gauge_to_pb(
+            "mlxd_memory_measured_bytes",
+            "What a worker accounts for.",
+            each(lambda w: w.memory.total_bytes),
+        ),
+        gauge_to_pb("mlxd_memory_reserved_bytes", "What a model's plan reserves.", reserved),
+        gauge_to_pb("mlxd_memory_budget_bytes", "What models may use in all.", budgets),
+    ]
+
+
+def _kv_use(figures: status_pb2.WorkerStatus) -> float:
+    capacity = figures.kv_tokens_capacity
+    return figures.kv_tokens_used / capacity if capacity else 0.0

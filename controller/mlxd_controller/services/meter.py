@@ -1,0 +1,77 @@
+"""Counts one Generate, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+import grpc
+
+from mlxd.v1 import inference_pb2
+from mlxd_controller.metrics import NO_FINISH, UNKNOWN_MODEL, Metrics, finish_label
+from mlxd_controller.ports import Clock
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.logs import get_logger
+from mlxd_shared.status import RemoteError, code_of
+
+_log = get_logger("inference")
+
+
+class Meter:
+    """A context around one Generate; `model` is set as soon as it is known."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        """Begin to measure."""
+        self.model = UNKNOWN_MODEL
+        self._metrics = metrics
+        self._clock = clock
+        self._begun_s = clock.now_s()
+        self._first_s: float | None = None
+        self._last: inference_pb2.GenerateResponse | None = None
+
+    def saw_frame(self) -> None:
+        """Note a message of the stream."""
+        if self._first_s is None:
+            self._first_s = self._clock.now_s() - self._begun_s
+            self._metrics.first_token.observe(self._first_s, model=self.model)
+
+    def complete(self, last: inference_pb2.GenerateResponse) -> None:
+        """Note the stream's last message, which carries its usage."""
+        self._last = last
+        self._metrics.used(model=self.model, usage=last.usage)
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        seconds = self._clock.now_s() - self._begun_s
+        finish = NO_FINISH if self._last is None else finish_label(self._last.finish)
+        code = _code(error) if self._last is None else grpc.StatusCode.OK
+        self._metrics.ended(model=self.model, code=code, finish=finish, duration_s=seconds)
+        tokens = 0 if self._last is None else self._last.usage.completion_tokens
+        _log.info(
+            "generate ended",
+            code=code.name,
+            finish=finish,
+            tokens=tokens,
+            seconds=round(seconds, 3),
+        )
+
+
+def _code(error: BaseException | None) -> grpc.StatusCode:
+    match error:
+        case None:
+            return grpc.StatusCode.OK
+        case RemoteError(code):
+            return code
+        case MlxdError():
+            return code_of(error)
+        case asyncio.CancelledError() | GeneratorExit():
+            return grpc.StatusCode.CANCELLED
+        case _:
+            return grpc.StatusCode.INTERNAL

@@ -1,0 +1,175 @@
+"""ModelService: what models there are, and loading, unloading and watching them.
+
+Invariants:
+- A load belongs to the scheduler: a client that goes away leaves it running.
+- Pages are cut by name, so that a list that changes meanwhile skips and repeats nothing else.
+"""
+# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
+from mlxd_controller.changes import Subscription
+from mlxd_controller.core import actions
+from mlxd_controller.core.report import report
+from mlxd_controller.core.state import Model, Phase
+from mlxd_controller.ports import BrokenRef, Clock, ModelRef
+from mlxd_controller.runtime import Lease, Runtime
+from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
+from mlxd_shared import config
+from mlxd_shared.convert import duration_from_pb, load_from_pb
+from mlxd_shared.errors import InvalidModel, InvalidRequest
+from mlxd_shared.interceptors import Context
+from mlxd_shared.requests import LoadSpec
+from mlxd_shared.unserved import refuse_unserved
+
+UNLOAD_GRACE_MAX_S = 3600.0
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    """Implements the service over the catalog and the runtime."""
+
+    def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
+        self._catalog = catalog
+        self._runtime = runtime
+        self._clock = clock
+
+    async def ListModels(
+        self, request: model_pb2.ListModelsRequest, context: Context
+    ) -> model_pb2.ListModelsResponse:
+        """Return a page of models, by name; broken folders are listed with their error."""
+        if not 0 <= request.page_size <= config.PAGE_SIZE_MAX:
+            limit = f"{request.page_size} is outside [0, {config.PAGE_SIZE_MAX}]"
+            raise InvalidRequest.of("page_size", limit)
+        if len(request.page_token) > config.MODEL_NAME_CHARS_MAX:
+            raise InvalidRequest.of("page_token", "was not given by an earlier page")
+        size = request.page_size or config.PAGE_SIZE_DEFAULT
+        refs = await self._catalog.store.listed()
+        first = bisect.bisect_right([ref.name for ref in refs], request.page_token)
+        page = refs[first : first + size]
+        more = first + size < len(refs)
+        return model_pb2.ListModelsResponse(
+            models=[self._listed(ref) for ref in page],
+            next_page_token=page[-1].name if more else "",
+        )
+
+    async def GetModel(
+        self, request: model_pb2.GetModelRequest, context: Context
+    ) -> model_pb2.GetModelResponse:
+        """Return one model."""
+        ref = await self._catalog.find(request.model)
+        return model_pb2.GetModelResponse(model=self._view(ref))
+
+    async def LoadModel(
+        self, request: model_pb2.LoadModelRequest, context: Context
+    ) -> AsyncGenerator[model_pb2.LoadModelResponse, None]:
+        """Load a model and tell of it, or only reckon whether it would fit."""
+        spec = load_from_pb(request.options)
+        refuse_unserved(request)
+        ref = await self._catalog.find_to_load(
+            request.model, name=request.name, keep=not request.validate_only
+        )
+        _check_context(ref, spec)
+        fit: types_pb2.FitReport | None = self._fit(ref, spec)
+        if request.validate_only:
+            yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
+            return
+        with self._runtime.changes.subscribe(ref.digest) as news:
+            async with self._runtime.loading(ref, spec) as answer:
+                async for model in _until_ready(news, answer):
+                    yield model_pb2.LoadModelResponse(model=self._view(ref, model), fit=fit)
+                    fit = None
+                if fit is not None:  # it was ready before
+                    yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
+
+    async def UnloadModel(
+        self, request: model_pb2.UnloadModelRequest, context: Context
+    ) -> model_pb2.UnloadModelResponse:
+        """Unload a model; answers when its process is gone."""
+        grace_s = config.UNLOAD_GRACE_DEFAULT_S
+        if request.HasField("grace"):
+            grace_s = duration_from_pb(request.grace)
+        if not 0 <= grace_s <= UNLOAD_GRACE_MAX_S:
+            limit = f"{grace_s:g} s is outside [0, {UNLOAD_GRACE_MAX_S:g}]"
+            raise InvalidRequest.of("grace", limit)
+        ref = await self._catalog.find(request.model)
+        aborted = await self._runtime.unload(ref.digest, grace_s=grace_s, force=request.force)
+        return model_pb2.UnloadModelResponse(model=self._view(ref), streams_aborted=aborted)
+
+    async def WatchModels(
+        self, request: model_pb2.WatchModelsRequest, context: Context
+    ) -> AsyncGenerator[model_pb2.WatchModelsResponse, None]:
+        """Tell every model once, then each change."""
+        ref = await self._catalog.find(request.model) if request.model else None
+        with self._runtime.changes.subscribe(None if ref is None else ref.digest) as news:
+            refs = await self._catalog.store.listed() if ref is None else (ref,)
+            for known in refs:
+                yield model_pb2.WatchModelsResponse(model=self._listed(known))
+            while True:
+                model = await news.next()
+                changed = self._catalog.store.known(model.digest)
+                if changed is not None:
+                    yield model_pb2.WatchModelsResponse(model=self._view(changed, model))
+
+    # --- views -----------------------------------------------------------------------------------
+
+    def _listed(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
+        return broken_to_pb(ref) if isinstance(ref, BrokenRef) else self._view(ref)
+
+    def _view(self, ref: ModelRef, model: Model | None = None) -> types_pb2.Model:
+        model = model or self._runtime.state.models.get(ref.digest)
+        worker = None if model is None else self._runtime.workers.get(model.worker)
+        return model_to_pb(ref, model, worker, self._clock)
+
+    def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
+        self._runtime.measure()
+        state = self._runtime.state
+        found = report(state, ref.digest, ref.facts, spec)
+        names = {model.digest: model.name for model in state.models.values()}
+        return report_to_pb(found, ref, names)
+
+
+def _check_context(ref: ModelRef, spec: LoadSpec) -> None:
+    most = ref.facts.context_length_max
+    if spec.context_length is not None and spec.context_length > most:
+        limit = f"{spec.context_length} is above the model's maximum of {most}"
+        raise InvalidRequest.of("options.context_length", limit)
+    if most < config.CONTEXT_LENGTH_MIN:
+        raise InvalidModel(f"{most} is below {config.CONTEXT_LENGTH_MIN}", "config.json")
+
+
+async def _until_ready(
+    news: Subscription, answer: asyncio.Future[Lease | actions.Done]
+) -> AsyncGenerator[Model, None]:
+    """Yield what happens to a model up to its being ready; raise the reason where it is not.
+
+    What is refused at once raises before anything is yielded.
+    """
+    while not answer.done():
+        step = asyncio.ensure_future(news.next())
+        try:
+            await _first_of(step, answer)
+        finally:
+            step.cancel()
+        if step.done() and not step.cancelled() and not _failed(answer):
+            yield step.result()
+    answer.result()
+    for model in news.pending():
+        yield model
+        if model.phase is Phase.READY:
+            return
+
+
+async def _first_of(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> None:
+    """Wait until one of the two is done."""
+    await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:
+    return answer.done() and answer.exception() is not None

@@ -1,0 +1,110 @@
+"""StatusService: the controller's view of itself, its workers and its memory.
+
+Invariant: never waits for a worker longer than STATUS_WAIT_S; figures that came earlier say so.
+"""
+# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from importlib.metadata import version
+
+import psutil
+
+from mlxd.v1 import status_pb2, status_pb2_grpc
+from mlxd_controller.core.fit import Device
+from mlxd_controller.core.state import RESIDENT, State
+from mlxd_controller.device import resident_bytes
+from mlxd_controller.ports import Clock
+from mlxd_controller.runtime import Runtime
+from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.gauges import gauges
+from mlxd_controller.services.worker_view import worker_to_pb
+from mlxd_controller.workers import Worker
+from mlxd_shared import config
+from mlxd_shared.convert import duration_from_pb, timestamp_to_pb
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.interceptors import Context
+
+
+class StatusService(status_pb2_grpc.StatusServiceServicer):
+    """Implements the service over the runtime."""
+
+    def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
+        self._catalog = catalog
+        self._runtime = runtime
+        self._clock = clock
+        self._started_unix_s = clock.unix_s()
+
+    async def GetStatus(
+        self, request: status_pb2.GetStatusRequest, context: Context
+    ) -> status_pb2.GetStatusResponse:
+        """Return the status now."""
+        digest = await self._digest(request.model)
+        return status_pb2.GetStatusResponse(status=await self._status(digest))
+
+    async def WatchStatus(
+        self, request: status_pb2.WatchStatusRequest, context: Context
+    ) -> AsyncGenerator[status_pb2.WatchStatusResponse, None]:
+        """Return the status now and at every interval."""
+        interval_s = config.WATCH_INTERVAL_DEFAULT_S
+        if request.HasField("interval"):
+            interval_s = duration_from_pb(request.interval)
+        if not config.WATCH_INTERVAL_MIN_S <= interval_s < float("inf"):
+            limit = f"at least {config.WATCH_INTERVAL_MIN_S} s"
+            raise InvalidRequest.of("interval", limit)
+        digest = await self._digest(request.model)
+        while True:
+            yield status_pb2.WatchStatusResponse(status=await self._status(digest))
+            await asyncio.sleep(interval_s)
+
+    async def _digest(self, model: str) -> str:
+        return (await self._catalog.find(model)).digest if model else ""
+
+    async def _status(self, digest: str) -> status_pb2.Status:
+        workers = self._runtime.workers
+        await workers.refresh(workers.live(), wait_s=config.STATUS_WAIT_S)
+        shown = [
+            worker for worker in (*workers.live(), *workers.dead()) if digest in ("", worker.digest)
+        ]
+        state = self._runtime.state
+        return status_pb2.Status(
+            role=status_pb2.PROCESS_ROLE_CONTROLLER,
+            version=version("mlxd"),
+            pid=os.getpid(),
+            start_time=timestamp_to_pb(self._started_unix_s),
+            now=timestamp_to_pb(self._clock.unix_s()),
+            host_memory=self._host_memory(),
+            devices=[_device_to_pb(device, state) for device in self._runtime.measure()],
+            workers=[self._worker(worker, state) for worker in shown],
+            metrics=[*self._runtime.metrics.to_pb(), *gauges(state, workers.live())],
+        )
+
+    def _worker(self, worker: Worker, state: State) -> status_pb2.WorkerStatus:
+        return worker_to_pb(worker, state.by_worker(worker.number), self._clock)
+
+    def _host_memory(self) -> status_pb2.HostMemory:
+        memory = psutil.virtual_memory()
+        return status_pb2.HostMemory(
+            total_bytes=memory.total,
+            available_bytes=memory.available,
+            resident_bytes=resident_bytes((os.getpid(), *self._runtime.workers.pids())),
+        )
+
+
+def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:
+    return status_pb2.DeviceStatus(
+        name=device.name,
+        kind=device.kind,
+        total_bytes=device.total_bytes,
+        budget_bytes=device.budget_bytes,
+        reserved_bytes=sum(
+            model.reserved_bytes
+            for model in state.models.values()
+            if model.phase in RESIDENT
+            and model.plan is not None
+            and model.plan.device == device.name
+        ),
+    )

@@ -1,0 +1,124 @@
+"""The scheduler's models and reports as messages of the wire. Reads, never changes."""
+
+from __future__ import annotations
+
+import math
+
+from mlxd.v1 import types_pb2
+from mlxd_controller.core.report import Report
+from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress
+from mlxd_controller.ports import BrokenRef, Clock, ModelRef
+from mlxd_controller.workers import Worker
+from mlxd_shared.convert import WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
+from mlxd_shared.requests import DEFAULTS, LoadSpec, merge
+
+PHASE_TO_PB = {
+    Phase.UNLOADED: types_pb2.MODEL_STATE_UNLOADED,
+    Phase.QUEUED: types_pb2.MODEL_STATE_QUEUED,
+    Phase.LOADING: types_pb2.MODEL_STATE_LOADING,
+    Phase.READY: types_pb2.MODEL_STATE_READY,
+    Phase.DRAINING: types_pb2.MODEL_STATE_DRAINING,
+    Phase.UNLOADING: types_pb2.MODEL_STATE_UNLOADING,
+    Phase.FAILED: types_pb2.MODEL_STATE_FAILED,
+}
+
+
+def progress_to_pb(progress: Progress) -> types_pb2.LoadProgress:
+    """Return how far a load has come."""
+    return types_pb2.LoadProgress(
+        bytes_read=progress.bytes_read, bytes_total=progress.bytes_total, stage=progress.stage
+    )
+
+
+def broken_to_pb(ref: BrokenRef) -> types_pb2.Model:
+    """Return a configured folder that cannot be served."""
+    return types_pb2.Model(
+        name=ref.name,
+        path=str(ref.path),
+        state=types_pb2.MODEL_STATE_FAILED,
+        error=ref.error.describe(),
+    )
+
+
+def model_to_pb(
+    ref: ModelRef, model: Model | None, worker: Worker | None, clock: Clock
+) -> types_pb2.Model:
+    """Return a model as it is. `model` and `worker` are None where it was never asked for."""
+    spec = LoadSpec() if model is None else model.spec
+    pb = types_pb2.Model(
+        name=ref.name,
+        aliases=ref.aliases,
+        digest=ref.digest,
+        path=str(ref.path),
+        architecture=ref.facts.architecture,
+        state=types_pb2.MODEL_STATE_UNLOADED,
+        context_length_max=ref.facts.context_length_max,
+        vocab_size=ref.facts.vocab_size,
+        stored_bytes=ref.facts.stored_bytes,
+        effective_sampling=sampling_to_pb(merge(spec.sampling, ref.defaults, DEFAULTS)),
+    )
+    if model is None:
+        return pb
+    pb.state = PHASE_TO_PB[model.phase]
+    pb.path = model.path
+    pb.error = "" if model.error is None else model.error.describe()
+    pb.streams_active = len(model.leases)
+    pb.pinned = model.pinned
+    if model.phase is Phase.LOADING:
+        pb.progress.CopyFrom(progress_to_pb(model.progress))
+    if model.phase in RESIDENT and model.plan is not None:
+        pb.device = model.plan.device
+        pb.context_length = model.plan.context_length
+        pb.rows_max = model.plan.rows_max
+        pb.weights = WEIGHTS_TO_PB[model.plan.weights]
+    _add_times(pb, model, clock)
+    if worker is not None:
+        _add_worker(pb, worker)
+    return pb
+
+
+def _add_times(pb: types_pb2.Model, model: Model, clock: Clock) -> None:
+    now_s = clock.now_s()
+    offset_s = clock.unix_s() - now_s
+    if model.last_used_s:
+        pb.last_used_time.CopyFrom(timestamp_to_pb(model.last_used_s + offset_s))
+    if model.phase is Phase.READY and math.isfinite(model.keep_alive_s):
+        expires_s = model.expires_s if model.idle else now_s + model.keep_alive_s
+        pb.expire_time.CopyFrom(timestamp_to_pb(expires_s + offset_s))
+
+
+def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
+    pb.worker_incarnation = worker.incarnation
+    figures = worker.figures
+    if figures is None:
+        return
+    pb.resident_bytes = figures.memory.total_bytes
+    pb.weights = figures.weights or pb.weights
+    pb.context_length = figures.context_length or pb.context_length
+    if figures.HasField("effective_sampling"):
+        pb.effective_sampling.CopyFrom(figures.effective_sampling)
+
+
+def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_pb2.FitReport:
+    """Return a fit report; `names` are the models' names by digest."""
+    plan = report.plan
+    return types_pb2.FitReport(
+        model=ref.name,
+        model_digest=ref.digest,
+        fits_now=report.fits_now,
+        fits_ever=report.fits_ever,
+        terms=[
+            types_pb2.FitTerm(name=term.name, bytes=term.nbytes, note=term.note)
+            for term in plan.terms
+        ],
+        need_bytes=plan.need_bytes,
+        budget_bytes=report.device.budget_bytes,
+        available_bytes=report.available_bytes,
+        reserve_bytes=report.device.reserve_bytes,
+        device=plan.device,
+        weights=WEIGHTS_TO_PB[plan.weights],
+        context_length=plan.context_length,
+        rows_max=plan.rows_max,
+        would_evict=[names.get(digest, digest) for digest in report.would_evict],
+        suggestions=report.suggestions,
+    )

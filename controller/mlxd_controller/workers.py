@@ -1,0 +1,144 @@
+"""The workers there are and the last ones that failed: processes, links, figures.
+
+Invariants:
+- Each launch has one record, by its serial number; one owner, the runtime.
+- Figures are as old as `figures_s` says: nothing here waits for a worker longer than it was told.
+- At most DEAD_WORKERS_MAX failed workers are remembered, the latest of each model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mlxd.v1 import status_pb2
+from mlxd_controller.core.fit import Plan
+from mlxd_controller.ports import Clock, WorkerLink, WorkerProcess
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.logs import get_logger
+
+DEAD_WORKERS_MAX = 16
+POLL_TIMEOUT_S = 5.0
+CAUSE_WAIT_S = 1.0
+_log = get_logger("workers")
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One launch, from its first moment to after its end."""
+
+    number: int
+    digest: str
+    name: str
+    path: str
+    plan: Plan
+    incarnation: str
+    started_unix_s: float
+    process: WorkerProcess | None = None
+    link: WorkerLink | None = None
+    loading: asyncio.Task[None] | None = None
+    stopping: bool = False
+    error: MlxdError | None = None
+    figures: status_pb2.WorkerStatus | None = None
+    figures_s: float = 0.0
+    polling: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives, or never lived."""
+        return None if self.process is None else self.process.exit_code
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines of output."""
+        return () if self.process is None else self.process.last_lines()
+
+    async def cause(self) -> str:
+        """Return what ended it, once that is known; "" if it seems to live."""
+        if self.process is None:
+            return ""
+        waiting = asyncio.create_task(self.process.wait_exited())
+        await asyncio.wait({waiting}, timeout=CAUSE_WAIT_S)
+        if waiting.done():
+            return describe_exit(waiting.result())
+        waiting.cancel()
+        return ""
+
+    def note_figures(self, status: status_pb2.Status, now_s: float) -> None:
+        """Keep what the worker says of itself."""
+        if status.workers:
+            self.figures = status.workers[0]
+            self.figures_s = now_s
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit code for people; negative is a signal."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class Workers:
+    """All records, and the polling of those that live."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._live: dict[int, Worker] = {}
+        self._dead: dict[str, Worker] = {}
+
+    def add(self, worker: Worker) -> None:
+        """Take in a new launch."""
+        self._live[worker.number] = worker
+
+    def get(self, number: int) -> Worker | None:
+        """Return a worker that lives, or is being started or stopped."""
+        return self._live.get(number)
+
+    def live(self) -> tuple[Worker, ...]:
+        """Return the workers that are not known to have ended, oldest first."""
+        return tuple(self._live.values())
+
+    def dead(self) -> tuple[Worker, ...]:
+        """Return the last failed worker of each model, oldest first."""
+        return tuple(self._dead.values())
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the living."""
+        return tuple(
+            worker.process.pid
+            for worker in self._live.values()
+            if worker.process is not None and worker.process.exit_code is None
+        )
+
+    def end(self, worker: Worker, error: MlxdError | None) -> None:
+        """Move a worker that failed to the dead; one that ended as it was told is forgotten."""
+        del self._live[worker.number]
+        worker.error = error
+        if error is None:
+            return
+        self._dead.pop(worker.digest, None)
+        self._dead[worker.digest] = worker
+        while len(self._dead) > DEAD_WORKERS_MAX:
+            del self._dead[next(iter(self._dead))]
+
+    async def refresh(self, workers: Iterable[Worker], *, wait_s: float) -> None:
+        """Ask these workers for their figures, and wait at most `wait_s` for the answers.
+
+        A worker that is still busy with an earlier question is not asked again.
+        """
+        asked = [task for task in map(self._ask, workers) if task is not None]
+        if asked:
+            await asyncio.wait(asked, timeout=wait_s)
+
+    def _ask(self, worker: Worker) -> asyncio.Task[None] | None:
+        if worker.link is None or worker.loading is not None or worker.stopping:
+            return None
+        if worker.polling is None or worker.polling.done():
+            worker.polling = asyncio.create_task(self._poll(worker, worker.link))
+        return worker.polling
+
+    async def _poll(self, worker: Worker, link: WorkerLink) -> None:
+        try:
+            status = await link.status(timeout_s=POLL_TIMEOUT_S)
+        except MlxdError as error:
+            _log.debug("no figures", model=worker.name, reason=error.describe())
+            return
+        worker.note_figures(status, self._clock.now_s())
