@@ -1,0 +1,155 @@
+"""What a client of a real worker process gets is what mlx-lm computes, token for token.
+
+Prompts differ in length and all run side by side, so that batching is inside the comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from mlxd.v1 import inference_pb2, types_pb2
+from tests.real_inputs import real_input
+from tests.support.worker_process import WorkerProcess, running_worker
+from tests.worker.tiny import floats, ints
+
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+NEW_TOKENS = 200
+NEAR_TIE = 1e-4
+OPENINGS = (
+    "Once upon a time",
+    "The king said",
+    "In the deep green forest there lived an old woman who",
+    "The little girl opened the door and saw",
+    "A fox and a crow met one morning by the river. The fox said:",
+    "It was a dark night, and the wind",
+    "There was once a poor miller",
+    "The youngest of the three brothers",
+    "When the sun rose,",
+    "She had never seen such a beautiful",
+    "The dragon slept on a heap of gold",
+    "Far away, beyond the mountains, there stood a castle",
+    "One day the bear",
+    "The boy ran home and told his mother that",
+    "Long ago, when animals could speak,",
+    "The princess wept, for",
+    "An old soldier was walking along the road",
+    "The ship sailed for many days until",
+    "'Who are you?' asked the giant.",
+    "In winter the birds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """mlx-lm's model in float32, in this process."""
+
+    model: object
+
+    @classmethod
+    def load(cls, folder: Path) -> Peer:
+        """Return the model as mlx-lm loads it."""
+        model, _ = load_model(folder)
+        model.set_dtype(mx.float32)
+        mx.eval(model.parameters())
+        return cls(model)
+
+    def _forward(self, ids: Sequence[int], cache: object) -> mx.array:
+        assert callable(self.model)
+        logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)
+        return logits[0]
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Return `count` greedy tokens, by mlx-lm's forward pass and cache."""
+        cache = make_prompt_cache(self.model)
+        ids, out = list(prompt), []
+        for _ in range(count):
+            (token,) = ints(mx.argmax(self._forward(ids, cache)[-1:], axis=-1))
+            out.append(token)
+            ids = [token]
+        return out
+
+    def margin(self, context: Sequence[int]) -> float:
+        """Return by how much the best next token leads the second."""
+        logits = self._forward(context, make_prompt_cache(self.model))[-1]
+        first, second = floats(mx.topk(logits, 2))
+        return abs(first - second)
+
+
+async def tokens_of(worker: WorkerProcess, prompt: Sequence[int]) -> list[int]:
+    """Return what a client gets: greedy, past every end of sequence."""
+    request = inference_pb2.GenerateRequest(
+        tokens=inference_pb2.TokenIds(ids=prompt),
+        sampling=types_pb2.SamplingOptions(temperature=0),
+        max_tokens=NEW_TOKENS,
+        ignore_eos=True,
+    )
+    return [i async for message in worker.inference.Generate(request) for i in message.token_ids]
+
+
+async def side_by_side(folder: Path) -> list[tuple[list[int], list[int]]]:
+    """Return prompt and output of every opening, all sent at once to one worker process."""
+    weights = ["--weights", "float32", "--rows-max", "4"]
+    async with running_worker("--model", str(folder), *weights) as worker:
+        await worker.until(lambda status: status.state == types_pb2.MODEL_STATE_READY)
+        prompts = []
+        for text in OPENINGS:
+            request = inference_pb2.TokenizeRequest(text=text)
+            prompts.append(list((await worker.inference.Tokenize(request)).token_ids))
+        outputs = await asyncio.gather(*(tokens_of(worker, prompt) for prompt in prompts))
+        return list(zip(prompts, outputs, strict=True))
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Return the first position at which they differ."""
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    return next((i for i, (a, b) in pairs if a != b), None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("which", ["demo", "stories260k"])
+async def test_greedy_output_is_mlx_lms(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 prompts x 200 tokens are equal, but after a position whose two best logits nearly tie."""
+    folder = DEMO if which == "demo" else real_input("models", which)
+    peer = Peer.load(folder)
+    ties: list[str] = []
+    for prompt, ours in await side_by_side(folder):
+        assert len(ours) == NEW_TOKENS
+        at = first_difference(ours, peer.greedy(prompt, NEW_TOKENS))
+        if at is None:
+            continue
+        margin = peer.margin([*prompt, *ours[:at]])
+        ties.append(f"{which}: a near-tie at token {at} of {prompt[:4]}..., margin {margin:.1e}")
+        assert margin < NEAR_TIE, ties[-1]
+    with capsys.disabled():
+        sys.stdout.write(f"\n{which}: {20 - len(ties)} of 20 outputs equal throughout\n")
+        sys.stdout.writelines(f"{tie}\n" for tie in ties)
+
+
+@pytest.mark.asyncio
+async def test_the_worker_reproduces_the_golden_continuations() -> None:
+    """Continuations that an independent reference computed come out of the worker's socket."""
+    golden = json.loads(real_input("models", "golden_greedy.json").read_text(encoding="utf-8"))
+    cases = golden["stories260k"]
+    assert cases
+    folder = real_input("models", "stories260k")
+    async with running_worker("--model", str(folder), "--weights", "float32") as worker:
+        await worker.until(lambda status: status.state == types_pb2.MODEL_STATE_READY)
+        for case in cases:
+            request = inference_pb2.GenerateRequest(
+                text=case["prompt"],
+                sampling=types_pb2.SamplingOptions(temperature=0),
+                max_tokens=len(case["greedy_ids"]),
+                ignore_eos=True,
+            )
+            got = [i async for m in worker.inference.Generate(request) for i in m.token_ids]
+            assert got == case["greedy_ids"], case["prompt"]
