@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import os
 import subprocess
 import sys
 import tarfile
@@ -82,6 +83,28 @@ def test_the_demo_model_is_inside_and_small(wheel: zipfile.ZipFile) -> None:
     assert sum(sizes.values()) <= DEMO_MODEL_NBYTES_MAX
 
 
+def test_the_wheel_writes_its_protos(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """`mlxd protos`, run from the wheel's own files, writes what is in proto/."""
+    installed, out = tmp_path / "installed", tmp_path / "out"
+    wheel.extractall(installed)
+    command = [sys.executable, "-m", "mlxd_controller.cli", "protos", "--out", str(out)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert protos_below(out) == protos_below(ROOT / "proto")
+    # A wheel without them would have been helped out by the working tree, were it found instead.
+    assert protos_below(installed / "mlxd_shared" / "protos") == protos_below(out)
+
+
+def protos_below(folder: Path) -> dict[str, bytes]:
+    """Map the path of each .proto file below `folder` to what it holds."""
+    files = folder.rglob("*.proto")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def test_the_licence_travels(wheel: zipfile.ZipFile, about: Message) -> None:
     """The wheel names its licence and holds the text."""
     assert about["License-Expression"] == "Apache-2.0"
@@ -113,6 +136,7 @@ def test_the_source_archive_can_be_tested(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
-    assert {"proto/mlxd/v1/types.proto", "tests/test_packaging.py", "Makefile"} <= names
+    wanted = {"proto/mlxd/v1/types.proto", "tests/test_packaging.py", "Makefile"}
+    assert wanted | {"shared/mlxd_shared/protos/mlxd/v1/types.proto"} <= names
     litter = (".venv", ".tools", "node_modules", ".import_linter_cache", "__pycache__")
     assert not [name for name in names if set(name.split("/")) & set(litter)]

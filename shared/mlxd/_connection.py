@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
@@ -52,6 +53,17 @@ class Connection:
     def status(self) -> StatusServiceAsyncStub:
         """The StatusService."""
         return StatusServiceStub(self._opened)
+
+    def health(
+        self, request: HealthCheckRequest, *, timeout_s: float
+    ) -> Awaitable[HealthCheckResponse]:
+        """Call Check of grpc.health.v1, whose own stub is untyped."""
+        check: Callable[..., Awaitable[HealthCheckResponse]] = self._opened.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        return check(request, timeout=timeout_s)
 
     @property
     def _opened(self) -> grpc.aio.Channel:

@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from typing import Self
 
+from grpc_health.v1 import health_pb2
+
 from mlxd import _wire
 from mlxd._connection import Connection, answer
 from mlxd._status import status_from_pb
@@ -292,3 +294,13 @@ class Client:
         request = status_pb2.WatchStatusRequest(model=model, interval=duration_to_pb(interval_s))
         call = self._connection.status.WatchStatus(request)
         return Stream(call, EachReader(lambda pb: status_from_pb(pb.status)))
+
+    async def healthy(self, service: str = "") -> bool:
+        """Return whether the server serves now, or one service or `models/NAME` of it does.
+
+        Raises:
+            RemoteError: NOT_FOUND for a name that the server does not know.
+        """
+        request = health_pb2.HealthCheckRequest(service=service)
+        found = await answer(self._connection.health(request, timeout_s=self._timeout_s))
+        return found.status == health_pb2.HealthCheckResponse.SERVING

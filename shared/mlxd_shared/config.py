@@ -37,9 +37,12 @@ TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 CREDENTIAL_FILE_BYTES_MAX = 4 * MIB
 REFUSAL_LOG_INTERVAL_S = 10.0
+METRICS_CONNECTIONS_MAX = 16
+METRICS_TIMEOUT_S = 10.0
 
 # --- the client -------------------------------------------------------------------------------
 CLIENT_TIMEOUT_S = 30.0
+HEALTH_TIMEOUT_S = 5.0
 
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
@@ -50,7 +53,7 @@ PREFILL_CHUNK_TOKENS = 512
 EVENTS_PER_MESSAGE_MAX = 64
 STATUS_WAIT_S = 0.05
 CONTEXT_LENGTH_MIN = 8
-WORKER_STOP_GRACE_S = 4.0  # below WORKER_INTERRUPT_GRACE_S, after which the controller kills
+WORKER_STOP_GRACE_S = 3.0  # below WORKER_INTERRUPT_GRACE_S, after which the controller kills
 PARENT_POLL_S = 1.0
 CONTEXT_LENGTH_LIMIT = 1 << 24
 

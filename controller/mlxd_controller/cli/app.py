@@ -9,8 +9,10 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.generate import generate, tokenize
+from mlxd_controller.cli.health import health
 from mlxd_controller.cli.load import fit, load
 from mlxd_controller.cli.models import models, ps, unload
+from mlxd_controller.cli.protos import protos
 from mlxd_controller.cli.serve import serve
 from mlxd_controller.cli.status import status
 from mlxd_shared import config
@@ -58,5 +60,7 @@ def version() -> None:
     typer.echo(_version())
 
 
-for command in (serve, load, unload, ps, models, generate, tokenize, status, fit, version):
+for command in (
+    serve, load, unload, ps, models, generate, tokenize, status, health, fit, protos, version,
+):  # fmt: skip
     app.command()(command)

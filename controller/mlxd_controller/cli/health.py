@@ -1,0 +1,61 @@
+"""`mlxd health`: is the server ready? For container health checks, scripts and people."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import grpc
+import typer
+
+from mlxd.client import Client, RemoteError
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli import show
+from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_shared.config import HEALTH_TIMEOUT_S
+
+Service = Annotated[
+    str,
+    typer.Argument(
+        metavar="[NAME]",
+        help="A service such as mlxd.v1.InferenceService, or models/NAME; absent: the server.",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help=f"How long to wait for the answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
+        show_default=False,
+    ),
+]
+
+
+def health(
+    context: typer.Context,
+    service: Service = "",
+    *,
+    timeout: Timeout = HEALTH_TIMEOUT_S,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Ask for the server's health (grpc.health.v1). Ends with 0 when it serves, 1 when not yet."""
+    where = o.server_address(context, address)
+    run(_health(where, service, timeout_s=timeout, as_json=as_json), address=where)
+
+
+async def _health(address: str, service: str, *, timeout_s: float, as_json: bool) -> ExitCode:
+    async with Client(address, timeout_s=timeout_s) as client:
+        try:
+            serving = await client.healthy(service)
+        except RemoteError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            complain(f"the server has no {service!r} whose health it knows")
+            return ExitCode.NOT_FOUND
+    state = "SERVING" if serving else "NOT_SERVING"
+    if as_json:
+        show.json_line({"service": service, "status": state})
+    else:
+        typer.echo(state)
+    return ExitCode.OK if serving else ExitCode.ERROR
