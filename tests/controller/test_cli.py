@@ -246,6 +246,7 @@ async def test_ps_shows_what_is_in_memory() -> None:
         ["broken", "0123456789ab", "-", "-", "-", "0", "-", "failed"],
     ]
     assert ESCAPE not in ran.out
+    assert all(line == line.rstrip() for line in ran.out.splitlines())
     assert ran.err == "mlxd: broken: config.json: not JSON\n"
 
 

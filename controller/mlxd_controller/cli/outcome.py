@@ -6,7 +6,7 @@ import asyncio
 import enum
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +30,12 @@ class ExitCode(enum.IntEnum):
     PIPE = 141
 
 
-def run(work: Coroutine[Any, Any, ExitCode], *, address: str) -> NoReturn:
+def run(
+    work: Coroutine[Any, Any, ExitCode],
+    *,
+    address: str,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> NoReturn:
     """Run `work` to its end and leave with its exit code, or its error's.
 
     `address` is the server's, for the message when nobody answers.
@@ -41,11 +46,13 @@ def run(work: Coroutine[Any, Any, ExitCode], *, address: str) -> NoReturn:
         typer.Exit: always.
     """
     try:
-        code = asyncio.run(work)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            code = runner.run(work)
         sys.stdout.flush()
     except e.MlxdError as error:
-        complain(_unreachable(address) if is_unreachable(error) else error.describe())
-        code = exit_code_of(error)
+        code = _report(error, address)
+    except ExceptionGroup as group:
+        code = _report(_only_expected(group), address)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -53,6 +60,23 @@ def run(work: Coroutine[Any, Any, ExitCode], *, address: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.PIPE
     raise typer.Exit(code)
+
+
+def _only_expected(group: ExceptionGroup[Exception]) -> e.MlxdError:
+    """Return the error of tasks that failed together, or raise `group` if one of them is a bug."""
+    expected, bugs = group.split(e.MlxdError)
+    if bugs is not None or expected is None:
+        raise group
+    first: BaseException = expected
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    assert isinstance(first, e.MlxdError)
+    return first
+
+
+def _report(error: e.MlxdError, address: str) -> ExitCode:
+    complain(_unreachable(address) if is_unreachable(error) else error.describe())
+    return exit_code_of(error)
 
 
 def complain(problem: str) -> None:

@@ -44,7 +44,7 @@ def table(
         )
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
-    console().print(grid)
+    _print(grid)
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
@@ -53,7 +53,15 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
     for name, value in pairs:
         if value:
             grid.add_row(Text(name, style="bold"), Text(value))
-    console().print(grid)
+    _print(grid)
+
+
+def _print(grid: Table) -> None:
+    """Print without the blanks that fill a last column up."""
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(grid)
+    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def json_line(value: object) -> None:

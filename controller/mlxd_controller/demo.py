@@ -1,0 +1,139 @@
+"""`python -m mlxd_controller.demo`: one look at the whole, in a few seconds.
+
+Starts a real server as a process of its own, streams a completion of the built-in model through it
+to the terminal, says what that cost, and stops everything. Nothing outlives it; any failure is one
+line and the tail of the server's log on stderr, and exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from mlxd.client import Client, Delta, Finished, MlxdError, SamplingOptions, Status
+from mlxd_controller.cli.serve import LISTENING
+from mlxd_shared.units import format_bytes
+
+PROMPT = "Once upon a time"
+TOKENS = 120
+SAMPLING = SamplingOptions(temperature=0.7, seed=42)
+START_LIMIT_S = 30.0
+STREAM_LIMIT_S = 120.0
+STOP_LIMIT_S = 20.0
+LOG_TAIL_LINES = 15
+
+
+def main() -> int:
+    """Run the demo and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m mlxd_controller.demo")
+    parser.add_argument("prompt", nargs="?", default=PROMPT)
+    parser.add_argument("--model", type=Path, help="a model folder, instead of the built-in model")
+    parser.add_argument("--max-tokens", type=int, default=TOKENS)
+    options = parser.parse_args()
+    # A socket's path is short: pytest's and macOS's own temporary folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="mlxd-", dir="/tmp") as folder:
+        log = Path(folder) / "log"
+        try:
+            asyncio.run(_demo(Path(folder), log, options.model, options.prompt, options.max_tokens))
+        except (MlxdError, TimeoutError, RuntimeError) as error:
+            _say(f"demo: {error or type(error).__name__}")
+            _say("".join(f"  {line}\n" for line in _tail(log)))
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+async def _demo(folder: Path, log: Path, model: Path | None, prompt: str, max_tokens: int) -> None:
+    async with _serving(f"unix:{folder}/s", log, model) as address, Client(address) as client:
+        finished = await _stream(client, prompt, max_tokens)
+        status = await client.status()
+    sys.stdout.write(f"\n\n{summary(finished, status)}\n")
+
+
+@asynccontextmanager
+async def _serving(address: str, log: Path, model: Path | None) -> AsyncIterator[str]:
+    """Run `mlxd serve` while the block lasts; yields where it listens."""
+    command = [sys.executable, "-m", "mlxd_controller.cli", "serve", "--address", address]
+    if model is not None:
+        command += ["--model", str(model)]
+    with log.open("wb") as stderr:
+        server = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        line = (await asyncio.wait_for(server.stdout.readline(), START_LIMIT_S)).decode().strip()
+        if not line.startswith(LISTENING):
+            raise RuntimeError("the server did not start")
+        yield line.removeprefix(LISTENING)
+    finally:
+        await _stop(server)
+
+
+async def _stop(server: asyncio.subprocess.Process) -> None:
+    if server.returncode is None:
+        server.terminate()
+    try:
+        await asyncio.wait_for(server.wait(), STOP_LIMIT_S)
+    except TimeoutError:
+        server.kill()
+        await server.wait()
+        raise
+    if server.returncode != 0:
+        raise RuntimeError(f"the server ended with {server.returncode}")
+
+
+async def _stream(client: Client, prompt: str, max_tokens: int) -> Finished:
+    sys.stdout.write(prompt)
+    finished: Finished | None = None
+    stream = client.generate(
+        prompt, sampling=SAMPLING, max_tokens=max_tokens, timeout_s=STREAM_LIMIT_S
+    )
+    async with stream:
+        async for event in stream:
+            if isinstance(event, Delta):
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            else:
+                finished = event
+    assert finished is not None  # the stream would have raised
+    if not finished.usage.completion_tokens:
+        raise RuntimeError("the model said nothing")
+    return finished
+
+
+def summary(finished: Finished, status: Status) -> str:
+    """Return one line: speed, time to the first token, memory, and what did the mathematics."""
+    usage = finished.usage
+    (worker,) = status.workers
+    library = worker.math_library
+    speed = f"{usage.tokens_per_s:.0f} tokens/s" if usage.tokens_per_s is not None else "one token"
+    return (
+        f"[{usage.completion_tokens} tokens, {speed},"
+        f" first token {(usage.queue_s + usage.prompt_s) * 1000:.0f} ms"
+        f" after {usage.load_s:.1f} s of loading;"
+        f" {format_bytes(worker.memory.total_nbytes)} held by the model,"
+        f" {format_bytes(worker.memory.resident_nbytes)} by its process;"
+        f" {library.name} {library.version} with {library.threads} threads]"
+    )
+
+
+def _tail(log: Path) -> list[str]:
+    if not log.exists():
+        return []
+    return log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n" if not text.endswith("\n") else text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
