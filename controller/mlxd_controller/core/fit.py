@@ -17,7 +17,7 @@ from mlxd_shared.units import format_bytes
 KV_CLASS_TOKENS = 256
 """A row's keys and values are allotted in multiples of this many tokens."""
 
-PROCESS_BYTES = 224 * config.MIB
+PROCESS_BYTES = 96 * config.MIB
 """A worker before it holds a model: interpreter, MLX, BLAS, gRPC, tokenizer."""
 
 POOL_FRACTION = 0.5

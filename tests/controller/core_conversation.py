@@ -1,0 +1,172 @@
+"""A scheduler core to talk to: sends events, keeps the state, the clock and every action.
+
+Checks after each event what must always hold, so that every conversation is also a proof of it.
+"""
+
+from __future__ import annotations
+
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import events as ev
+from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_controller.core.placing import room_of
+from mlxd_controller.core.schedule import decide
+from mlxd_controller.core.state import RESIDENT, Model, Phase, State
+from mlxd_shared.errors import MlxdError, WorkerLost
+from mlxd_shared.requests import LoadSpec
+from tests.support.model_facts import facts
+
+EndedBy = a.Grant | a.Done | a.Refuse
+
+
+class Conversation:
+    """One scheduler; time stands still unless `wait` is called."""
+
+    def __init__(
+        self, device: Device, *, max_loaded: int | None = None, keep_alive_s: float = 300.0
+    ) -> None:
+        self.state = State(devices=(device,), max_loaded=max_loaded, keep_alive_s=keep_alive_s)
+        self.now_s = 1000.0
+        self.answers: dict[str, EndedBy] = {}
+        self.aborted: dict[str, MlxdError] = {}
+        self.released: set[str] = set()
+        self._tickets = 0
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def send(self, event: ev.Event) -> tuple[a.Action, ...]:
+        """Send one event; return the actions after checking them."""
+        before = self.state
+        self.state, wanted = decide(before, event, self.now_s)
+        again = decide(before, event, self.now_s)
+        assert repr(again) == repr((self.state, wanted)), "equal inputs, different decisions"
+        for action in wanted:
+            self._note(action)
+        check_state(self.state)
+        self._check_actions(before, wanted)
+        return wanted
+
+    def arrive(
+        self, name: str, mib: int = 10, *, keep_alive_s: float | None = None
+    ) -> tuple[str, tuple[a.Action, ...]]:
+        """A request for a model of `mib` arrives; return its ticket and the actions."""
+        ticket = self.ticket()
+        model = facts(mib)
+        event = ev.Arrived(ticket, name, name, f"/{name}", model, keep_alive_s)
+        return ticket, self.send(event)
+
+    def load(
+        self, name: str, spec: LoadSpec, mib: int = 10, *, model: ModelFacts | None = None
+    ) -> tuple[str, tuple[a.Action, ...]]:
+        """An operator asks for a load."""
+        ticket = self.ticket()
+        event = ev.LoadAsked(ticket, name, name, f"/{name}", model or facts(mib), spec)
+        return ticket, self.send(event)
+
+    def unload(
+        self, name: str, *, grace_s: float = 30.0, force: bool = False
+    ) -> tuple[str, tuple[a.Action, ...]]:
+        """An operator asks for an unload."""
+        ticket = self.ticket()
+        return ticket, self.send(ev.UnloadAsked(ticket, name, grace_s, force))
+
+    def release(self, name: str, ticket: str) -> tuple[a.Action, ...]:
+        """A request is over."""
+        self.released.add(ticket)
+        return self.send(ev.Released(ticket, name))
+
+    def ready(self, name: str) -> tuple[a.Action, ...]:
+        """The load of a model completes."""
+        return self.send(ev.Ready(self.model(name).worker))
+
+    def die(self, name: str) -> tuple[a.Action, ...]:
+        """The worker of a ready model dies."""
+        return self.send(ev.WorkerDied(self.model(name).worker, WorkerLost(name, cause="signal 9")))
+
+    def gone(self, name: str) -> tuple[a.Action, ...]:
+        """A worker that was told to stop has ended."""
+        return self.send(ev.Unloaded(self.model(name).worker))
+
+    def wait(self, seconds: float) -> tuple[a.Action, ...]:
+        """Time passes."""
+        self.now_s += seconds
+        return self.send(ev.Tick())
+
+    def serve(self, name: str, mib: int = 10) -> str:
+        """A request arrives, its model is loaded if need be, and it holds a lease."""
+        ticket, _ = self.arrive(name, mib)
+        if self.phase(name) is Phase.LOADING:
+            self.ready(name)
+        assert isinstance(self.answers[ticket], a.Grant)
+        return ticket
+
+    def make_idle(self, name: str, mib: int = 10) -> None:
+        """Leave the model ready and unused."""
+        self.release(name, self.serve(name, mib))
+
+    # --- what is true ----------------------------------------------------------------------------
+
+    def ticket(self) -> str:
+        """Return a new ticket."""
+        self._tickets += 1
+        return f"t{self._tickets}"
+
+    def model(self, name: str) -> Model:
+        """Return a model as it is."""
+        return self.state.models[name]
+
+    def phase(self, name: str) -> Phase:
+        """Return a model's phase."""
+        return self.state.models[name].phase
+
+    def refusal(self, ticket: str) -> MlxdError:
+        """Return why a request was refused."""
+        answer = self.answers[ticket]
+        assert isinstance(answer, a.Refuse)
+        return answer.error
+
+    def _note(self, action: a.Action) -> None:
+        match action:
+            case a.Grant(ticket) | a.Done(ticket) | a.Refuse(ticket):
+                assert ticket not in self.answers, f"{ticket} was answered twice"
+                assert ticket not in self.released, f"{ticket} was answered after its release"
+                self.answers[ticket] = action
+            case a.AbortStreams(tickets, error):
+                self.aborted.update(dict.fromkeys(tickets, error))
+            case _:
+                pass
+
+    def _check_actions(self, before: State, wanted: tuple[a.Action, ...]) -> None:
+        for action in wanted:
+            if isinstance(action, a.StartLoad):
+                assert room_of(self.state).free_bytes >= 0, "a load was started without room"
+                assert action.worker >= before.next_worker, "a serial number was used twice"
+            if isinstance(action, a.StopWorker):
+                victim = before.models[action.digest]
+                if action.reason.value == "room":
+                    assert victim.idle, "a victim was in use"
+                    assert not victim.pinned, "a victim was pinned"
+
+
+def check_state(state: State) -> None:
+    """Assert what a state must always satisfy; see mlxd_controller.core.state."""
+    seen: set[str] = set()
+    workers: set[int] = set()
+    for model in state.models.values():
+        resident = model.phase in RESIDENT
+        assert bool(model.worker) == resident, model
+        assert (model.plan is not None) == (resident or model.phase is Phase.QUEUED), model
+        assert not model.leases or model.phase in (Phase.READY, Phase.DRAINING), model
+        assert not model.waiters or model.phase in (
+            Phase.QUEUED, Phase.LOADING, Phase.UNLOADING,
+        ), model  # fmt: skip
+        assert not model.unloaders or model.phase in (Phase.DRAINING, Phase.UNLOADING), model
+        assert model.phase is not Phase.DRAINING or model.leases, "draining nobody"
+        tickets = [*model.leases, *(w.ticket for w in model.waiters), *model.unloaders]
+        assert len(tickets) == len({*tickets} - seen), "a ticket is in two places"
+        seen.update(tickets)
+        if resident:
+            assert model.worker not in workers, "two models share a worker"
+            workers.add(model.worker)
+    if state.max_loaded is not None:
+        assert len(workers) <= state.max_loaded
+    assert state.reserved_bytes <= state.device.budget_bytes, "overcommitted"

@@ -1,0 +1,41 @@
+"""Made-up models for tests of the scheduler: sizes that are easy to add up."""
+
+from __future__ import annotations
+
+from mlxd_controller.core import fit
+from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_shared.config import MIB
+from mlxd_shared.requests import LoadSpec
+
+CONTEXT_MAX = 1024
+
+
+def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
+    """Return a model whose float32 weights take `weights_mib`, and little else takes much."""
+    return ModelFacts(
+        architecture="LlamaForCausalLM",
+        stored_bytes=weights_mib * MIB,
+        elements=weights_mib * MIB // 4,
+        item_bytes=4,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        hidden_size=16,
+        intermediate_size=32,
+        vocab_size=64,
+        context_length_max=context_max,
+    )
+
+
+def device(budget_mib: int, *, usable_mib: int | None = None, kind: str = "cpu") -> Device:
+    """Return a device with a budget, all of it usable unless said otherwise."""
+    budget = budget_mib * MIB
+    usable = budget if usable_mib is None else usable_mib * MIB
+    return Device("cpu", kind, 2 * budget, budget, budget, usable)
+
+
+def need_mib(weights_mib: int) -> int:
+    """Return the whole need of `facts(weights_mib)` by default, in MiB, rounded up."""
+    plan = fit.plan(facts(weights_mib), LoadSpec(), device(1 << 20))
+    return -(-plan.need_bytes // MIB)
