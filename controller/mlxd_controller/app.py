@@ -21,6 +21,8 @@ from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
 from mlxd_controller.device import Limits, make_probe
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_controller.metrics_http import PATH as METRICS_PATH
+from mlxd_controller.metrics_http import serving_metrics
 from mlxd_controller.ports import ModelRef
 from mlxd_controller.runtime import Ports, Runtime
 from mlxd_controller.services.catalog import Catalog
@@ -33,6 +35,7 @@ from mlxd_controller.store.folders import FolderStore
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import logs
 from mlxd_shared.errors import MlxdError
+from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.net import parse_address
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.serving import Health, listen, make_server
@@ -61,6 +64,7 @@ async def serve(settings: ServeSettings, *, on_ready: Callable[[str], None] | No
 
     Raises:
         InvalidRequest: an address, a name or a folder in the settings is wrong.
+        BadCredentials: a file of `settings.security` cannot be used.
         ExceptionGroup: a bug.
     """
     logs.configure(level=settings.log_level, fmt=settings.log_format)
@@ -91,6 +95,7 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
 @asynccontextmanager
 async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     """Run a controller around the body; yields what clients dial."""
+    security = settings.security.load()
     launcher = SubprocessLauncher(
         run_dir=settings.run_dir,
         stall_timeout_s=settings.load_stall_timeout_s,
@@ -113,7 +118,9 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
-            async with _listening(settings, runtime, store, clock, running) as target:
+            async with _listening(
+                settings, runtime, store, clock, running, security=security
+            ) as target:
                 for ref in preloaded:
                     tasks.create_task(_preload(runtime, ref))
                 yield target
@@ -128,23 +135,30 @@ async def _listening(
     store: FolderStore,
     clock: SystemClock,
     running: asyncio.Task[None],
+    *,
+    security: ListenerSecurity,
 ) -> AsyncIterator[str]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
     health = Health()
-    server = make_server(health, _SERVICES)
+    server = make_server(health, _SERVICES, security=security)
     catalog = Catalog(store, runtime)
     add_to_server(InferenceService(catalog, runtime, clock), server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
-    status_pb2_grpc.add_StatusServiceServicer_to_server(
-        StatusService(catalog, runtime, clock), server
-    )
+    status = StatusService(catalog, runtime, clock)
+    status_pb2_grpc.add_StatusServiceServicer_to_server(status, server)
     following = asyncio.create_task(follow_health(health, catalog, runtime.changes))
     try:
-        target = listen(server, parse_address(settings.address), anywhere=settings.allow_remote)
+        target = listen(
+            server,
+            parse_address(settings.address),
+            security=security,
+            anywhere=settings.allow_remote,
+        )
         await server.start()
         for name in ("", *(service.full_name for service in _SERVICES)):
             await health.set(name, serving=True)
-        yield target
+        async with _metrics(settings, security, status):
+            yield target
     finally:
         following.cancel()
         await health.leave()
@@ -154,6 +168,25 @@ async def _listening(
         await asyncio.wait({running})
         await server.stop(FLUSH_GRACE_S)
         await asyncio.wait({stopping, following})
+
+
+@asynccontextmanager
+async def _metrics(
+    settings: ServeSettings, security: ListenerSecurity, status: StatusService
+) -> AsyncIterator[None]:
+    """Serve Prometheus around the body, if that is asked for."""
+    if settings.metrics is None:
+        yield
+        return
+    async with serving_metrics(
+        settings.metrics,
+        status.read,
+        security=security,
+        anywhere=settings.allow_remote,
+        vllm_aliases=settings.metrics_vllm_aliases,
+    ) as address:
+        _log.info("serving metrics", address=address, path=METRICS_PATH)
+        yield
 
 
 async def _preload(runtime: Runtime, ref: ModelRef) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_shared import config
+from mlxd_shared.listeners import NO_FILES, ListenerFiles
 from mlxd_shared.logs import LogFormat
 
 
@@ -18,6 +19,8 @@ class ServeSettings:
     `reserve_fraction` of the total, is left to others. `keep_alive_s` math.inf is for ever, 0
     unloads when idle. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets;
     None makes a private temporary folder. `preload` names models to load before the first request.
+    `security` protects `address` and `metrics`, the HOST:PORT of the endpoint for Prometheus (None:
+    there is none); `allow_remote` serves others without it.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -31,6 +34,9 @@ class ServeSettings:
     orphan_grace_s: float = config.ORPHAN_GRACE_S
     shutdown_grace_s: float = config.SHUTDOWN_GRACE_S
     allow_remote: bool = False
+    security: ListenerFiles = NO_FILES
+    metrics: str | None = None
+    metrics_vllm_aliases: bool = False
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
     log_level: str = "info"

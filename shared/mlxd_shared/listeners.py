@@ -50,6 +50,10 @@ class ListenerFiles:
         )
 
 
+NO_FILES = ListenerFiles()
+"""No protection was asked for."""
+
+
 def _both(
     first: Path | None, second: Path | None, first_name: str, second_name: str
 ) -> tuple[Path | None, Path | None]:
@@ -71,7 +75,7 @@ class ListenerSecurity:
     identity: Identity | None = None
     client_ca: bytes | None = None
     token: Token | None = None
-    files: ListenerFiles = ListenerFiles()
+    files: ListenerFiles = NO_FILES
 
     @property
     def knows_callers(self) -> bool:

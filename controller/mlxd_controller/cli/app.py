@@ -13,6 +13,7 @@ from mlxd_controller.cli.health import health
 from mlxd_controller.cli.load import fit, load
 from mlxd_controller.cli.models import models, ps, unload
 from mlxd_controller.cli.protos import protos
+from mlxd_controller.cli.security import TlsCa, TlsCert, TlsKey, TokenFile
 from mlxd_controller.cli.serve import serve
 from mlxd_controller.cli.status import status
 from mlxd_shared import config
@@ -45,6 +46,10 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with 
 def mlxd(
     *,
     address: o.GlobalAddress = config.DEFAULT_ADDRESS,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     show_version: Annotated[
         bool,
         typer.Option(

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mlxd.client import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run, usage_error
+from mlxd_controller.cli.security import Server, server
 from mlxd_shared.requests import FinishReason, SamplingOptions
 
 ModelName = Annotated[
@@ -97,8 +97,8 @@ def generate(
         keep_alive_s=keep_alive,
         request_id=request_id,
     )
-    where = o.server_address(context, address)
-    run(_generate(where, job, as_json=as_json, stats=stats), address=where)
+    where = server(context, address)
+    run(_generate(where, job, as_json=as_json, stats=stats), address=where.address)
 
 
 def _prompt(argument: str | None) -> str:
@@ -109,9 +109,9 @@ def _prompt(argument: str | None) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-async def _generate(address: str, job: Job, *, as_json: bool, stats: bool) -> ExitCode:
+async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> ExitCode:
     finished: Finished | None = None
-    async with Client(address) as client:
+    async with where.client() as client:
         stream = client.generate(
             job.prompt,
             model=job.model,
@@ -182,14 +182,17 @@ def tokenize(
     address: o.Address = None,
 ) -> None:
     """Print the token ids of a text."""
-    where = o.server_address(context, address)
-    run(_tokenize(where, model, _prompt(text), special=special, as_json=as_json), address=where)
+    where = server(context, address)
+    run(
+        _tokenize(where, model, _prompt(text), special=special, as_json=as_json),
+        address=where.address,
+    )
 
 
 async def _tokenize(
-    address: str, model: str, text: str, *, special: bool, as_json: bool
+    where: Server, model: str, text: str, *, special: bool, as_json: bool
 ) -> ExitCode:
-    async with Client(address) as client:
+    async with where.client() as client:
         token_ids = await client.tokenize(text, model=model, add_special_tokens=special)
     if as_json:
         show.json_line(token_ids)

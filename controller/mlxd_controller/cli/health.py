@@ -7,10 +7,11 @@ from typing import Annotated
 import grpc
 import typer
 
-from mlxd.client import Client, RemoteError
+from mlxd.client import RemoteError
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_controller.cli.security import Server, server
 from mlxd_shared.config import HEALTH_TIMEOUT_S
 
 Service = Annotated[
@@ -40,12 +41,12 @@ def health(
     address: o.Address = None,
 ) -> None:
     """Ask for the server's health (grpc.health.v1). Ends with 0 when it serves, 1 when not yet."""
-    where = o.server_address(context, address)
-    run(_health(where, service, timeout_s=timeout, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_health(where, service, timeout_s=timeout, as_json=as_json), address=where.address)
 
 
-async def _health(address: str, service: str, *, timeout_s: float, as_json: bool) -> ExitCode:
-    async with Client(address, timeout_s=timeout_s) as client:
+async def _health(where: Server, service: str, *, timeout_s: float, as_json: bool) -> ExitCode:
+    async with where.client(timeout_s=timeout_s) as client:
         try:
             serving = await client.healthy(service)
         except RemoteError as error:

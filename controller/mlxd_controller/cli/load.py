@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mlxd.client import Client
 from mlxd.messages import FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument, run
 from mlxd_controller.cli.progress import LoadBar
+from mlxd_controller.cli.security import Server, server
 from mlxd_shared.errors import ModelNotFound
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.units import format_bytes
@@ -72,13 +72,13 @@ def load(
         keep_alive_s=keep_alive,
         pinned=True if pin else None,
     )
-    where = o.server_address(context, address)
-    run(_load(where, model, name=name, spec=spec, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_load(where, model, name=name, spec=spec, as_json=as_json), address=where.address)
 
 
-async def _load(address: str, text: str, *, name: str, spec: LoadSpec, as_json: bool) -> ExitCode:
+async def _load(where: Server, text: str, *, name: str, spec: LoadSpec, as_json: bool) -> ExitCode:
     model: Model | None = None
-    async with Client(address) as client:
+    async with where.client() as client:
         try:
             async with client.load(model_argument(text), name=name, options=spec) as updates:
                 with LoadBar(quiet=as_json) as bar:
@@ -114,12 +114,12 @@ def fit(
     Ends with 5 when the model can never fit.
     """
     spec = LoadSpec(context_length=context_length, rows_max=rows, weights=weights)
-    where = o.server_address(context, address)
-    run(_fit(where, model, spec=spec, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_fit(where, model, spec=spec, as_json=as_json), address=where.address)
 
 
-async def _fit(address: str, text: str, *, spec: LoadSpec, as_json: bool) -> ExitCode:
-    async with Client(address) as client:
+async def _fit(where: Server, text: str, *, spec: LoadSpec, as_json: bool) -> ExitCode:
+    async with where.client() as client:
         try:
             report = await client.fit(model_argument(text), options=spec)
         except ModelNotFound as error:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mlxd.client import Client
 from mlxd.messages import Model, ModelState
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_controller.cli.security import Server, server
 from mlxd_shared.config import UNLOAD_GRACE_DEFAULT_S
 from mlxd_shared.units import format_bytes
 
@@ -29,12 +29,12 @@ Force = Annotated[bool, typer.Option("--force", help="End streams in progress at
 
 def models(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
     """List the models that the server knows."""
-    where = o.server_address(context, address)
-    run(_models(where, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_models(where, as_json=as_json), address=where.address)
 
 
-async def _models(address: str, *, as_json: bool) -> ExitCode:
-    async with Client(address) as client:
+async def _models(where: Server, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
         found = await client.models()
     if as_json:
         show.json_line(found)
@@ -61,12 +61,12 @@ async def _models(address: str, *, as_json: bool) -> ExitCode:
 
 def ps(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
     """List the models that are in memory, or on their way in or out."""
-    where = o.server_address(context, address)
-    run(_ps(where, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_ps(where, as_json=as_json), address=where.address)
 
 
-async def _ps(address: str, *, as_json: bool) -> ExitCode:
-    async with Client(address) as client:
+async def _ps(where: Server, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
         known = await client.models()
     found = [model for model in known if model.state is not ModelState.UNLOADED]
     if as_json:
@@ -110,14 +110,14 @@ def unload(
     address: o.Address = None,
 ) -> None:
     """Take a model out of memory; one that is not loaded is no error."""
-    where = o.server_address(context, address)
-    run(_unload(where, model, grace_s=grace, force=force, as_json=as_json), address=where)
+    where = server(context, address)
+    run(_unload(where, model, grace_s=grace, force=force, as_json=as_json), address=where.address)
 
 
 async def _unload(
-    address: str, model: str, *, grace_s: float | None, force: bool, as_json: bool
+    where: Server, model: str, *, grace_s: float | None, force: bool, as_json: bool
 ) -> ExitCode:
-    async with Client(address) as client:
+    async with where.client() as client:
         unloaded = await client.unload(model, grace_s=grace_s, force=force)
     if as_json:
         show.json_line(unloaded)

@@ -100,7 +100,7 @@ def exit_code_of(error: e.MlxdError) -> ExitCode:
     if is_unreachable(error):
         return ExitCode.UNREACHABLE
     match error:
-        case e.InvalidRequest() | e.FieldNotServed():
+        case e.InvalidRequest() | e.FieldNotServed() | e.BadCredentials():
             return ExitCode.USAGE
         case e.ModelNotFound():
             return ExitCode.NOT_FOUND

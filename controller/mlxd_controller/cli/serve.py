@@ -10,6 +10,14 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
+from mlxd_controller.cli.security import (
+    OpenHealth,
+    ServeCert,
+    ServeClientCa,
+    ServeKey,
+    ServeTokenFile,
+    listener_files,
+)
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.units import format_duration, parse_bytes
@@ -94,7 +102,20 @@ Preload = Annotated[
 AllowRemote = Annotated[
     bool,
     typer.Option(
-        "--allow-remote", help="Listen on an address that others can reach. There is no password."
+        "--allow-remote", help="Serve whoever can reach the address, without TLS or a token."
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve metrics for Prometheus here, at /metrics, protected like the rest.",
+    ),
+]
+VllmAliases = Annotated[
+    bool,
+    typer.Option(
+        "--metrics-vllm-aliases", help="Add the vllm: names that inference routers look for."
     ),
 ]
 RunDir = Annotated[
@@ -115,6 +136,13 @@ def serve(
     load_timeout: LoadTimeout = config.LOAD_STALL_TIMEOUT_S,
     preload: Preload = None,
     allow_remote: AllowRemote = False,
+    tls_cert: ServeCert = None,
+    tls_key: ServeKey = None,
+    tls_client_ca: ServeClientCa = None,
+    token_file: ServeTokenFile = None,
+    open_health: OpenHealth = False,
+    metrics: Metrics = None,
+    metrics_vllm_aliases: VllmAliases = False,
     run_dir: RunDir = None,
     log_level: LogLevel = LogLevel.INFO,
     log_format: LogFormat = LogFormat.AUTO,
@@ -123,6 +151,8 @@ def serve(
 
     Says on stdout where it listens, once it does. The log goes to stderr.
     """
+    if metrics_vllm_aliases and metrics is None:
+        usage_error("--metrics-vllm-aliases means nothing without --metrics")
     reserve_bytes, reserve_fraction = _reserve(reserve)
     settings = ServeSettings(
         address=o.server_address(context, address),
@@ -134,6 +164,16 @@ def serve(
         max_loaded=max_loaded,
         load_stall_timeout_s=load_timeout,
         allow_remote=allow_remote,
+        security=listener_files(
+            context,
+            cert=tls_cert,
+            key=tls_key,
+            client_ca=tls_client_ca,
+            token_file=token_file,
+            open_health=open_health,
+        ),
+        metrics=metrics,
+        metrics_vllm_aliases=metrics_vllm_aliases,
         preload=tuple(preload or ()),
         run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
         log_level=log_level.value,

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from mlxd.client import Client
 from mlxd.messages import Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_controller.cli.security import Server, server
 from mlxd_shared import config
 from mlxd_shared.units import format_bytes, format_duration
 
@@ -36,22 +36,22 @@ def status(
     address: o.Address = None,
 ) -> None:
     """Show what the server does and what it holds. --json has every counter."""
-    where = o.server_address(context, address)
+    where = server(context, address)
     if watch:
-        run(_watch(where, model, interval_s=interval, as_json=as_json), address=where)
-    run(_once(where, model, as_json=as_json), address=where)
+        run(_watch(where, model, interval_s=interval, as_json=as_json), address=where.address)
+    run(_once(where, model, as_json=as_json), address=where.address)
 
 
-async def _once(address: str, model: str, *, as_json: bool) -> ExitCode:
-    async with Client(address) as client:
+async def _once(where: Server, model: str, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
         _show(await client.status(model), as_json=as_json)
     return ExitCode.OK
 
 
-async def _watch(address: str, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
+async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
     screen = show.console()
     async with (
-        Client(address) as client,
+        where.client() as client,
         client.watch_status(model, interval_s=interval_s) as statuses,
     ):
         async for current in statuses:

@@ -43,7 +43,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     ) -> status_pb2.GetStatusResponse:
         """Return the status now."""
         digest = await self._digest(request.model)
-        return status_pb2.GetStatusResponse(status=await self._status(digest))
+        return status_pb2.GetStatusResponse(status=await self.read(digest))
 
     async def WatchStatus(
         self, request: status_pb2.WatchStatusRequest, context: Context
@@ -57,13 +57,14 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             raise InvalidRequest.of("interval", limit)
         digest = await self._digest(request.model)
         while True:
-            yield status_pb2.WatchStatusResponse(status=await self._status(digest))
+            yield status_pb2.WatchStatusResponse(status=await self.read(digest))
             await asyncio.sleep(interval_s)
 
     async def _digest(self, model: str) -> str:
         return (await self._catalog.find(model)).digest if model else ""
 
-    async def _status(self, digest: str) -> status_pb2.Status:
+    async def read(self, digest: str = "") -> status_pb2.Status:
+        """Return the status now, with all workers or those of one model."""
         workers = self._runtime.workers
         await workers.refresh(workers.live(), wait_s=config.STATUS_WAIT_S)
         shown = [

@@ -1,0 +1,132 @@
+"""TLS and the token on the command line: of the client commands, and of `mlxd serve`.
+
+The files are named here and read where they are used, so that a bad one is an error of one kind
+whoever runs into it. A token itself is never an argument: command lines are for all to see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxd.client import Client
+from mlxd_controller.cli.options import server_address
+from mlxd_controller.cli.outcome import usage_error
+from mlxd_shared import config
+from mlxd_shared.listeners import ListenerFiles
+from mlxd_shared.secure_channel import ChannelSecurity
+
+PANEL = "Security"
+TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key")
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLXD_TLS_CA",
+        help="Use TLS; who signed the server's certificate, as PEM.",
+        rich_help_panel=PANEL,
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLXD_TLS_CERT",
+        help="The client's own certificate, for servers that ask for one.",
+        rich_help_panel=PANEL,
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLXD_TLS_KEY", help="The key of --tls-cert, as PEM.", rich_help_panel=PANEL
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLXD_TOKEN_FILE",
+        help="A file with the token that the server wants.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+ServeCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert", help="Serve TLS: the server's certificates as PEM.", rich_help_panel=PANEL
+    ),
+]
+ServeKey = Annotated[
+    Path | None,
+    typer.Option("--tls-key", help="The key of --tls-cert, as PEM.", rich_help_panel=PANEL),
+]
+ServeClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-ca",
+        help="Serve only clients with a certificate that these authorities signed.",
+        rich_help_panel=PANEL,
+    ),
+]
+ServeTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="Serve only clients that send the token in this file.  [env var: MLXD_TOKEN_FILE]",
+        rich_help_panel=PANEL,
+    ),
+]
+OpenHealth = Annotated[
+    bool,
+    typer.Option(
+        "--open-health",
+        help="Answer health checks without the token.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server that a command is for, and how to reach it."""
+
+    address: str
+    security: ChannelSecurity
+
+    def client(self, *, timeout_s: float = config.CLIENT_TIMEOUT_S) -> Client:
+        """Return a client of it, not yet entered."""
+        return Client(self.address, security=self.security, timeout_s=timeout_s)
+
+
+def server(context: typer.Context, own_address: str | None) -> Server:
+    """Return the server that the options before and after the command name."""
+    given = context.find_root().params
+    files = {name: given[name] for name in (*TLS_OPTIONS, "token_file")}
+    return Server(server_address(context, own_address), ChannelSecurity(**files))
+
+
+def listener_files(
+    context: typer.Context,
+    *,
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    token_file: Path | None,
+    open_health: bool,
+) -> ListenerFiles:
+    """Return what `mlxd serve` was given; a token file before the command is good too.
+
+    Raises:
+        typer.Exit: a client's TLS option stands before the command, where it says nothing.
+    """
+    root = context.find_root()
+    for name in TLS_OPTIONS:
+        source = root.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
+    token = token_file or root.params["token_file"]
+    return ListenerFiles(cert, key, client_ca, token, open_health)
