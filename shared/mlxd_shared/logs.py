@@ -28,7 +28,11 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
         raise ValueError(message)
     console = fmt == "console" or (fmt == "auto" and stream.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            # The default shows local variables where it can, and those hold prompts.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if console
         else structlog.processors.JSONRenderer()
     )

@@ -29,6 +29,7 @@ from mlxd_shared.net import CHANNEL_OPTIONS
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0
 DIGEST = "d" * 64
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(slots=True)
@@ -114,13 +115,13 @@ class WorkerProcess:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    *arguments: str, listen: str | None = None, environ: dict[str, str] | None = None
+    *arguments: str, listen: str | None = None, module: str = "mlxd_worker"
 ) -> AsyncIterator[WorkerProcess]:
-    """Start `python -m mlxd_worker`, wait for its ready line, yield it, stop and reap it."""
+    """Start `python -m` with `module`, wait for its ready line, yield it, stop and reap it."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
         line, process, life = await _start(
-            stack, folder, listen or f"unix:{folder}/w.sock", arguments, environ or {}
+            stack, folder, listen or f"unix:{folder}/w.sock", arguments, module=module
         )
         log_path = folder / "log"
         if "error" in line:
@@ -153,7 +154,7 @@ async def refused_worker(*arguments: str, environ: dict[str, str] | None = None)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
         listen = f"unix:{folder}/w.sock"
-        line, process, _ = await _start(stack, folder, listen, arguments, environ or {})
+        line, process, _ = await _start(stack, folder, listen, arguments, environ=environ)
         code = await asyncio.wait_for(process.wait(), STOP_S_MAX)
         return Refused(line, code, (folder / "log").read_text(encoding="utf-8"))
 
@@ -163,7 +164,9 @@ async def _start(
     folder: Path,
     listen: str,
     arguments: tuple[str, ...],
-    environ: dict[str, str],
+    *,
+    module: str = "mlxd_worker",
+    environ: dict[str, str] | None = None,
 ) -> tuple[dict[str, object], asyncio.subprocess.Process, Pipe]:
     """Start the process; return its ready line, itself, and the pipe that keeps it alive."""
     ready, life = Pipe.make(), Pipe.make()
@@ -174,13 +177,14 @@ async def _start(
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "mlxd_worker",
+            module,
             *own,
             *arguments,
             stderr=log,
             pass_fds=(ready.write_fd, life.read_fd),
             start_new_session=True,
-            env={**os.environ, **environ},
+            env={**os.environ, **(environ or {})},
+            cwd=ROOT,
         )
     stack.push_async_callback(_reap, process)
     ready.close(ready.write_fd)

@@ -18,6 +18,7 @@ from mlxd.v1 import inference_pb2, types_pb2, worker_pb2
 from mlxd_shared.errors import (
     InvalidModel,
     InvalidRequest,
+    LoadAbandoned,
     MlxdError,
     ModelDraining,
     ModelNotFound,
@@ -156,6 +157,26 @@ async def test_unload_ends_streams_in_flight(worker: WorkerProcess, folder: Path
     error = await error_of(call)
     assert isinstance(error, ModelUnloaded)
     assert error.model == "tiny"
+
+
+@pytest.mark.asyncio
+async def test_unload_beside_everything_else(worker: WorkerProcess, folder: Path) -> None:
+    """Loads and unloads at once come to one end: nothing, and from there a load succeeds."""
+    request = worker_pb2.UnloadRequest(worker_incarnation=worker.incarnation)
+    loads = [asyncio.ensure_future(worker.load(folder)) for _ in range(2)]
+    await worker.until(lambda status: status.state != types_pb2.MODEL_STATE_UNLOADED)
+    answers = await asyncio.gather(*(worker.control.Unload(request) for _ in range(3)))
+    await asyncio.wait(loads)
+
+    assert all(answer.mlx_active_bytes < 1024 for answer in answers)
+    for load in loads:
+        error = load.exception()
+        if error is not None:
+            assert isinstance(error, grpc.aio.AioRpcError)
+            assert isinstance(from_call(error), LoadAbandoned | ModelDraining)
+    assert (await worker.own_status()).state == types_pb2.MODEL_STATE_UNLOADED
+    await worker.load(folder)
+    assert len(await ids(worker)) == 10
 
 
 @pytest.mark.asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,10 +19,13 @@ from grpc_health.v1 import health_pb2
 from mlxd.v1 import status_pb2, types_pb2, worker_pb2
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import (
+    InternalError,
     ShuttingDown,
 )
+from mlxd_shared.net import parse_address
 from mlxd_worker.app import ExitCode
 from tests.support.calls import endless, error_of, greedy, health, ids
+from tests.support.faulty_worker import FAULT
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import WorkerProcess, refused_worker, running_worker
 
@@ -40,6 +44,11 @@ async def worker() -> AsyncIterator[WorkerProcess]:
     """A fresh worker without a model."""
     async with running_worker() as process:
         yield process
+
+
+def is_socket(path: Path) -> bool:
+    """Tell whether a Unix socket lies there."""
+    return path.is_socket()
 
 
 @pytest.mark.asyncio
@@ -92,6 +101,36 @@ async def test_a_signal_lets_short_streams_end(folder: Path) -> None:
         assert messages[-1].usage.completion_tokens == 100
         assert isinstance(await error_of(call), ShuttingDown)
         assert await worker.ended() == ExitCode.OK
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_idle_worker_stops_at_once(number: signal.Signals) -> None:
+    """Either signal ends a worker with nothing to do, well, and leaves no socket behind."""
+    async with running_worker() as worker:
+        socket = parse_address(worker.address).path
+        assert is_socket(socket)
+        os.kill(worker.pid, number)
+        assert await worker.ended() == ExitCode.OK
+        assert not is_socket(socket)
+
+
+@pytest.mark.asyncio
+async def test_a_broken_engine_ends_the_process(folder: Path) -> None:
+    """A fault of the loop: every stream is told an id, the log has its cause, the process exits."""
+    async with running_worker(module="tests.support.faulty_worker") as worker:
+        await worker.load(folder)
+        calls = [worker.inference.Generate(greedy()) for _ in range(3)]
+
+        errors = await asyncio.gather(*(error_of(call) for call in calls))
+
+        assert await worker.ended() == ExitCode.ENGINE_FAILED
+        for error in errors:
+            assert isinstance(error, InternalError | ShuttingDown)
+        ids_told = {error.error_id for error in errors if isinstance(error, InternalError)}
+        assert len(ids_told) == 1
+        assert ids_told.pop() in worker.log
+        assert FAULT in worker.log
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ from mlxd_shared.errors import InvalidRequest, MlxdError
 from mlxd_worker.app import ExitCode, serve, write_ready
 from mlxd_worker.backend import Backend, prepare_backend
 from mlxd_worker.blas import THREADS_VARIABLE
+from mlxd_worker.engine_thread import MakeHost
 from mlxd_worker.options import Options, parse_options
 
 _log = logs.get_logger("worker")
@@ -27,12 +28,12 @@ def main() -> None:
     sys.exit(run(options))
 
 
-def run(options: Options) -> ExitCode:
+def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
     """Run a worker to its end; every reason not to start goes to the ready pipe and the log."""
     try:
         backend = _prepare(options)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(serve(options, backend))
+            return runner.run(serve(options, backend, make_host=make_host))
     except MlxdError as error:
         reason = error.describe()
         _log.error("cannot start", error=type(error).__name__, reason=reason)

@@ -27,7 +27,7 @@ from mlxd_shared.logs import get_logger
 from mlxd_shared.net import Address, parse_address
 from mlxd_shared.serving import Health, listen, stop
 from mlxd_worker.backend import Backend
-from mlxd_worker.engine_thread import EngineThread
+from mlxd_worker.engine_thread import EngineThread, MakeHost
 from mlxd_worker.facts import LoadJob
 from mlxd_worker.lifeline import Lifeline
 from mlxd_worker.options import Options
@@ -65,8 +65,12 @@ class _End:
     grace_s: float
 
 
-async def serve(options: Options, backend: Backend) -> ExitCode:
+async def serve(
+    options: Options, backend: Backend, *, make_host: MakeHost | None = None
+) -> ExitCode:
     """Run the worker until it is told to stop, or its controller is gone, or the engine fails.
+
+    make_host: see `EngineThread`.
 
     Raises:
         MlxdError: it could not start; the ready line has not been written.
@@ -86,7 +90,7 @@ async def serve(options: Options, backend: Backend) -> ExitCode:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    engine = EngineThread(device=backend.kind, loop=loop, on_fault=on_fault)
+    engine = EngineThread(device=backend.kind, loop=loop, on_fault=on_fault, make_host=make_host)
     async with contextlib.AsyncExitStack() as stack:
         engine.start()
         stack.push_async_callback(engine.stop)

@@ -55,6 +55,15 @@ class _Stop:
 
 
 _Message = Submit | Cancel | _Call | _Stop
+MakeHost = Callable[[BackendKind], "ModelHost"]
+
+
+def _import_host(device: BackendKind) -> ModelHost:
+    """Import MLX on the calling thread, which from then on owns it; the BLAS is there already."""
+    from mlxd_worker.host import ModelHost  # noqa: PLC0415
+    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+
+    return ModelHost(device=DeviceKind(device.value))
 
 
 class EngineThread:
@@ -66,9 +75,14 @@ class EngineThread:
         device: BackendKind,
         loop: asyncio.AbstractEventLoop,
         on_fault: Callable[[], None],
+        make_host: MakeHost | None = None,
     ) -> None:
-        """Prepare a thread; `on_fault` is called on the event loop if it ends by a fault."""
+        """Prepare a thread; `on_fault` is called on the event loop if it ends by a fault.
+
+        make_host: what the thread works on, made on the thread; by default a `ModelHost`.
+        """
         self._device = device
+        self._make_host = make_host or _import_host
         self._loop = loop
         self._on_fault = on_fault
         self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -189,17 +203,15 @@ class EngineThread:
         """The thread: serve the mailbox, step while there is work, report a fault."""
         host: ModelHost | None = None
         try:
-            # Here and not above: MLX is imported by the thread that owns it, after the BLAS.
-            from mlxd_worker.host import ModelHost  # noqa: PLC0415
-            from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
-
-            host = ModelHost(device=DeviceKind(self._device.value))
+            host = self._make_host(self._device)
             self._serve(host)
         except BaseException as error:  # noqa: BLE001 - the thread's last words
             error_id = uuid.uuid4().hex[:12]
             _log.critical("the engine failed", error_id=error_id, exc_info=error)
-            self._end(host, InternalError(error_id))
-            self._loop.call_soon_threadsafe(self._on_fault)
+            try:
+                self._end(host, InternalError(error_id))
+            finally:
+                self._loop.call_soon_threadsafe(self._on_fault)
         else:
             self._end(host, ShuttingDown())
 

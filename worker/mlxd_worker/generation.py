@@ -46,7 +46,7 @@ async def generate(
     accepted_s = time.monotonic()
     check_vocabulary(spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
-    with worker.streams.open(request_id) as stream:
+    with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         prompt = await _prompt_tokens(spec, loaded)
         if worker.loaded is not loaded:
             raise ModelUnloaded(loaded.job.name)

@@ -2,6 +2,7 @@
 
 Invariants:
 - A request id names at most one stream at a time.
+- The number of streams is bounded here already, before anything is spent on one.
 - Event loop only. `idle` is set exactly while no stream is in flight.
 """
 
@@ -11,7 +12,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlxd_shared.errors import DuplicateRequest
+from mlxd_shared import config
+from mlxd_shared.errors import DuplicateRequest, QueueFull
 from mlxd_worker.engine.request import StreamId
 
 
@@ -28,14 +30,17 @@ class Streams:
         return len(self._in_flight)
 
     @contextmanager
-    def open(self, request_id: str) -> Iterator[StreamId]:
+    def open(self, request_id: str, *, rows_max: int) -> Iterator[StreamId]:
         """Hold `request_id` while the stream lasts; yield the engine's name for it.
 
         Raises:
             DuplicateRequest: a stream of this id is in flight.
+            QueueFull: `rows_max` streams run and as many wait as may.
         """
         if request_id in self._in_flight:
             raise DuplicateRequest(request_id)
+        if len(self) >= rows_max + config.WAITING_STREAMS_MAX:
+            raise QueueFull("waiting streams", config.WAITING_STREAMS_MAX)
         self._in_flight.add(request_id)
         self.idle.clear()
         self._next += 1

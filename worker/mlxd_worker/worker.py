@@ -82,6 +82,7 @@ class Worker:
         self._job: LoadJob | None = None
         self._loading: asyncio.Task[Loaded] | None = None
         self._progressed = asyncio.Event()
+        self._unloading = asyncio.Lock()
 
     @property
     def model_name(self) -> str:
@@ -218,14 +219,15 @@ class Worker:
 
         A load in progress is abandoned. Returns MLX's active bytes afterwards.
         """
-        if self._loading is not None:
-            self.engine.abandon_load()
-            await asyncio.wait([self._loading])
-        name = self.model_name
-        await self._close()
-        self.phase = Phase.UNLOADING
-        active_nbytes = await self.engine.unload(ModelUnloaded(name))
-        self.loaded = self._job = self._loading = None
-        self.phase, self.progress = Phase.EMPTY, Progress("")
+        async with self._unloading:
+            if self._loading is not None:
+                self.engine.abandon_load()
+                await asyncio.wait([self._loading])
+            name = self.model_name
+            await self._close()
+            self.phase = Phase.UNLOADING
+            active_nbytes = await self.engine.unload(ModelUnloaded(name))
+            self.loaded = self._job = self._loading = None
+            self.phase, self.progress = Phase.EMPTY, Progress("")
         _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
         return active_nbytes

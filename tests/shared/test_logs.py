@@ -1,0 +1,61 @@
+"""What a log line shows of a fault, and what it must not."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mlxd_shared import logs
+
+PROMPT = "zebra"
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    """Leave the logging of the other tests as it was."""
+    yield
+    structlog.reset_defaults()
+
+
+def fail(prompt: str) -> None:
+    """Fail with a prompt at hand."""
+    assert prompt
+    raise ValueError("broken")
+
+
+def logged(fmt: logs.LogFormat) -> str:
+    """Return what the log shows of a fault."""
+    stream = io.StringIO()
+    logs.configure(fmt=fmt, stream=stream)
+    try:
+        fail(PROMPT)
+    except ValueError as error:
+        logs.get_logger("test").error("it failed", exc_info=error)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("fmt", ["json", "console"])
+def test_a_traceback_without_its_variables(fmt: logs.LogFormat) -> None:
+    """The log says where a fault happened, but no value of a local variable, such as a prompt."""
+    text = logged(fmt)
+
+    assert "ValueError" in text
+    assert "in fail" in text
+    assert PROMPT not in text
+
+
+def test_json_is_one_object_a_line() -> None:
+    """However long the traceback, the line is one, and names component and level."""
+    (line,) = logged("json").splitlines()
+    value = json.loads(line)
+    assert (value["component"], value["level"], value["event"]) == ("test", "error", "it failed")
+
+
+def test_an_unknown_level_is_refused() -> None:
+    """The error lists the levels."""
+    with pytest.raises(ValueError, match="debug, info, warning, error"):
+        logs.configure(level="loud")

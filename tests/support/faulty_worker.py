@@ -1,0 +1,48 @@
+"""A worker, real but for one fault: after STEPS_GOOD steps its engine's loop breaks."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from mlxd_shared import logs
+from mlxd_worker.__main__ import run
+from mlxd_worker.backend import BackendKind
+from mlxd_worker.options import parse_options
+
+if TYPE_CHECKING:
+    from mlxd_worker.host import ModelHost
+
+FAULT = "this engine is broken on purpose"
+STEPS_GOOD = 3
+
+
+def make_faulty_host(kind: BackendKind) -> ModelHost:
+    """Return a host that breaks in the middle of its work; imports MLX."""
+    from mlxd_worker.host import ModelHost  # noqa: PLC0415 - after the BLAS, on the engine thread
+    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+
+    class FaultyHost(ModelHost):
+        """Steps, and at last fails."""
+
+        left = STEPS_GOOD
+
+        def step(self) -> None:
+            """Step or fail."""
+            if self.left == 0:
+                raise RuntimeError(FAULT)
+            self.left -= 1
+            super().step()
+
+    return FaultyHost(device=DeviceKind(kind.value))
+
+
+def main() -> None:
+    """Run it with the worker's own command line."""
+    options = parse_options()
+    logs.configure(level=options.log_level, fmt=options.log_format)
+    sys.exit(run(options, make_host=make_faulty_host))
+
+
+if __name__ == "__main__":
+    main()

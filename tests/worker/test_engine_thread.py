@@ -1,0 +1,239 @@
+"""The door to MLX: bounded, never waited for by the status, and loud when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from mlxd_shared import config
+from mlxd_shared.errors import InternalError, InvalidModel, LoadAbandoned, QueueFull, ShuttingDown
+from mlxd_shared.requests import LoadSpec
+from mlxd_worker.backend import BackendKind, choose_backend, installed_versions
+from mlxd_worker.engine.request import Cancel, Event, Failed, Sink, StreamId, Submit
+from mlxd_worker.engine_thread import EngineThread
+from mlxd_worker.facts import LoadJob, Progress
+from tests.support.engines import GREEDY, Collected
+from tests.support.tiny_model import write_tiny_model
+
+
+def kind() -> BackendKind:
+    """Return the backend that the tests run on."""
+    return choose_backend(installed_versions(), platform=sys.platform).kind
+
+
+@dataclass(slots=True)
+class Started:
+    """A running engine thread and how often it reported a fault."""
+
+    engine: EngineThread
+    faults: list[int] = field(default_factory=list)
+    faulted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load(self, folder: Path) -> None:
+        """Load a model."""
+        job = LoadJob(folder, "tiny", "d" * 64, LoadSpec(rows_max=2))
+        await self.engine.load(job, lambda _: None)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keep the thread busy with something else meanwhile, as a long step does."""
+        gate, reached = threading.Event(), threading.Event()
+
+        def wait(_: object) -> None:
+            reached.set()
+            gate.wait()
+
+        task = asyncio.ensure_future(self.engine._call(wait))
+        await asyncio.to_thread(reached.wait)
+        try:
+            yield
+        finally:
+            gate.set()
+        await task
+
+
+@pytest_asyncio.fixture
+async def started() -> AsyncIterator[Started]:
+    """A running engine thread, stopped at the end."""
+    faults: list[int] = []
+    faulted = asyncio.Event()
+
+    def on_fault() -> None:
+        faults.append(1)
+        faulted.set()
+
+    engine = EngineThread(device=kind(), loop=asyncio.get_running_loop(), on_fault=on_fault)
+    engine.start()
+    yield Started(engine, faults, faulted)
+    await engine.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def stream(number: int, sink: Sink, *, max_tokens: int = 5) -> Submit:
+    """Return a short stream."""
+    return Submit(
+        stream=StreamId(number),
+        prompt=(5, 6, 7),
+        sampling=GREEDY,
+        max_tokens=max_tokens,
+        stop=(),
+        stop_token_ids=frozenset(),
+        eos_ids=frozenset(),
+        skip_special_tokens=True,
+        submitted_s=0.0,
+        sink=sink,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_stream_crosses_both_ways(started: Started, folder: Path) -> None:
+    """What is submitted here comes back here, in order and with its end."""
+    await started.load(folder)
+    reader = started.engine.reader()
+    started.engine.submit(stream(1, reader))
+
+    ids: list[int] = []
+    while len(ids) < 5:
+        ids += (await reader.next()).ids
+    assert len(ids) == 5
+
+
+@pytest.mark.asyncio
+async def test_figures_never_wait_for_a_step(started: Started, folder: Path) -> None:
+    """While the thread is busy the last figures are returned as they were; afterwards new ones."""
+    await started.load(folder)
+    before = await started.engine.figures()
+    async with started.held():
+        during = await started.engine.figures()
+        assert (await started.engine.figures()).at_s == during.at_s
+    await started.engine.ready()
+    assert (await started.engine.figures()).at_s > during.at_s
+    assert before.mlx_active_nbytes >= sum(account.nbytes for account in before.accounts) > 0
+
+
+@pytest.mark.asyncio
+async def test_the_mailbox_is_bounded_for_streams_alone(started: Started, folder: Path) -> None:
+    """A full mailbox refuses streams by name; cancels and commands still pass."""
+    await started.load(folder)
+    async with started.held():
+        sinks = [Collected() for _ in range(config.ENGINE_MAILBOX_MAX)]
+        for number, sink in enumerate(sinks):
+            started.engine.submit(stream(number, sink, max_tokens=1))
+        with pytest.raises(QueueFull) as caught:
+            started.engine.submit(stream(-1, Collected()))
+        assert caught.value.limit == config.ENGINE_MAILBOX_MAX
+        started.engine.cancel(Cancel(StreamId(0)))
+    await started.engine.end_streams(ShuttingDown())
+    assert sinks[0].events == []
+
+
+@pytest.mark.asyncio
+async def test_a_load_can_be_given_up(started: Started, folder: Path) -> None:
+    """An abandoned load ends at its next step and holds nothing; the next one succeeds."""
+    async with started.held():
+        task = asyncio.ensure_future(started.load(folder))
+        await asyncio.sleep(0)
+        started.engine.abandon_load()
+    with pytest.raises(LoadAbandoned):
+        await task
+    assert (await started.engine.figures()).mlx_active_nbytes < 1024
+
+    await started.load(folder)
+    assert (await started.engine.figures()).mlx_active_nbytes > 1024
+
+
+@pytest.mark.asyncio
+async def test_progress_comes_in_order(started: Started, folder: Path) -> None:
+    """Stages follow one another, bytes grow, and "ready" is the last."""
+    seen: list[Progress] = []
+    await started.engine.load(LoadJob(folder, "tiny", "", LoadSpec()), seen.append)
+    await asyncio.sleep(0)
+
+    stages = list(dict.fromkeys(progress.stage for progress in seen))
+    assert stages == ["starting", "reading weights", "warming up", "ready"]
+    assert seen[-1].bytes_read == seen[-1].bytes_total
+
+
+@pytest.mark.asyncio
+async def test_a_failed_load_keeps_its_traceback_and_no_arrays(
+    started: Started, tmp_path: Path
+) -> None:
+    """The error says where it was raised; the frames behind it hold no memory."""
+    folder = write_tiny_model(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidModel) as caught:
+        await started.load(folder)
+
+    assert any(entry.name == "load_tokenizer" for entry in caught.traceback)
+    assert (await started.engine.figures()).mlx_active_nbytes < 1024
+    assert started.faults == []
+
+
+class _BreaksOnce(Collected):
+    """A sink that breaks its contract at the first event."""
+
+    def put(self, event: Event) -> None:
+        """Fail the first time."""
+        first = not self.events
+        self.events.append(event)
+        if first:
+            raise OSError("broken sink")
+
+
+@pytest.mark.asyncio
+async def test_a_fault_of_the_loop_ends_everything_loudly(started: Started, folder: Path) -> None:
+    """Every stream is told, the process is told once, and nobody waits for an answer in vain."""
+    await started.load(folder)
+    figures = await started.engine.figures()
+    other = Collected()
+    async with started.held():
+        started.engine.submit(stream(1, other, max_tokens=400))
+        started.engine.submit(stream(2, _BreaksOnce()))
+        late = asyncio.ensure_future(started.engine.shrink(0))
+        await asyncio.sleep(0)
+    await started.faulted.wait()
+
+    event = other.events[-1]
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, InternalError)
+    await asyncio.wait([late])
+    with pytest.raises(ShuttingDown):
+        started.engine.submit(stream(3, Collected()))
+    with pytest.raises(ShuttingDown):
+        await started.load(folder)
+    assert (await started.engine.figures()).at_s >= figures.at_s
+    assert started.faults == [1]
+
+
+@pytest.mark.asyncio
+async def test_stopping_answers_everybody(started: Started, folder: Path) -> None:
+    """Streams and calls behind the stop are refused, not forgotten."""
+    await started.load(folder)
+    sink = Collected()
+    async with started.held():
+        stop = asyncio.ensure_future(started.engine.stop())
+        await asyncio.sleep(0)
+        started.engine.submit(stream(1, sink))
+        call = asyncio.ensure_future(started.engine.shrink(0))
+        await asyncio.sleep(0)
+    await stop
+    with pytest.raises(ShuttingDown):
+        await call
+
+    (event,) = sink.events
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, ShuttingDown)
+    assert started.faults == []

@@ -1,0 +1,125 @@
+"""Streams in flight, and how events become messages."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from mlxd_shared import config
+from mlxd_shared.errors import DuplicateRequest, InternalError, QueueFull
+from mlxd_shared.requests import FinishReason
+from mlxd_worker.engine.request import Event, Failed, Finished, Tokens, Usage
+from mlxd_worker.outbox import Outbox, StreamReader
+from mlxd_worker.streams import Streams
+
+USAGE = Usage(1, 0, 1, 0.0, 0.0, 0.0, 0)
+
+
+def token(offset: int) -> Tokens:
+    """Return one token's event."""
+    return Tokens(offset, (100 + offset,), f"<{offset}>")
+
+
+def end(offset: int) -> Finished:
+    """Return an end without a token of its own."""
+    return Finished(offset, (), "!", FinishReason.EOS, USAGE)
+
+
+async def reader_of(*events: Event) -> StreamReader:
+    """Return a reader to whom these events have come while it was busy."""
+    outbox = Outbox(asyncio.get_running_loop())
+    reader = StreamReader(outbox)
+    for event in events:
+        reader.put(event)
+    outbox.flush()
+    await asyncio.sleep(0)
+    return reader
+
+
+@pytest.mark.asyncio
+async def test_the_first_token_goes_alone() -> None:
+    """Whatever has piled up behind it, the first message has one token; the next has the rest."""
+    reader = await reader_of(*(token(i) for i in range(5)), end(5))
+
+    assert await reader.next() == token(0)
+    rest = await reader.next()
+    assert isinstance(rest, Finished)
+    assert (rest.offset, rest.ids) == (1, (101, 102, 103, 104))
+    assert rest.text == "<1><2><3><4>!"
+    assert rest.usage is USAGE
+
+
+@pytest.mark.asyncio
+async def test_a_message_is_bounded() -> None:
+    """A slow reader gets messages of at most EVENTS_PER_MESSAGE_MAX tokens, without a gap."""
+    most = config.EVENTS_PER_MESSAGE_MAX
+    reader = await reader_of(*(token(i) for i in range(2 * most + 1)), end(2 * most + 1))
+
+    sizes = []
+    offset = 0
+    while True:
+        event = await reader.next()
+        assert event.offset == offset
+        offset += len(event.ids)
+        sizes.append(len(event.ids))
+        if isinstance(event, Finished):
+            break
+    assert sizes == [1, most, most, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_comes_after_what_was_generated() -> None:
+    """Tokens before a failure still reach the client."""
+    error = InternalError("id")
+    reader = await reader_of(token(0), token(1), token(2), Failed(error))
+
+    assert await reader.next() == token(0)
+    assert (await reader.next()).ids == (101, 102)
+    with pytest.raises(InternalError) as caught:
+        await reader.next()
+    assert caught.value is error
+
+
+@pytest.mark.asyncio
+async def test_a_reader_waits_for_more() -> None:
+    """With nothing there the reader sleeps until something comes."""
+    reader = await reader_of(token(0))
+    assert await reader.next() == token(0)
+    waiting = asyncio.ensure_future(reader.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reader.deliver(token(1))
+    assert await waiting == token(1)
+
+
+@pytest.mark.asyncio
+async def test_ids_are_held_while_in_flight() -> None:
+    """A request id names one stream at a time, however that ends."""
+    streams = Streams()
+    with streams.open("a", rows_max=1) as first, streams.open("b", rows_max=1) as second:
+        assert first != second
+        assert len(streams) == 2
+        assert not streams.idle.is_set()
+        with pytest.raises(DuplicateRequest), streams.open("a", rows_max=1):
+            pass
+        assert await streams.drained(0.0) == 2
+    with pytest.raises(KeyError), streams.open("a", rows_max=1):
+        raise KeyError
+    assert streams.idle.is_set()
+    assert await streams.drained(0.0) == 0
+
+
+@pytest.mark.asyncio
+async def test_streams_are_bounded() -> None:
+    """Rows and waiting places together are the limit, exactly."""
+    streams = Streams()
+    with ExitStack() as stack:
+        for number in range(2 + config.WAITING_STREAMS_MAX):
+            stack.enter_context(streams.open(str(number), rows_max=2))
+        with pytest.raises(QueueFull) as caught, streams.open("more", rows_max=2):
+            pass
+        assert caught.value.limit == config.WAITING_STREAMS_MAX
+    with streams.open("more", rows_max=2):
+        pass
