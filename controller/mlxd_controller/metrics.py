@@ -26,7 +26,7 @@ class Metrics:
         self.cached_tokens = Counter(
             "mlxd_cached_tokens_total", "Prompt tokens whose state was reused."
         )
-        self.generated_tokens = Counter("mlxd_generated_tokens_total", "Tokens generated.")
+        self.generated_tokens = Counter("mlxd_generation_tokens_total", "Tokens generated.")
         self.cache_hits = Counter(
             "mlxd_cache_hits_total", "Requests that reused state, by what was reused."
         )
@@ -56,7 +56,7 @@ class Metrics:
             "mlxd_load_wait_seconds", "What requests waited for their model to be ready."
         )
         self.duration = Histogram(
-            "mlxd_request_duration_seconds", "From a request's arrival to its end."
+            "mlxd_e2e_request_latency_seconds", "From a request's arrival to its end."
         )
         self.load_seconds = Histogram("mlxd_model_load_seconds", "Duration of loads, by outcome.")
 

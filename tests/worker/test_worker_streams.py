@@ -375,8 +375,8 @@ async def test_counters_add_up(worker: WorkerProcess) -> None:
 
     assert grown("mlxd_requests_total", code="OK", finish_reason="length") == 1
     assert grown("mlxd_requests_total", code="NOT_FOUND", finish_reason="") == 1
-    assert grown("mlxd_generated_tokens_total") == 12
+    assert grown("mlxd_generation_tokens_total") == 12
     assert grown("mlxd_prompt_tokens_total") > 1
     assert grown("mlxd_time_to_first_token_seconds") == 1
-    assert grown("mlxd_inter_token_seconds") == 11
-    assert grown("mlxd_queue_seconds") == 1
+    assert grown("mlxd_inter_token_latency_seconds") == 11
+    assert grown("mlxd_queue_time_seconds") == 1

@@ -79,7 +79,7 @@ class WorkerMetrics:
         )
     )
     generated_tokens: Counter = field(
-        default_factory=lambda: Counter("mlxd_generated_tokens_total", "Tokens sent to clients.")
+        default_factory=lambda: Counter("mlxd_generation_tokens_total", "Tokens sent to clients.")
     )
     first_token_s: Histogram = field(
         default_factory=lambda: Histogram(
@@ -88,12 +88,13 @@ class WorkerMetrics:
     )
     inter_token_s: Histogram = field(
         default_factory=lambda: Histogram(
-            "mlxd_inter_token_seconds", "Time between tokens, shared by those of one message."
+            "mlxd_inter_token_latency_seconds",
+            "Time between tokens, shared by those of one message.",
         )
     )
     queue_s: Histogram = field(
         default_factory=lambda: Histogram(
-            "mlxd_queue_seconds", "From the request's arrival to its first prefill."
+            "mlxd_queue_time_seconds", "From the request's arrival to its first prefill."
         )
     )
 
