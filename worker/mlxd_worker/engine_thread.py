@@ -183,7 +183,7 @@ class EngineThread:
         def perform(host: ModelHost) -> None:
             try:
                 result = act(host)
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller, with its traceback
+            except Exception as error:  # noqa: BLE001 - its caller gets it, traceback and all
                 future.set_exception(error)
             else:
                 future.set_result(result)
