@@ -298,6 +298,33 @@ def test_a_step_writes_in_place() -> None:
     assert copied - in_place > one_array / 2
 
 
+def test_filling_a_hole_copies_one_row() -> None:
+    """When a row leaves, the room needed for the move is a row's, not an arena's."""
+    pair = wide_rows()
+    row_nbytes = pair.caches.nbytes // 64
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    pair.leave(RowId(3))
+
+    assert mx.get_peak_memory() - before < 3 * row_nbytes
+    pair.check()
+
+
+def test_a_row_that_moved_is_found_by_the_same_batch() -> None:
+    """A batch of the same rows as before follows a row that filled another's hole."""
+    pair = naive()
+    for number in (1, 2, 3):
+        pair.join(RowId(number), 10)
+        pair.append((RowId(number),), 4)
+    pair.append((RowId(2), RowId(3)), 1)
+
+    pair.leave(RowId(1))
+
+    pair.append((RowId(2), RowId(3)), 1)
+    pair.check()
+
+
 def test_growing_needs_the_room_of_one_old_array() -> None:
     """An arena grows array by array: the peak is the new size and one old array."""
     caches = [KVCache(kv_heads=8, head_dim=64, dtype=mx.float32) for _ in range(4)]

@@ -94,6 +94,20 @@ def test_growth_asked_for_is_growth_made() -> None:
     assert added == [1, 1, 2, 0, 2, 0]
 
 
+def test_an_arena_halves_at_a_quarter() -> None:
+    """Slots that a burst left behind are given back, and not at the first row that leaves."""
+    table = table_of()
+    for number in range(8):
+        table.join(RowId(number), tokens=1)
+
+    seen = []
+    for number in range(7):
+        table.leave(RowId(number))
+        seen.append(table.slots_of(256))
+
+    assert seen == [8, 8, 8, 8, 8, 4, 2]
+
+
 @pytest.mark.parametrize("tokens", [0, -1, 4097])
 def test_lengths_out_of_range_are_refused(tokens: int) -> None:
     """No row is shorter than one token or longer than the context, and nothing has changed then."""
@@ -150,7 +164,9 @@ class Shadow:
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["join", "reserve", "leave"]), st.integers(0, 11), st.integers(1, 4096)
+    st.sampled_from(["join", "join", "reserve", "leave"]),
+    st.integers(0, 11),
+    st.sampled_from([1, 1, 1, 256, 257, 700, 2000, 4096]),
 )
 
 

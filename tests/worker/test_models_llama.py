@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide-heads": {"head_dim": 24},
     "attention-bias": {"attention_bias": True},
     "mlp-bias": {"mlp_bias": True},
+    "other-theta": {"rope_theta": 500.0},
     "linear-rope": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama3-rope": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
     "interleaved-rope": {"rope_traditional": True},
@@ -71,7 +72,7 @@ def test_variants_differ(tmp_path: Path) -> None:
     """Each variant of the config has an effect: an ignored key would leave logits the same."""
     tokens = token_ids(80, seed=2)
     results = {}
-    for name in ("grouped", "linear-rope", "llama3-rope", "interleaved-rope"):
+    for name in ("grouped", "other-theta", "linear-rope", "llama3-rope", "interleaved-rope"):
         model = load(write_model(tmp_path / name, config_with(**VARIANTS[name])))
         results[name] = forced_logits(model, caches_of(model), ROWS[0], tokens, cuts=[])
 

@@ -58,7 +58,7 @@ class RowCaches:
 
         `fine_spans` lets a batch attend little more than its longest row, at the price of many
         shapes; None means where MLX runs on a CPU, which caches nothing by shape and whose softmax
-        is a scalar loop (8 layers, 32 rows of 100 tokens: 37 ms a step against 33).
+        is a scalar loop (8 layers, 32 rows of 100 tokens: 16 ms of attention against 19).
         """
         self.layers = tuple(layers)
         self.table = RowTable(context_max=context_max, rows_max=rows_max)
