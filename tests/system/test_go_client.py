@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from mlxd.client import Client, SamplingOptions
 from mlxd.v1 import inference_pb2
 from mlxd_shared.errors import ModelNotFound
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
+from tests.support.served import served
+from tests.support.tiny_model import write_tiny_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "go"
 TOOLS = ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
@@ -153,3 +156,19 @@ async def test_an_interrupt_ends_the_stream_on_the_server(program: Path) -> None
 
     assert ran.code == INTERRUPTED, ran.err
     assert ran.err == ""
+
+
+@pytest.mark.asyncio
+async def test_it_streams_from_the_real_server(program: Path, tmp_path: Path) -> None:
+    """Through a real controller and a real worker it prints what the Python client gets."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    async with served("--model", f"tiny={folder}") as server, Client(server.address) as client:
+        wanted = await client.complete(
+            "Once", model="tiny", sampling=SamplingOptions(temperature=0.7, seed=42), max_tokens=48
+        )
+        ran = await end(await start(program, server.address, "tiny", "Once"))
+
+    assert (ran.code, ran.out) == (0, wanted.text + "\n"), ran.err
+    told = json.loads(ran.err)
+    assert told["usage"]["completion_tokens"] == wanted.finished.usage.completion_tokens
+    assert told["usage"]["seed"] == "42"

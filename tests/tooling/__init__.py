@@ -1,0 +1,1 @@
+"""Proof that what surrounds the program (images, CI, units) is what the program takes."""
