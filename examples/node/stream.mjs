@@ -18,6 +18,7 @@ const definition = loadSync("mlxd/v1/inference.proto", {
   longs: String, // a seed has 64 bits, a JavaScript number 53
   enums: String,
   oneofs: true,
+  defaults: true, // a field that is absent reads as its zero, a message as null
 });
 const { InferenceService } = loadPackageDefinition(definition).mlxd.v1;
 const client = new InferenceService(address, credentials.createInsecure());

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import signal
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -442,3 +443,21 @@ def test_serve_reads_names_and_folders(tmp_path: Path) -> None:
 def test_serve_reads_the_reserve(text: str | None, reserve: tuple[Any, ...]) -> None:
     """Bytes, or a share of the memory."""
     assert _reserve(text) == pytest.approx(reserve)
+
+
+@pytest.mark.asyncio
+async def test_forked_children_never_run_grpc() -> None:
+    """gRPC's fork handlers, which can crash a worker before it is one, are off before it loads."""
+    program = (
+        "import os, sys, mlxd_controller.cli as cli\n"
+        "early = 'grpc' in sys.modules\n"
+        "sys.argv = ['mlxd', 'version']\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit:\n    print(early, os.environ['GRPC_ENABLE_FORK_SUPPORT'])\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert out.decode().splitlines()[-1] == "False 0"

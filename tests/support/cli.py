@@ -13,6 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 LIMIT_S = 30.0
+COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would change what `mlxd` does or how it prints."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MLXD_") and name not in {"COLUMNS", "FORCE_COLOR"}
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +54,14 @@ async def start(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> asyncio.subprocess.Process:
     """Start `mlxd` with `arguments`; nothing of this process's own settings reaches it."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"MLXD_ADDRESS", "COLUMNS", "FORCE_COLOR"}
-    }
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "mlxd_controller.cli",
+        *COMMAND,
         *arguments,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         cwd=cwd,
-        env=inherited | dict(environment),
+        env=clean_environment() | dict(environment),
     )
 
 
