@@ -42,6 +42,8 @@ class Worker:
     error: MlxdError | None = None
     figures: status_pb2.WorkerStatus | None = None
     figures_s: float = 0.0
+    cpu_s: float = 0.0
+    """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property

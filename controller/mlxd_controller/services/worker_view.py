@@ -30,6 +30,7 @@ def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb
     if model is not None and model.phase is Phase.LOADING:
         pb.progress.CopyFrom(progress_to_pb(model.progress))
     _add_process(pb, worker)
+    pb.cpu_seconds = worker.cpu_s = max(worker.cpu_s, pb.cpu_seconds)
     _add_end(pb, worker)
     return pb
 

@@ -1,0 +1,51 @@
+"""`mlxd serve` as a process for tests: where it listens, its log, its stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxd_controller.cli.serve import LISTENING
+from tests.support.cli import LIMIT_S, start
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that takes requests."""
+
+    address: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+
+    def logged(self, event: str) -> dict[str, Any]:
+        """Return the first log line of this event."""
+        lines = self.log_path.read_text(encoding="utf-8").splitlines()
+        found = (json.loads(line) for line in lines if line.startswith("{"))
+        return next(line for line in found if line["event"] == event)
+
+
+@asynccontextmanager
+async def served(*options: str, address: str = "127.0.0.1:0") -> AsyncIterator[Served]:
+    """Serve with `options` around the body, then stop gracefully."""
+    with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
+        log_path = Path(folder) / "log"
+        with log_path.open("wb") as log:
+            process = await start(
+                "serve", "--address", address, "--log-format", "json", *options, stderr=log.fileno()
+            )
+        try:
+            assert process.stdout is not None
+            line = (await asyncio.wait_for(process.stdout.readline(), LIMIT_S)).decode().strip()
+            assert line.startswith(LISTENING), log_path.read_text(encoding="utf-8")
+            yield Served(line.removeprefix(LISTENING), process, log_path)
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(process.communicate(), LIMIT_S)
