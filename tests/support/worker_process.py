@@ -117,11 +117,18 @@ class WorkerProcess:
 async def running_worker(
     *arguments: str, listen: str | None = None, module: str = "mlxd_worker"
 ) -> AsyncIterator[WorkerProcess]:
-    """Start `python -m` with `module`, wait for its ready line, yield it, stop and reap it."""
+    """Start `python -m` with `module`, wait for its ready line, yield it, stop and reap it.
+
+    listen: where; None is a socket of the test's own, "" leaves it to the worker.
+    """
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
         line, process, life = await _start(
-            stack, folder, listen or f"unix:{folder}/w.sock", arguments, module=module
+            stack,
+            folder,
+            f"unix:{folder}/w.sock" if listen is None else listen,
+            arguments,
+            module=module,
         )
         log_path = folder / "log"
         if "error" in line:
@@ -172,7 +179,8 @@ async def _start(
     ready, life = Pipe.make(), Pipe.make()
     stack.callback(ready.close)
     stack.callback(life.close)
-    own = ["--listen", listen, "--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)]
+    address = ["--listen", listen] if listen else []
+    own = [*address, "--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)]
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -51,6 +51,11 @@ def is_socket(path: Path) -> bool:
     return path.is_socket()
 
 
+def folder_mode(path: Path) -> int:
+    """Return the permissions of the folder that holds `path`."""
+    return path.parent.stat().st_mode & 0o777
+
+
 @pytest.mark.asyncio
 async def test_a_model_on_the_command_line(folder: Path) -> None:
     """With --model the worker loads by itself, under the digest that its files have."""
@@ -209,3 +214,24 @@ async def test_nothing_of_a_prompt_is_logged(folder: Path) -> None:
         assert [m async for m in call]
         await error_of(worker.inference.Generate(greedy(text="zebra " * 20_000)))
         assert "zebra" not in worker.log
+
+
+@pytest.mark.asyncio
+async def test_a_socket_in_use_is_left_alone() -> None:
+    """A second worker on a live socket is refused, and the first goes on serving there."""
+    async with running_worker() as worker:
+        refused = await refused_worker("--listen", worker.address)
+        assert refused.code == ExitCode.CANNOT_START
+        assert refused.line["kind"] == "InvalidRequest"
+        assert is_socket(parse_address(worker.address).path)
+        assert await health(worker.channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.asyncio
+async def test_no_address_means_a_private_socket() -> None:
+    """Without --listen the worker makes a socket in a folder that only its user can enter."""
+    async with running_worker(listen="") as worker:
+        path = parse_address(worker.address).path
+        assert is_socket(path)
+        assert folder_mode(path) == 0o700
+        assert await health(worker.channel, "") == health_pb2.HealthCheckResponse.SERVING

@@ -24,7 +24,7 @@ import grpc
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import MlxdError, ShuttingDown
 from mlxd_shared.logs import get_logger
-from mlxd_shared.net import Address, parse_address
+from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, stop
 from mlxd_worker.backend import Backend
 from mlxd_worker.engine_thread import EngineThread, MakeHost
@@ -97,7 +97,7 @@ async def serve(
         await engine.ready()
         health = Health()
         server = new_server(health)
-        address = listen(server, _address(options, stack), anywhere=options.allow_remote)
+        address = _listen(server, options, stack)
         identity = Identity(options.incarnation, address, backend)
         worker = Worker(identity, engine, health, stopping=stopping)
         add_services(server, worker)
@@ -114,15 +114,17 @@ async def serve(
     return end.code
 
 
-def _address(options: Options, stack: contextlib.AsyncExitStack) -> Address:
-    """Return where to listen; a private socket is made where nothing is said."""
-    if options.listen is None:
+def _listen(server: grpc.aio.Server, options: Options, stack: contextlib.AsyncExitStack) -> str:
+    """Bind, and return what to dial; a private socket is made where no address is given."""
+    text = options.listen
+    if text is None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-"))
-        return parse_address(f"unix:{folder}/worker.sock")
-    address = parse_address(options.listen)
-    if address.is_unix:
+        text = f"unix:{folder}/worker.sock"
+    address = parse_address(text)
+    target = listen(server, address, anywhere=options.allow_remote)
+    if address.is_unix:  # ours from here on
         stack.callback(address.path.unlink, missing_ok=True)
-    return address
+    return target
 
 
 def _say_ready(options: Options, identity: Identity) -> None:
@@ -156,11 +158,13 @@ async def _load_own(worker: Worker, options: Options, end: _End) -> None:
         job = LoadJob(path=folder, name=options.name, digest=digest, spec=options.spec)
         async for _ in worker.load(job):
             pass
-    except MlxdError as error:
-        if not worker.stopping.is_set():
-            _log.error("cannot serve the model", path=str(folder), reason=error.describe())
-            end.code = ExitCode.LOAD_FAILED
-            worker.stopping.set()
+    except Exception as error:  # noqa: BLE001 - there is nobody else to tell
+        if worker.stopping.is_set():
+            return
+        bug = None if isinstance(error, MlxdError) else error
+        _log.error("cannot serve the model", path=str(folder), reason=str(error), exc_info=bug)
+        end.code = ExitCode.LOAD_FAILED
+        worker.stopping.set()
 
 
 async def _stop(server: grpc.aio.Server, worker: Worker, health: Health, end: _End) -> None:
