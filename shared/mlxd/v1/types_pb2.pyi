@@ -591,7 +591,9 @@ class Model(_message.Message):
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
-    """The identity: sha256 over configuration, tokenizer and weights' headers and sizes."""
+    """The identity: sha256 over configuration, tokenizer, and weights' headers, sizes and a sample of
+    every tensor.
+    """
     path: _builtins.str
     architecture: _builtins.str
     state: Global___ModelState.ValueType
