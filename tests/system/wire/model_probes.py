@@ -75,16 +75,18 @@ async def load_options_take_effect(wire: Wire) -> None:
     options = types_pb2.LoadOptions(
         context_length=64,
         rows_max=2,
-        weights=types_pb2.WEIGHTS_FORMAT_STORED,
-        sampling=types_pb2.SamplingOptions(temperature=0),
+        weights=types_pb2.WEIGHTS_FORMAT_BFLOAT16,
+        sampling=types_pb2.SamplingOptions(temperature=0, seed=5, logit_bias={7: 0.5}),
         keep_alive=Duration(seconds=1000),
         pinned=True,
     )
     await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
     model = await get(wire, wire.model)
     assert (model.context_length, model.rows_max, model.pinned) == (64, 2, True)
-    assert model.weights == types_pb2.WEIGHTS_FORMAT_STORED
+    assert model.weights == types_pb2.WEIGHTS_FORMAT_BFLOAT16
     assert model.effective_sampling.temperature == 0
+    assert model.effective_sampling.seed == 5
+    assert dict(model.effective_sampling.logit_bias) == {7: 0.5}
     assert 900 < model.expire_time.seconds - model.last_used_time.seconds <= 1000
     unseeded = types_pb2.SamplingOptions(top_k=50)
     assert await wire.ids(sampling=unseeded) == await wire.ids(sampling=unseeded)

@@ -1,0 +1,184 @@
+"""Every field of every message is exercised on real processes, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd_shared.errors import FieldNotServed
+from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.unserved import UNSERVED
+from tests.support.served import served
+from tests.support.tiny_model import write_tiny_model
+from tests.support.worker_process import running_worker
+from tests.system.wire import generate_probes, model_probes, scenario, worker_probes
+from tests.system.wire.model_probes import load
+from tests.system.wire.probe import Wire, refusal
+from tests.system.wire.walk import Recorder, fields_of, request_fields, response_fields
+
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+CONTROLLER_PROBES = [*generate_probes.PROBES.all, *model_probes.PROBES.all]
+WORKER_PROBES = worker_probes.PROBES.all
+
+# Fields of answers that no server fills yet, each because of what is refused by name.
+SILENT = {
+    "mlxd.v1.GenerateResponse.logprobs": "logprobs",
+    "mlxd.v1.PositionLogprobs.chosen": "logprobs",
+    "mlxd.v1.PositionLogprobs.top": "top_logprobs",
+    "mlxd.v1.TokenLogprob.token_id": "logprobs",
+    "mlxd.v1.TokenLogprob.logprob": "logprobs",
+    "mlxd.v1.TokenLogprob.text_bytes": "logprobs",
+    "mlxd.v1.Usage.migrations": "migrate",
+    "mlxd.v1.Usage.near_ties": "migrate",
+    "mlxd.v1.EmbedResponse.embeddings": "Embed",
+    "mlxd.v1.EmbedResponse.prompt_tokens": "Embed",
+    "mlxd.v1.EmbedResponse.model_digest": "Embed",
+    "mlxd.v1.Embedding.values": "Embed",
+    "mlxd.v1.Model.priority": "priority",
+}
+# Fields whose honest value is 0 here: no prefix is kept between requests yet, nothing leaks, and on
+# CPU nothing is compiled.
+ZERO = {
+    "mlxd.v1.Usage.cached_tokens",
+    "mlxd.v1.WorkerMemory.unaccounted_bytes",
+    "mlxd.v1.UnloadResponse.mlx_active_bytes",
+    "mlxd.v1.WorkerStatus.compiles",
+}
+
+
+def unserved_fields() -> set[str]:
+    """Return the full name of every field that is refused by name."""
+    return {f"{message}.{name}" for message, names in UNSERVED.items() for name in names}
+
+
+def inside_unserved() -> set[str]:
+    """Return the fields that can be reached only through a refused one."""
+    only_there = (
+        inference_pb2.ChatPrompt,
+        inference_pb2.ChatMessage,
+        inference_pb2.ResponseFormat,
+        inference_pb2.ChoiceFormat,
+        inference_pb2.SpeculationOptions,
+    )
+    return {name for message in only_there for name in fields_of(message.DESCRIPTOR)}
+
+
+@asynccontextmanager
+async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[Wire]:
+    """A real controller that offers `folder` as `model`."""
+    async with (
+        served("--model", f"{model}={folder}", *options) as server,
+        grpc.aio.insecure_channel(server.address, options=list(CHANNEL_OPTIONS)) as channel,
+    ):
+        yield Wire(channel, Recorder(), model, folder)
+
+
+def test_every_request_field_is_probed_or_refused() -> None:
+    """No field that a client can send is without a probe or a refusal, and none has both."""
+    probed = {name for probe in [*CONTROLLER_PROBES, *WORKER_PROBES] for name in probe.covers}
+    refused = unserved_fields() | inside_unserved()
+    assert not probed & refused
+    assert request_fields() == probed | refused
+
+
+def _some_value(field: Any) -> Any:
+    """Return a value in range that asks for something."""
+    by_name = {"repetition_penalty": 1.1, "repeat_last_n": 32, "top_logprobs": 2}
+    if field.name in by_name:
+        return by_name[field.name]
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return True
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
+        return 0.25
+    return 3
+
+
+def _set(message: Message, field: Any) -> None:
+    """Set `field` of `message` to something that asks for something."""
+    if field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+    elif field.is_repeated:
+        getattr(message, field.name).append(_some_value(field))
+    elif field.name == "require_full":
+        setattr(message, field.name, False)
+    else:
+        setattr(message, field.name, _some_value(field))
+
+
+@pytest.mark.asyncio
+async def test_each_unserved_field_is_refused_by_name() -> None:
+    """UNIMPLEMENTED with the field's path, for every field on the list, from a real server."""
+    async with controller("demo", DEMO) as wire:
+        for message, names in UNSERVED.items():
+            for name in names:
+                error = await _refusal_of(wire, message, name)
+                assert isinstance(error, FieldNotServed), (message, name, error)
+                assert error.field.split(".")[-1] == name
+        assert len(await wire.ids()) == 12, "the next good request is served"
+
+
+async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
+    """Send a request in which only the unserved field is out of the ordinary."""
+    generate = inference_pb2.GenerateRequest(model=wire.model, text="Once", max_tokens=1)
+    loading = model_pb2.LoadModelRequest(model=wire.model)
+    holders: dict[str, Message] = {
+        "mlxd.v1.SamplingOptions": generate.sampling,
+        "mlxd.v1.GenerateRequest": generate,
+        "mlxd.v1.LoadOptions": loading.options,
+        "mlxd.v1.LoadModelRequest": loading,
+    }
+    holder = holders[message]
+    _set(holder, holder.DESCRIPTOR.fields_by_name[name])
+    if message in ("mlxd.v1.LoadOptions", "mlxd.v1.LoadModelRequest"):
+        return await refusal(load(wire, loading))
+    return await refusal(wire.generate(generate))
+
+
+@pytest.mark.asyncio
+async def test_every_field_works_on_real_processes(tmp_path: Path) -> None:
+    """Each probe holds, and every field of an answer was set by some real answer."""
+    seen: set[str] = set()
+    other = write_tiny_model(tmp_path / "other")
+    async with controller("demo", DEMO, "--model", f"other={other}") as wire:
+        for probe in CONTROLLER_PROBES:
+            await probe.check(wire)
+        await scenario.two_names_share_a_worker(wire)
+        await scenario.streams_queue(wire)
+        await scenario.a_worker_dies(wire)
+        seen |= wire.recorder.seen
+    async with running_worker() as worker:
+        alone = Wire(worker.channel, Recorder(), "demo", DEMO)
+        for probe in WORKER_PROBES:
+            await probe.check(alone)
+        seen |= alone.recorder.seen
+    seen |= await _a_tight_budget(tmp_path)
+    expected = response_fields() - set(SILENT) - ZERO - unserved_fields()
+    assert expected - seen == set()
+
+
+async def _a_tight_budget(tmp_path: Path) -> set[str]:
+    """Room for one model of two: the report names who would go, and what would make it fit."""
+    tiny = write_tiny_model(tmp_path / "tiny")
+    async with controller("demo", DEMO) as wire:
+        (alone,) = await load(wire, model_pb2.LoadModelRequest(model="demo", validate_only=True))
+    limit = str(alone.fit.need_bytes + (1 << 20))
+    budget = ("--memory-limit", limit, "--reserve", "0", "--model", f"tiny={tiny}")
+    async with controller("demo", DEMO, *budget) as wire:
+        await load(wire, model_pb2.LoadModelRequest(model="tiny"))
+        request = model_pb2.LoadModelRequest(model="demo", validate_only=True)
+        (crowded,) = await load(wire, request)
+        assert list(crowded.fit.would_evict) == ["tiny"]
+        assert (crowded.fit.fits_now, crowded.fit.fits_ever) == (False, True)
+        request.options.CopyFrom(types_pb2.LoadOptions(rows_max=64, context_length=512))
+        (hopeless,) = await load(wire, request)
+        assert not hopeless.fit.fits_ever
+        assert hopeless.fit.suggestions
+        return wire.recorder.seen
