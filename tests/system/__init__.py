@@ -1,0 +1,1 @@
+"""Tests of whole processes: servers, workers and clients as users start them."""
