@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -66,11 +65,6 @@ def exec_form(rest: str) -> list[str]:
     words = json.loads(rest[rest.index("[") :])
     assert all(isinstance(word, str) for word in words)
     return list(words)
-
-
-def shell_words(rest: str) -> list[str]:
-    """Answer the words of an instruction in shell form."""
-    return shlex.split(rest)
 
 
 def _instructions(text: str) -> Iterator[Instruction]:

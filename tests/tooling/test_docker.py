@@ -8,18 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from ruamel.yaml import YAML
-from typer.core import TyperGroup
 
-from mlxd_controller.cli.app import app
-from mlxd_worker.options import parse_options
 from tests.tooling import dockerfile
+from tests.tooling.command_line import given, port_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -51,26 +47,6 @@ def services() -> dict[str, dict[str, Any]]:
     found = YAML(typ="safe").load(COMPOSE.read_text(encoding="utf-8"))["services"]
     assert isinstance(found, dict)
     return found
-
-
-def given(command: Sequence[str]) -> dict[str, Any]:
-    """Let the real command line parse `command`, and answer its options by name.
-
-    Raises whatever that command line raises for an option that it does not take.
-    """
-    words = list(command)
-    if words[:3] == ["python", "-m", "mlxd_worker"]:
-        options = parse_options(words[3:])
-        return {"listen": options.listen, "allow_remote": options.allow_remote}
-    assert words[0] == "mlxd", words
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    return group.commands[words[1]].make_context(words[1], words[2:]).params
-
-
-def port_of(address: str) -> str:
-    """The port of HOST:PORT."""
-    return address.rpartition(":")[2]
 
 
 def test_hadolint_finds_nothing() -> None:
