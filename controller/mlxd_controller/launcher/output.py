@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 from collections import deque
 
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_shared import config
+from mlxd_shared.logs import LEVELS
 
 READ_CHUNK_BYTES = 64 * config.KIB
 CUT_MARK = " [cut]"
@@ -72,4 +74,19 @@ class Output:
         for line in lines:
             if line:
                 self._lines.append(line)
-                self._log.info("worker says", line=line)
+                forward(self._log, line)
+
+
+def forward(log: FilteringBoundLogger, line: str) -> None:
+    """Log a line of a child: a structured one as what it is, any other as text."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        log.info("worker says", line=line)
+        return
+    level = LEVELS.get(str(fields.pop("level", "")), LEVELS["info"])
+    fields.pop("timestamp", None)
+    event: str = fields.pop("event")
+    log.bind(**fields).log(level, event)

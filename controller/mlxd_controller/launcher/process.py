@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from asyncio.subprocess import Process
 
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher.output import Output
+from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_shared import config
 
 
@@ -25,17 +25,22 @@ class SubprocessWorker:
     """Implements ports.WorkerProcess over asyncio's subprocess."""
 
     def __init__(
-        self, process: Process, *, incarnation: str, life_fd: int, log: FilteringBoundLogger
+        self,
+        process: Process,
+        *,
+        incarnation: str,
+        output: PipeReader,
+        life: Pipe,
+        log: FilteringBoundLogger,
     ) -> None:
-        """Take over `process` and `life_fd`, which tells the worker that its controller lives."""
-        assert process.stdout is not None
+        """Take over `process`, its output, and the pipe that tells it that its controller lives."""
         self._process = process
         self._incarnation = incarnation
-        self._life_fd = life_fd
+        self._life = life
         self._log = log
         self._address = ""
         self._output = Output(log)
-        self._ended = asyncio.create_task(self._follow(process.stdout))
+        self._ended = asyncio.create_task(self._follow(output))
         self._closing: asyncio.Task[int] | None = None
 
     @property
@@ -76,15 +81,16 @@ class SubprocessWorker:
             self._closing = asyncio.create_task(self._close())
         return await asyncio.shield(self._closing)
 
-    async def _follow(self, stdout: asyncio.StreamReader) -> int:
-        reading = asyncio.create_task(self._output.follow(stdout))
+    async def _follow(self, output: PipeReader) -> int:
+        reading = asyncio.create_task(self._output.follow(output.stream))
         code = await self._process.wait()
         await asyncio.wait({reading}, timeout=config.EOF_GRACE_S)
         if not reading.done():
             self._log.warning("output still open after the worker's end", pid=self.pid)
             reading.cancel()
             await asyncio.wait({reading})
-        os.close(self._life_fd)
+        output.close()
+        self._life.close()
         self._log.info("worker ended", pid=self.pid, exit_code=code)
         return code
 

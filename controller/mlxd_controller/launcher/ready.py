@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from mlxd_shared import config
 from mlxd_shared.errors import BackendProblem, MlxdError, WorkerStartFailed
-
-READY_LINE_BYTES_MAX = 64 * config.KIB
 
 
 @dataclass(frozen=True, slots=True)

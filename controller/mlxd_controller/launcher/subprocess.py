@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlxd_controller.launcher.environment import own_environment
+from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.process import SubprocessWorker
-from mlxd_controller.launcher.ready import READY_LINE_BYTES_MAX, ReadyLine, parse_ready_line
+from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, WorkerExited, WorkerStartFailed, WorkerTimedOut
 from mlxd_shared.logs import get_logger
@@ -64,11 +65,10 @@ class SubprocessLauncher:
         """Start a worker and return it once it listens; see the port."""
         self._launches += 1
         socket = self._run_dir / f"{os.getpid()}-{self._launches}.sock"
-        ready_read, ready_write = os.pipe()
-        life_read, life_write = os.pipe()
+        ready, life, output = Pipe.make(), Pipe.make(), Pipe.make()
         arguments = (
             *("--listen", f"unix:{socket}", "--incarnation", incarnation),
-            *("--ready-fd", str(ready_write), "--life-fd", str(life_read)),
+            *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
             *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
         )
         log = _log.bind(model=model, incarnation=incarnation)
@@ -77,34 +77,36 @@ class SubprocessLauncher:
                 *self._command,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=output.write_fd,
+                stderr=output.write_fd,
                 start_new_session=True,
-                pass_fds=(ready_write, life_read),
+                pass_fds=(ready.write_fd, life.read_fd),
                 env=self._environment,
             )
         except OSError as error:
-            os.close(life_write)
-            os.close(ready_read)
+            for pipe in (ready, life, output):
+                pipe.close()
             reason = f"{self._command[0]}: {error.strerror}"
             raise WorkerStartFailed(model, (reason,)) from error
-        finally:
-            os.close(ready_write)
-            os.close(life_read)
         log.info("worker launched", pid=process.pid)
-        worker = SubprocessWorker(process, incarnation=incarnation, life_fd=life_write, log=log)
+        ready.close(ready.write_fd)
+        life.close(life.read_fd)
+        output.close(output.write_fd)
+        worker = SubprocessWorker(
+            process, incarnation=incarnation, output=await output.reader(), life=life, log=log
+        )
         try:
-            ready = await self._wait_ready(worker, ready_read, model=model)
+            found = await self._wait_ready(worker, await ready.reader(), model=model)
         except BaseException:
             await worker.close()
             raise
-        worker.listens_on(ready.address)
+        worker.listens_on(found.address)
         return worker
 
     async def _wait_ready(
-        self, worker: SubprocessWorker, ready_fd: int, *, model: str
+        self, worker: SubprocessWorker, ready: PipeReader, *, model: str
     ) -> ReadyLine:
-        line = asyncio.create_task(_read_line(ready_fd))
+        line = asyncio.create_task(_read_line(ready))
         ended = asyncio.create_task(worker.wait_exited())
         try:
             await asyncio.wait(
@@ -115,8 +117,9 @@ class SubprocessLauncher:
             if line.done() and line.result():
                 return parse_ready_line(line.result(), model=model)
             if line.done():
-                # A worker that ends closes its pipe: this is its end, seen a moment early.
-                await asyncio.wait({ended}, timeout=config.EOF_GRACE_S)
+                # A worker that ends closes its pipe: this is its end, seen a moment early. The end
+                # itself may take the grace of the output's.
+                await asyncio.wait({ended}, timeout=2 * config.EOF_GRACE_S)
             if ended.done():
                 raise WorkerExited(model, worker.last_lines(), ended.result())
             if line.done():
@@ -126,20 +129,15 @@ class SubprocessLauncher:
             for task in (line, ended):
                 task.cancel()
             await asyncio.wait({line, ended})
+            ready.close()
 
 
-async def _read_line(fd: int) -> bytes:
-    """Read a line from a pipe and close it; b"" where it ended before."""
-    reader = asyncio.StreamReader(limit=READY_LINE_BYTES_MAX)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
-    )
+async def _read_line(ready: PipeReader) -> bytes:
+    """Return the line from the ready pipe; b"" where it ended before."""
     try:
-        line = await reader.readline()
+        line = await ready.stream.readline()
     except ValueError:
         return b"too long"  # over the limit: parse_ready_line refuses it as unreadable
-    finally:
-        transport.close()
     return line if line.endswith(b"\n") else b""
 
 

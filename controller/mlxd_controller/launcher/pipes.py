@@ -1,0 +1,57 @@
+"""Pipes between the controller and a child, each end owned by exactly one place.
+
+Our own pipes, not asyncio's: Process.wait() there waits until every pipe that asyncio made is
+closed, and a process that the worker leaves behind can hold one open for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+from mlxd_shared import config
+
+READ_LIMIT_BYTES = 64 * config.KIB
+
+
+@dataclass(slots=True)
+class Pipe:
+    """A pipe; what is still open is closed by close()."""
+
+    read_fd: int
+    write_fd: int
+    _open: set[int] = field(default_factory=set)
+
+    @classmethod
+    def make(cls) -> Pipe:
+        """Return a pipe that no child inherits unless it is told to."""
+        read_fd, write_fd = os.pipe()
+        return cls(read_fd, write_fd, {read_fd, write_fd})
+
+    def close(self, *fds: int) -> None:
+        """Close these ends, or both; what is closed or given away already is left alone."""
+        for fd in self._open & set(fds or (self.read_fd, self.write_fd)):
+            self._open.remove(fd)
+            os.close(fd)
+
+    async def reader(self) -> PipeReader:
+        """Give the read end away to a reader on the event loop."""
+        stream = asyncio.StreamReader(limit=READ_LIMIT_BYTES)
+        self._open.remove(self.read_fd)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self.read_fd, "rb", 0)
+        )
+        return PipeReader(stream, transport)
+
+
+@dataclass(frozen=True, slots=True)
+class PipeReader:
+    """The read end of a pipe on the event loop."""
+
+    stream: asyncio.StreamReader
+    _transport: asyncio.ReadTransport
+
+    def close(self) -> None:
+        """Close the read end; idempotent."""
+        self._transport.close()

@@ -1,0 +1,153 @@
+"""What every link to a worker must do: in memory, and over gRPC to a scripted process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from mlxd.v1 import inference_pb2
+from mlxd_controller.ports import LoadOrder, WorkerLink, WorkerProcess
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared.requests import LoadSpec
+from mlxd_shared.status import RemoteError
+from tests.fakes.workers import FakeWorkers
+from tests.support.launching import launched
+
+KINDS = ("fake", "gRPC")
+ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
+TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Pair:
+    """A link and the process behind it."""
+
+    link: WorkerLink
+    process: WorkerProcess
+
+
+@asynccontextmanager
+async def pair(kind: str, *, endless: bool = False) -> AsyncIterator[Pair]:
+    """Yield a link to a worker that streams three tokens, and then goes on for ever if told."""
+    if kind == "fake":
+        workers = FakeWorkers()
+        workers.script.endless = endless
+        process = await workers.launcher.launch(model="m", incarnation="i-1")
+        yield Pair(
+            workers.connect(address=process.address, incarnation="i-1", digest="d" * 64), process
+        )
+        return
+    async with launched("serve") as real:
+        link = GrpcLink(address=real.address, incarnation="i-1", digest="d" * 64)
+        try:
+            yield Pair(link, real)
+        finally:
+            await link.close()
+
+
+def request(*, endless: bool = False) -> inference_pb2.GenerateRequest:
+    """Return a request for three tokens, as the scripted process reads it."""
+    text = "hang 3" if endless else "count 3"
+    return inference_pb2.GenerateRequest(text=text, request_id="r")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_load_yields_its_progress_up_to_ready(kind: str) -> None:
+    """Several steps, the last one "ready"."""
+    async with pair(kind) as its:
+        stages = [step.stage async for step in its.link.load(ORDER)]
+
+    assert len(stages) > 1
+    assert stages[-1] == "ready"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_is_bytes_and_then_none(kind: str) -> None:
+    """Serialised messages in order, the last with a finish, then the end."""
+    async with pair(kind) as its:
+        stream = its.link.generate(request(), timeout_s=TIMEOUT_S)
+        frames = []
+        while (frame := await stream.read()) is not None:
+            frames.append(inference_pb2.GenerateResponse.FromString(frame))
+
+    assert [i for frame in frames for i in frame.token_ids] == [0, 1, 2]
+    assert [frame.offset for frame in frames] == [0, 1, 2, 3]
+    assert frames[-1].HasField("finish")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancelling_a_stream_wakes_its_reader_with_an_error(kind: str) -> None:
+    """The reader's task is not cancelled: it gets an error it can explain."""
+    async with pair(kind, endless=True) as its:
+        stream = its.link.generate(request(endless=True), timeout_s=TIMEOUT_S)
+        for _ in range(3):
+            assert await stream.read()
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(0)
+        stream.cancel()
+        stream.cancel()
+
+        with pytest.raises(RemoteError) as caught:
+            await reading
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancelling_the_reader_is_a_cancellation(kind: str) -> None:
+    """The reader's own cancellation goes through untouched."""
+    async with pair(kind, endless=True) as its:
+        stream = its.link.generate(request(endless=True), timeout_s=TIMEOUT_S)
+        for _ in range(3):
+            assert await stream.read()
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(0)
+        reading.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_text_goes_to_ids_and_back(kind: str) -> None:
+    """Tokenize and Detokenize reach the worker."""
+    async with pair(kind) as its:
+        ids = await its.link.tokenize(inference_pb2.TokenizeRequest(text="hi"), timeout_s=TIMEOUT_S)
+        back = inference_pb2.DetokenizeRequest(token_ids=ids.token_ids)
+        assert (await its.link.detokenize(back, timeout_s=TIMEOUT_S)).text == "hi"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_tells_its_status_and_ends_when_told(kind: str) -> None:
+    """Status has the worker itself; after shutdown the process ends by itself, code 0."""
+    async with pair(kind) as its:
+        status = await its.link.status(timeout_s=TIMEOUT_S)
+        assert [worker.pid for worker in status.workers] == [its.process.pid]
+
+        await its.link.shutdown(timeout_s=TIMEOUT_S)
+        assert await its.process.wait_exited() == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_dead_worker_is_unavailable(kind: str) -> None:
+    """Every call to a process that has ended fails with UNAVAILABLE."""
+    async with pair(kind) as its:
+        await its.process.close()
+
+        with pytest.raises(RemoteError) as caught:
+            await its.link.generate(request(), timeout_s=TIMEOUT_S).read()
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(RemoteError) as caught:
+            await its.link.status(timeout_s=TIMEOUT_S)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,195 @@
+"""The subprocess launcher: failures told apart, output without limits, ends without remains."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlxd_controller.launcher.environment import worker_environment
+from mlxd_controller.launcher.output import CUT_MARK, LineCutter
+from mlxd_controller.launcher.ready import parse_ready_line
+from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_shared import config
+from mlxd_shared.errors import (
+    BackendProblem,
+    InvalidRequest,
+    WorkerExited,
+    WorkerStartFailed,
+    WorkerTimedOut,
+)
+from tests.support.launching import fake_command, launched, launcher_of
+
+SHORT_S = 0.5
+
+
+def children() -> set[int]:
+    """Return the processes that this one has started and not reaped."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+async def failed_launch(script: str, *, stall_timeout_s: float = 60.0) -> WorkerStartFailed:
+    """Launch a worker that does not become ready; return why, with nothing left behind."""
+    before = children()
+    async with launcher_of(fake_command(script), stall_timeout_s=stall_timeout_s) as launcher:
+        with pytest.raises(WorkerStartFailed) as caught:
+            await launcher.launch(model="m", incarnation="i-1")
+    assert children() == before
+    return caught.value
+
+
+@pytest.mark.asyncio
+async def test_an_exit_before_ready_is_told_with_code_and_last_lines() -> None:
+    """Exited: the code, and what it said on stdout and stderr."""
+    error = await failed_launch("exit")
+    assert isinstance(error, WorkerExited)
+    assert error.code == 3
+    assert sorted(error.last_lines) == ["one", "three", "two"]
+
+
+@pytest.mark.asyncio
+async def test_a_signal_before_ready_is_a_negative_code() -> None:
+    """Killed by a signal: the code is the signal's number, negative."""
+    error = await failed_launch("killed")
+    assert isinstance(error, WorkerExited)
+    assert error.code == -signal.SIGKILL
+    assert "signal 9" in error.describe()
+
+
+@pytest.mark.asyncio
+async def test_no_news_in_time_is_a_time_out_with_the_last_lines() -> None:
+    """Timed out: the process is ended, and what it said is kept."""
+    before = children()
+    command = ("/bin/sh", "-c", "echo still here; exec sleep 60")
+    async with launcher_of(command, stall_timeout_s=SHORT_S) as launcher:
+        with pytest.raises(WorkerTimedOut) as caught:
+            await launcher.launch(model="m", incarnation="i-1")
+    assert caught.value.waited_s == SHORT_S
+    assert caught.value.last_lines == ("still here",)
+    assert children() == before
+
+
+@pytest.mark.asyncio
+async def test_a_reason_on_the_ready_pipe_is_told_as_it_is() -> None:
+    """A worker that knows why it cannot serve is believed."""
+    async with launcher_of(fake_command("refuse")) as launcher:
+        with pytest.raises(BackendProblem, match="no backend is installed"):
+            await launcher.launch(model="m", incarnation="i-1")
+
+
+@pytest.mark.asyncio
+async def test_gibberish_on_the_ready_pipe_is_a_failed_start() -> None:
+    """Neither exited nor timed out: what listens there is no worker."""
+    error = await failed_launch("gibberish")
+    assert type(error) is WorkerStartFailed
+
+
+@pytest.mark.asyncio
+async def test_a_program_that_is_not_there_is_a_failed_start() -> None:
+    """The operating system's reason is among the last lines."""
+    async with launcher_of(("/nonexistent/program",)) as launcher:
+        with pytest.raises(WorkerStartFailed) as caught:
+            await launcher.launch(model="m", incarnation="i-1")
+    assert "No such file" in caught.value.last_lines[0]
+
+
+@pytest.mark.asyncio
+async def test_giving_up_ends_and_reaps_the_process() -> None:
+    """A caller that is cancelled while the worker starts leaves no process."""
+    before = children()
+    async with launcher_of(fake_command("hang")) as launcher:
+        launching = asyncio.create_task(launcher.launch(model="m", incarnation="i-1"))
+        while children() == before:  # noqa: ASYNC110 - a process's birth is no event
+            await asyncio.sleep(0)
+        launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+    assert children() == before
+
+
+@pytest.mark.asyncio
+async def test_a_line_of_a_megabyte_neither_blocks_nor_breaks_anything() -> None:
+    """No limit on a line: it is cut for keeping, and the next one is whole."""
+    async with launched("long-line") as process:
+        await process.close()
+        lines = process.last_lines()
+    assert lines[-1] == "short"
+    assert lines[0] == "x" * config.LINE_CHARS_MAX + CUT_MARK
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_ignores_the_interrupt_is_killed() -> None:
+    """Interrupt, the grace, kill, reap: it ends whatever it thinks of that."""
+    async with launched("stubborn") as process:
+        assert await process.close() == -signal.SIGKILL
+    assert not psutil.pid_exists(process.pid)
+
+
+@pytest.mark.asyncio
+async def test_output_held_open_by_another_process_delays_the_end_by_a_grace_only() -> None:
+    """A grandchild that inherits the output does not hide the worker's exit."""
+    error = await failed_launch("grandchild")
+    assert isinstance(error, WorkerExited)
+    assert error.code == 3
+
+
+@pytest.mark.asyncio
+async def test_sockets_lie_in_a_private_folder_that_goes_with_the_launcher() -> None:
+    """0700, a new address a launch, removed at the end."""
+    async with launcher_of(fake_command("serve")) as launcher:
+        process = await launcher.launch(model="m", incarnation="i-1")
+        folder = Path(process.address.removeprefix("unix:")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.stat().st_uid == os.getuid()
+        await process.close()
+    assert not folder.exists()
+
+
+def test_a_run_dir_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    """The limit of a socket's path is named at the start, not met at the first load."""
+    with pytest.raises(InvalidRequest, match="longer than"):
+        SubprocessLauncher(run_dir=tmp_path / ("x" * 100))
+
+
+def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
+    """BLAS and CUDA folders that exist go before what the variable held; the rest stays."""
+    for folder in ("scipy_openblas32/lib", "nvidia/cublas/lib", "mlx_cuda_13.libs", "other/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    base = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/home/me"}
+
+    found = worker_environment(base, site=tmp_path, platform="linux")
+
+    assert found["LD_LIBRARY_PATH"].split(os.pathsep) == [
+        str(tmp_path / "scipy_openblas32/lib"),
+        str(tmp_path / "nvidia/cublas/lib"),
+        str(tmp_path / "mlx_cuda_13.libs"),
+        "/opt/lib",
+    ]
+    assert found["HOME"] == "/home/me"
+    mac = worker_environment({}, site=tmp_path, platform="darwin")
+    assert "DYLD_LIBRARY_PATH" in mac
+
+
+def test_lines_are_cut_wherever_the_chunks_are() -> None:
+    """Characters and lines that are split between chunks come out whole; the tail is flushed."""
+    text = "één\r\nzwei\n\nlast"
+    for size in (1, 2, 3, 100):
+        cutter = LineCutter()
+        raw = text.encode()
+        found: list[str] = []
+        for start in range(0, len(raw), size):
+            found += cutter.feed(raw[start : start + size])
+        found += cutter.feed(b"", final=True)
+        assert found == ["één", "zwei", "", "last"]
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b'{"address": 1}', b"\xff\n", b'{"address": "a"}'])
+def test_a_ready_line_is_complete_or_refused(line: bytes) -> None:
+    """Whatever stands in for a ready line raises; it never becomes half a worker."""
+    with pytest.raises(WorkerStartFailed):
+        parse_ready_line(line, model="m")

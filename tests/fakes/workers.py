@@ -1,0 +1,233 @@
+"""Workers that live in memory: a launcher, processes and links that a test scripts.
+
+tests/contracts runs the same contracts over these and over real processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from mlxd.v1 import inference_pb2, status_pb2, types_pb2
+from mlxd_controller.core.state import Progress
+from mlxd_controller.ports import LoadOrder
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.status import RemoteError
+
+
+class FakeProcess:
+    """Implements ports.WorkerProcess: ends when it is told to, or when a test says so."""
+
+    def __init__(self, pid: int, incarnation: str) -> None:
+        self.pid = pid
+        self.address = f"fake:{pid}"
+        self.incarnation = incarnation
+        self.lines: list[str] = []
+        self.closes = 0
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives."""
+        return self._ended.result() if self._ended.done() else None
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return what the test wrote."""
+        return tuple(self.lines)
+
+    async def wait_exited(self) -> int:
+        """Wait for the end."""
+        return await asyncio.shield(self._ended)
+
+    async def close(self) -> int:
+        """End at once."""
+        self.closes += 1
+        self.end(0)
+        return await self.wait_exited()
+
+    def end(self, code: int) -> None:
+        """End by itself, or by a test's hand; a second end changes nothing."""
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+
+class FakeLauncher:
+    """Implements ports.Launcher. `failure` makes the next launches fail; `gate` holds them."""
+
+    def __init__(self) -> None:
+        self.processes: list[FakeProcess] = []
+        self.failure: MlxdError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.given_up = 0
+
+    async def launch(self, *, model: str, incarnation: str) -> FakeProcess:
+        """Launch, once the gate is open."""
+        process = FakeProcess(1000 + len(self.processes), incarnation)
+        self.processes.append(process)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            await process.close()
+            raise
+        if self.failure is not None:
+            await process.close()
+            raise self.failure
+        return process
+
+
+@dataclass(slots=True)
+class LinkScript:
+    """What links do. `load_gate` holds each load after its first step; `tokens` are streamed."""
+
+    load_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    load_error: MlxdError | None = None
+    stages: tuple[str, ...] = ("starting", "reading weights", "ready")
+    tokens: int = 3
+    endless: bool = False
+    status_gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.load_gate.set()
+        self.status_gate.set()
+
+
+class FakeStream:
+    """Implements ports.RawStream over a list of messages."""
+
+    def __init__(self, script: LinkScript, process: FakeProcess) -> None:
+        self._script = script
+        self._process = process
+        self._sent = 0
+        self._cancelled = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        """Return the next message; fail as gRPC does where the worker has gone."""
+        if self._sent == self._script.tokens and self._script.endless:
+            await self._until_over()
+        if self._cancelled.is_set():
+            raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here")
+        if self._process.exit_code is not None:
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        if self._sent > self._script.tokens:
+            return None
+        index = self._sent
+        self._sent += 1
+        message = inference_pb2.GenerateResponse(offset=index)
+        if index < self._script.tokens:
+            message.token_ids.append(index)
+        else:
+            message.finish.reason = types_pb2.FINISH_REASON_LENGTH
+            message.usage.completion_tokens = index
+        return message.SerializeToString()
+
+    def cancel(self) -> None:
+        """Tell the worker to stop."""
+        self._cancelled.set()
+
+    async def _until_over(self) -> None:
+        waiting: set[asyncio.Task[Any]] = {
+            asyncio.create_task(self._cancelled.wait()),
+            asyncio.create_task(self._process.wait_exited()),
+        }
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+class FakeLink:
+    """Implements ports.WorkerLink for a FakeProcess."""
+
+    def __init__(self, process: FakeProcess, script: LinkScript) -> None:
+        self._process = process
+        self._script = script
+        self.orders: list[LoadOrder] = []
+        self.requests: list[inference_pb2.GenerateRequest] = []
+        self.closed = False
+
+    async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+        """Yield the script's stages."""
+        self.orders.append(order)
+        for index, stage in enumerate(self._script.stages):
+            self._check()
+            yield Progress(stage, index, len(self._script.stages))
+            if index == 0:
+                await self._script.load_gate.wait()
+                if self._script.load_error is not None:
+                    raise self._script.load_error
+        self._check()
+
+    def generate(
+        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
+    ) -> FakeStream:
+        """Stream the script's tokens."""
+        self.requests.append(request)
+        return FakeStream(self._script, self._process)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.TokenizeResponse:
+        """Return one id a byte."""
+        self._check()
+        return inference_pb2.TokenizeResponse(token_ids=list(request.text.encode()))
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.DetokenizeResponse:
+        """Undo tokenize."""
+        self._check()
+        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+        """Answer when the gate is open, or not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._script.status_gate.wait()
+        except TimeoutError:
+            raise RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        self._check()
+        worker = status_pb2.WorkerStatus(pid=self._process.pid)
+        worker.memory.total_bytes = 1000
+        return status_pb2.Status(workers=[worker])
+
+    async def shutdown(self, *, timeout_s: float) -> None:
+        """End the process."""
+        self._check()
+        self._process.end(0)
+
+    async def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+    def _check(self) -> None:
+        if self._process.exit_code is not None:
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+class FakeWorkers:
+    """A launcher and the links to its processes, with one script for all."""
+
+    def __init__(self) -> None:
+        self.launcher = FakeLauncher()
+        self.script = LinkScript()
+        self.links: list[FakeLink] = []
+
+    def connect(self, *, address: str, incarnation: str, digest: str) -> FakeLink:
+        """Implements ports.Connect."""
+        process = next(p for p in self.launcher.processes if p.address == address)
+        assert process.incarnation == incarnation
+        link = FakeLink(process, self.script)
+        self.links.append(link)
+        return link
+
+    @property
+    def living(self) -> int:
+        """How many processes have not ended."""
+        return sum(process.exit_code is None for process in self.launcher.processes)

@@ -1,0 +1,37 @@
+"""A clock that a test moves, and memory that a test sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlxd_controller.core.fit import Device
+
+UNIX_OFFSET_S = 1_000_000.0
+
+
+class FakeClock:
+    """Implements ports.Clock."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now = now_s
+
+    def now_s(self) -> float:
+        """Return the test's time."""
+        return self.now
+
+    def unix_s(self) -> float:
+        """Return the test's time, for people."""
+        return self.now + UNIX_OFFSET_S
+
+
+class FakeProbe:
+    """Implements ports.DeviceProbe."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.pids: tuple[int, ...] = ()
+
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the test's device; remember whose memory was asked for."""
+        self.pids = tuple(own_pids)
+        return (self.device,)
