@@ -1,0 +1,103 @@
+"""Write the model folder: the Hugging Face layout, bfloat16, and training.json beside it."""
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from demo_training.corpus import HELD_OUT_MODULUS, Story
+from demo_training.evaluate import Score, evaluate, sample_of
+from demo_training.overlap import SPAN_CHARS, SPAN_LETTERS
+from demo_training.prepared import Prepared
+from demo_training.shape import Shape
+from demo_training.tokens import BOUNDARY_ID, write_tokenizer
+from demo_training.train import Outcome, Recipe
+
+FOLDER_NBYTES_MAX = 12_000_000
+TRAINING_FILE = "training.json"
+
+
+def write_model(folder: Path, prepared: Prepared, shape: Shape, outcome: Outcome) -> None:
+    """Write config, tokenizer and weights; the dtype of every tensor is bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", shape.config(BOUNDARY_ID))
+    generation = {
+        "bos_token_id": BOUNDARY_ID,
+        "eos_token_id": BOUNDARY_ID,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_p": 0.95,
+    }
+    _write_json(folder / "generation_config.json", generation)
+    write_tokenizer(prepared.tokenizer, folder, context=shape.max_position_embeddings)
+    weights = {name: outcome.parameters[name].astype(mx.bfloat16) for name in shape.tensors()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+
+
+def write_facts(
+    folder: Path, prepared: Prepared, shape: Shape, recipe: Recipe, outcome: Outcome
+) -> None:
+    """Write training.json: what the folder was made from and how; `record_scores` adds to it."""
+    facts: dict[str, Any] = {
+        "corpus": {
+            "sha256": prepared.corpus_sha256,
+            "stories_trained": prepared.stories_trained,
+            "tokens": len(prepared.stream),
+            "held_out_rule": f"sha256(title) mod {HELD_OUT_MODULUS} is 0",
+            "overlap_rule": f"{SPAN_CHARS} characters, or {SPAN_LETTERS} letters and digits",
+            "removed": asdict(prepared.removal),
+        },
+        "recipe": asdict(recipe),
+        "shape": asdict(shape) | {"parameters": _parameters(shape)},
+        "run": {
+            "steps": outcome.steps,
+            "tokens_seen": outcome.tokens_seen,
+            "seconds": round(outcome.seconds, 1),
+            "device": str(mx.device_info().get("device_name", "CPU")),
+            "final_training_loss": outcome.curve[-1].training_loss,
+            "curve": [asdict(mark) for mark in outcome.curve if mark.held_out_loss is not None],
+        },
+        "versions": {name: version(name) for name in ("mlx", "tokenizers", "numpy")}
+        | {"python": platform.python_version()},
+    }
+    _write_json(folder / TRAINING_FILE, facts)
+
+
+def record_scores(folder: Path, held_out: Sequence[Story]) -> Score:
+    """Score the folder on all held-out text and on the sample; put both into training.json."""
+    full, sample = evaluate(folder, held_out), evaluate(folder, sample_of(held_out))
+    facts = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
+    facts["bits_per_byte"] = round(full.bits_per_byte, 4)
+    facts["held_out"] = _score(full)
+    facts["held_out_sample"] = _score(sample)
+    facts["held_out_titles"] = sorted(story.title for story in held_out)
+    _write_json(folder / TRAINING_FILE, facts)
+    return full
+
+
+def folder_nbytes(folder: Path) -> int:
+    """Return the size of all files in the folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return asdict(score) | {"bits_per_byte": score.bits_per_byte}
+
+
+def _parameters(shape: Shape) -> int:
+    total = 0
+    for dims in shape.tensors().values():
+        count = 1
+        for extent in dims:
+            count *= extent
+        total += count
+    return total
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

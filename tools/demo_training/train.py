@@ -1,0 +1,194 @@
+"""The training loop.
+
+Invariants: windows and initial weights follow from the recipe's seed alone (sums on a GPU may
+still round differently from run to run); each epoch sees every token about once, plus each
+story's opening once more, at a window's start, as a prompt will stand.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from demo_training.forward import Dropout, Parameters, initial_parameters, mean_loss
+from demo_training.optimiser import Rule, State, initial_state, updated
+from demo_training.shape import Shape
+from demo_training.tokens import BOUNDARY_ID, Ids
+
+STEPS_PER_REPORT = 50
+STEPS_PER_CHECK = 500
+CHECK_WINDOWS = 128
+"""Held-out windows behind the loss shown while training; the final figure covers all text."""
+
+Starts = npt.NDArray[np.int64]
+Step = Callable[
+    [Parameters, State, mx.array, mx.array, mx.array], tuple[mx.array, Parameters, State]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a training run depends on besides shape and corpus."""
+
+    optimiser: str = "muon"
+    rate_peak: float = 3e-3
+    rate_floor_share: float = 0.01
+    warmup_steps: int = 300
+    epochs: float = 20.0
+    batch_windows: int = 64
+    weight_decay: float = 0.1
+    dropout: float = 0.1
+    seed: int = 20260101
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One point of the loss curve, in nats a token; the held-out loss only at checks."""
+
+    step: int
+    training_loss: float
+    held_out_loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run; `parameters` are float32."""
+
+    parameters: Parameters
+    curve: tuple[Mark, ...]
+    steps: int
+    tokens_seen: int
+    seconds: float
+
+
+def learning_rate(step: int, steps: int, recipe: Recipe) -> float:
+    """Return the rate at `step` (from 1): a linear warm-up, then a cosine to the floor."""
+    if step <= recipe.warmup_steps:
+        return recipe.rate_peak * step / recipe.warmup_steps
+    done = (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
+    share = recipe.rate_floor_share
+    return recipe.rate_peak * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def epoch_starts(stream: Ids, context: int, rng: np.random.Generator) -> Starts:
+    """Return shuffled window starts: a grid at a random offset, and each story's opening."""
+    last = len(stream) - context - 1
+    grid = np.arange(rng.integers(min(context, last + 1)), last + 1, context)
+    openings = np.flatnonzero(stream == BOUNDARY_ID)
+    starts = np.concatenate([grid, openings[openings <= last]])
+    rng.shuffle(starts)
+    return starts
+
+
+def batches(stream: Ids, context: int, recipe: Recipe) -> Iterator[Starts]:
+    """Yield batches of window starts for ever, epoch after epoch."""
+    rng = np.random.default_rng(recipe.seed)
+    left = np.empty(0, np.int64)
+    while True:
+        left = np.concatenate([left, epoch_starts(stream, context, rng)])
+        while len(left) >= recipe.batch_windows:
+            yield left[: recipe.batch_windows]
+            left = left[recipe.batch_windows :]
+
+
+def train(
+    stream: Ids, held_out: Ids, shape: Shape, recipe: Recipe, *, steps_max: int | None = None
+) -> Outcome:
+    """Train from scratch; `steps_max` cuts the run (and its schedule) short for a trial."""
+    context = shape.max_position_embeddings
+    steps = int(recipe.epochs * len(stream) / (context * recipe.batch_windows))
+    steps = steps if steps_max is None else min(steps, steps_max)
+    rule = Rule(muon=recipe.optimiser == "muon", weight_decay=recipe.weight_decay)
+    parameters = initial_parameters(shape, recipe.seed)
+    state = initial_state(parameters, rule)
+    windows = _Windows(stream, context)
+    check = _HeldOutCheck(held_out, shape)
+    step_once = _step(shape, rule, recipe)
+    curve: list[Mark] = []
+    losses: list[mx.array] = []
+    started = time.monotonic()
+    for step, starts in zip(range(1, steps + 1), batches(stream, context, recipe), strict=False):
+        rate = mx.array(learning_rate(step, steps, recipe))
+        loss, parameters, state = step_once(
+            parameters, state, windows.at(starts), rate, mx.array(float(step))
+        )
+        mx.async_eval([loss, parameters, state])  # type: ignore[no-untyped-call]
+        losses.append(loss)
+        if step % STEPS_PER_REPORT == 0 or step == steps:
+            is_check = step % STEPS_PER_CHECK == 0 or step == steps
+            held = check.loss(parameters) if is_check else None
+            curve.append(Mark(step, float(np.array(mx.mean(mx.stack(losses)))), held))
+            losses.clear()
+            _report(curve[-1], steps, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    seen = steps * recipe.batch_windows * context
+    return Outcome(parameters, tuple(curve), steps, seen, seconds)
+
+
+class _Windows:
+    """The stream on the device; windows are gathered there."""
+
+    def __init__(self, stream: Ids, context: int) -> None:
+        self._stream = mx.array(stream.astype(np.int32))
+        self._span = mx.arange(context + 1)
+
+    def at(self, starts: Starts) -> mx.array:
+        """Return `[len(starts), context + 1]` ids."""
+        places = mx.array(starts.astype(np.int32))[:, None] + self._span
+        return mx.take(self._stream, places)
+
+
+class _HeldOutCheck:
+    """The loss of evenly spread held-out windows: a quick look, not the reported figure."""
+
+    def __init__(self, held_out: Ids, shape: Shape) -> None:
+        context = shape.max_position_embeddings
+        last = len(held_out) - context - 1
+        starts = np.linspace(0, last, min(CHECK_WINDOWS, last + 1)).astype(np.int64)
+        self._batches = np.array_split(starts, max(1, len(starts) // 32))
+        self._windows = _Windows(held_out, context)
+        self._shape = shape
+
+    def loss(self, parameters: Parameters) -> float:
+        """Return nats a token."""
+        means = [
+            np.array(mean_loss(parameters, self._windows.at(batch), self._shape))
+            for batch in self._batches
+        ]
+        return float(np.mean(means))
+
+
+def _step(shape: Shape, rule: Rule, recipe: Recipe) -> Step:
+    seed_key = mx.random.key(recipe.seed)
+
+    def loss_of(parameters: Parameters, windows: mx.array, count: mx.array) -> mx.array:
+        if recipe.dropout == 0:
+            return mean_loss(parameters, windows, shape)
+        key = seed_key + count.astype(mx.uint32)
+        return mean_loss(parameters, windows, shape, Dropout.drawn(recipe.dropout, key, shape))
+
+    gradient = mx.value_and_grad(loss_of)
+
+    def step(
+        parameters: Parameters, state: State, windows: mx.array, rate: mx.array, count: mx.array
+    ) -> tuple[mx.array, Parameters, State]:
+        loss, gradients = gradient(parameters, windows, count)
+        moved, next_state = updated(parameters, gradients, state, rule, rate, count)
+        return loss, moved, next_state
+
+    if mx.default_device() == mx.gpu:
+        compiled: Step = mx.compile(step)
+        return compiled
+    return step  # compiling for a CPU needs a C++ compiler and gains little
+
+
+def _report(mark: Mark, steps: int, elapsed_s: float) -> None:
+    held = "" if mark.held_out_loss is None else f"  held out {mark.held_out_loss:.4f}"
+    print(
+        f"step {mark.step}/{steps}  loss {mark.training_loss:.4f}{held}  {elapsed_s:.0f} s",
+        flush=True,
+    )
