@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,6 +163,20 @@ def test_a_file_that_shrinks_after_the_check_is_named(tmp_path: Path) -> None:
         load_model(files, form=FloatType.F32, progress=ignore_progress)
 
     assert caught.value.file == "model.safetensors"
+
+
+def test_a_file_that_shrinks_during_the_load_is_named(tmp_path: Path) -> None:
+    """A file cut while its tensors are read is an error about the tensor that could not be."""
+    folder = write_model(tmp_path, config_with())
+
+    def cut(_read_nbytes: int, _total_nbytes: int) -> None:
+        os.truncate(folder / "model.safetensors", 2000)
+
+    with pytest.raises(InvalidModel, match="could not be read") as caught:
+        load_model(inspect_model(folder), form=FloatType.F32, progress=cut)
+
+    assert caught.value.file == "model.safetensors"
+    assert caught.value.field
 
 
 def test_no_weights_and_missing_shards_are_named(tmp_path: Path) -> None:

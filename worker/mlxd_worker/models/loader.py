@@ -118,13 +118,13 @@ class _Reader:
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as `dtype`."""
         array = self._pop(name).astype(self._dtype)
-        self._evaluate(array, [name])
+        self._finish_reading(array, [name])
         return array
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
         """Return tensors joined along their first axis, evaluated, as `dtype`."""
         array = mx.concatenate([self._pop(name).astype(self._dtype) for name in names], axis=0)
-        self._evaluate(array, names)
+        self._finish_reading(array, names)
         return array
 
     def check_copies(self, specs: Sequence[TensorSpec]) -> None:
@@ -133,7 +133,9 @@ class _Reader:
             if spec.copy_of is None or spec.name not in self._facts:
                 continue
             original, copy = self._lazy[spec.copy_of], self._lazy[spec.name]
-            if not mx.array_equal(original, copy).item():
+            equal = mx.array_equal(original, copy)
+            self._evaluate(equal, [spec.name])
+            if not equal.item():
                 fact = self._facts[spec.name]
                 problem = f"differs from {spec.copy_of}, to which the config ties it"
                 raise InvalidModel(problem, file=fact.file.name, field=spec.name)
@@ -159,6 +161,9 @@ class _Reader:
         except RuntimeError as error:
             file = self._facts[names[0]].file.name
             raise InvalidModel(f"could not be read: {error}", file=file, field=names[0]) from error
+
+    def _finish_reading(self, array: mx.array, names: Sequence[str]) -> None:
+        self._evaluate(array, names)
         self._read_nbytes += sum(self._facts[name].nbytes for name in names)
         self._progress(self._read_nbytes, self._total_nbytes)
 
