@@ -6,10 +6,11 @@ import asyncio
 import json
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlxd_controller.cli.serve import LISTENING
@@ -32,13 +33,19 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*options: str, address: str = "127.0.0.1:0") -> AsyncIterator[Served]:
+async def served(
+    *options: str,
+    address: str = "127.0.0.1:0",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[Served]:
     """Serve with `options` around the body, then stop gracefully."""
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
             process = await start(
-                "serve", "--address", address, "--log-format", "json", *options, stderr=log.fileno()
+                *("serve", "--address", address, "--log-format", "json", *options),
+                stderr=log.fileno(),
+                environment=environment,
             )
         try:
             assert process.stdout is not None
