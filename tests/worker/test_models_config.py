@@ -13,7 +13,8 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import architecture_of, parse_llama, parse_mistral, read_config
 from mlxd_worker.models.registry import REGISTRY, DuplicateArchitecture, Registry
 from mlxd_worker.models.rope import Llama3Scaling, RopeConfig
-from tests.worker.tiny import config_with, shared_data, write_config
+from tests.real_inputs import real_input
+from tests.worker.tiny import config_with, write_config
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -189,7 +190,7 @@ def test_real_configs_parse_or_name_their_key() -> None:
     """Of the real configs, those of the family parse and all others are refused by a name."""
     parsed = {}
     refused = {}
-    for folder in sorted((shared_data() / "configs" / "hf").iterdir()):
+    for folder in sorted(real_input("configs", "hf").iterdir()):
         try:
             config = read_config(folder)
             parsed[folder.name] = REGISTRY.find(architecture_of(config)).parse(config)

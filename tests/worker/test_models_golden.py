@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
+from tests.real_inputs import real_input
 from tests.worker.tiny import (
     caches_of,
     difference,
@@ -21,7 +22,6 @@ from tests.worker.tiny import (
     forced_logits,
     ints,
     load,
-    shared_data,
 )
 
 NEAR_TIE = 1e-4
@@ -33,7 +33,7 @@ ROW = RowId(1)
 @pytest.fixture(scope="module")
 def folder() -> Path:
     """The real model, or a skip."""
-    return shared_data() / "models" / "stories260k"
+    return real_input("models", "stories260k")
 
 
 @pytest.fixture(scope="module")

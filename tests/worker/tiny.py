@@ -1,15 +1,13 @@
-"""Small random Llama models on disk, and the real one of the shared inputs where it is present."""
+"""Small random Llama models on disk, and how a test feeds a model."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-import pytest
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
@@ -132,13 +130,3 @@ def difference(left: mx.array, right: mx.array) -> float:
     """Return the largest difference between two arrays of one shape."""
     assert left.shape == right.shape
     return cast("float", mx.max(mx.abs(left - right)).item())
-
-
-def shared_data() -> Path:
-    """Return the folder of real inputs, or skip the test where there is none."""
-    given = os.environ.get("MLXD_SHARED_DATA")
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(given) if given else beside
-    if not folder.is_dir():
-        pytest.skip(f"the real inputs are not at {folder} (set MLXD_SHARED_DATA)")
-    return folder
