@@ -21,7 +21,7 @@ from mlxd_shared.units import format_bytes
 
 PROMPT = "Once upon a time"
 TOKENS = 120
-SAMPLING = SamplingOptions(temperature=0.7, seed=42)
+SAMPLING = SamplingOptions(temperature=0.75, seed=11)
 START_LIMIT_S = 30.0
 STREAM_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 
 import pytest
 
@@ -27,6 +30,9 @@ def sent(fake: FakeServer) -> inference_pb2.GenerateRequest:
     (request,) = fake.requests
     assert isinstance(request, inference_pb2.GenerateRequest)
     return request
+
+
+LIMIT_S = 10.0
 
 
 @pytest.mark.asyncio
@@ -224,3 +230,16 @@ def test_a_bad_address_is_refused_at_once() -> None:
     """An address of no known form never reaches the resolver."""
     with pytest.raises(InvalidRequest, match="is not unix:PATH or HOST:PORT"):
         Client("nonsense")
+
+
+def test_the_stubs_stand_alone() -> None:
+    """Importing the generated messages, or the version, pulls in neither the client nor gRPC."""
+    program = (
+        "import sys, mlxd, mlxd.v1.inference_pb2\n"
+        "print(mlxd.__version__, {'mlxd.client', 'grpc'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+
+    assert done.stdout.split() == [version("mlxd"), "set()"]
