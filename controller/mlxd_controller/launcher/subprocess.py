@@ -27,7 +27,10 @@ from mlxd_shared.errors import InvalidRequest, WorkerExited, WorkerStartFailed, 
 from mlxd_shared.logs import get_logger
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
-SOCKET_NAME_CHARS = 16
+RUN_DIR_PREFIX = "mlxd-"
+SHORT_TEMPORARY_DIR = "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
+RUN_DIR_BYTES_MAX = config.UNIX_PATH_BYTES_MAX - len("/") - len("ffffffff-ffffffff.sock")
+"""What a run_dir may have, so that the name of every launch's socket fits behind it."""
 _log = get_logger("launcher")
 
 
@@ -64,7 +67,7 @@ class SubprocessLauncher:
     async def launch(self, *, model: str, incarnation: str) -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
         self._launches += 1
-        socket = self._run_dir / f"{os.getpid()}-{self._launches}.sock"
+        socket = self._run_dir / f"{os.getpid():x}-{self._launches:x}.sock"
         ready, life, output = Pipe.make(), Pipe.make(), Pipe.make()
         arguments = (
             *("--listen", f"unix:{socket}", "--incarnation", incarnation),
@@ -148,14 +151,28 @@ def make_run_dir(path: Path | None) -> Path:
         InvalidRequest: it cannot be made, belongs to others, or leaves no room for a socket's name.
     """
     if path is None:
-        path = Path(tempfile.mkdtemp(prefix="mlxd-"))
-    room = config.UNIX_PATH_BYTES_MAX - len(os.fsencode(path)) - 1
-    if room < SOCKET_NAME_CHARS + len(".sock"):
-        limit = config.UNIX_PATH_BYTES_MAX - 1 - SOCKET_NAME_CHARS - len(".sock")
-        raise InvalidRequest.of("run_dir", f"{path} is longer than {limit} bytes")
+        return _temporary_dir()
+    if not _has_room(path):
+        raise InvalidRequest.of("run_dir", f"{path} is longer than {RUN_DIR_BYTES_MAX} bytes")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.chmod(0o700)
     except OSError as error:
         raise InvalidRequest.of("run_dir", f"{path}: {error.strerror}") from error
     return path
+
+
+def _temporary_dir() -> Path:
+    """Make a folder where temporary files go, or in /tmp where that path is too long for sockets.
+
+    The system makes it with mode 0700, under a name that nobody can foresee.
+    """
+    path = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX))
+    if not _has_room(path):
+        path.rmdir()
+        path = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=SHORT_TEMPORARY_DIR))
+    return path
+
+
+def _has_room(path: Path) -> bool:
+    return len(os.fsencode(path)) <= RUN_DIR_BYTES_MAX
