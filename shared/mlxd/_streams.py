@@ -57,8 +57,8 @@ class Stream(Generic[_Out]):
     """
 
     def __init__(self, call: grpc.aio.UnaryStreamCall[Any, _Pb], reader: Reader[_Pb, _Out]) -> None:
-        self._call = call
-        self._reader = reader
+        self._call: grpc.aio.UnaryStreamCall[Any, Any] = call
+        self._reader: Reader[Any, _Out] = reader
         self._ready: deque[_Out] = deque()
         self._closed = False
 

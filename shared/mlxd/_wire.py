@@ -84,10 +84,8 @@ def generate_to_pb(
         *_UINT32.check("stop_token_ids", stop_token_ids),
         *_sampling_violations(sampling, prefix="sampling"),
     )
-    return inference_pb2.GenerateRequest(
+    request = inference_pb2.GenerateRequest(
         model=model,
-        text=prompt if isinstance(prompt, str) else None,
-        tokens=None if isinstance(prompt, str) else inference_pb2.TokenIds(ids=ids),
         sampling=sampling_to_pb(sampling),
         max_tokens=max_tokens,
         stop=stop,
@@ -97,6 +95,12 @@ def generate_to_pb(
         keep_alive=None if keep_alive_s is None else duration_to_pb(keep_alive_s),
         request_id=request_id,
     )
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.tokens.ids.extend(ids)
+        request.tokens.SetInParent()  # an empty list is still a list of tokens
+    return request
 
 
 def load_request_to_pb(
