@@ -24,6 +24,7 @@ from tests.worker.tiny import (
     load,
 )
 
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 NEAR_TIE = 1e-4
 PROMPTS = 20
 NEW_TOKENS = 200
@@ -126,6 +127,20 @@ def test_greedy_equals_the_peers(folder: Path, model: Model) -> None:
             compared += 1
     print(f"{compared} tokens, {len(ties)} near-ties", *ties, sep="\n")  # noqa: T201 - asked for
     assert compared == len(prompts) * NEW_TOKENS
+
+
+def test_the_demo_models_logits_equal_the_peers() -> None:
+    """The demo model, widened from bfloat16 on both sides, has mlx-lm's logits within 1e-3."""
+    peer, _ = load_peer(DEMO)
+    peer.set_dtype(mx.float32)
+    model = load(DEMO)
+    text = greedy_together(model, [[0]], 400)[0]
+    expected = peer(mx.array([text]), cache=make_prompt_cache(peer))[0]
+
+    logits = forced_logits(model, caches_of(model), ROW, text, cuts=[*range(1, 60), 200, 300])
+
+    assert len(set(text)) > 50
+    assert difference(logits, expected) < 1e-3
 
 
 def test_teacher_forced_logits_equal_the_peers(folder: Path, model: Model) -> None:
