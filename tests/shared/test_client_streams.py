@@ -258,3 +258,12 @@ async def test_complete_joins_a_stream() -> None:
     assert completion.text == "Once upon ä\n"
     assert completion.token_ids == (1, 2, 3, 4)
     assert completion.finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.asyncio
+async def test_an_empty_list_of_tokens_is_still_a_prompt() -> None:
+    """The server is told which kind of prompt was empty, so that it can say so."""
+    async with serving(Answers(generate=replies.story())) as fake, Client(fake.address) as client:
+        await client.complete([])
+
+        assert sent(fake).WhichOneof("prompt") == "tokens"
