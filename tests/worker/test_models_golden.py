@@ -134,12 +134,11 @@ def test_the_demo_models_logits_equal_the_peers() -> None:
     peer, _ = load_peer(DEMO)
     peer.set_dtype(mx.float32)
     model = load(DEMO)
-    text = greedy_together(model, [[0]], 400)[0]
+    text = ints(mx.random.randint(0, model.vocab_size, (400,), key=mx.random.key(1)))
     expected = peer(mx.array([text]), cache=make_prompt_cache(peer))[0]
 
     logits = forced_logits(model, caches_of(model), ROW, text, cuts=[*range(1, 60), 200, 300])
 
-    assert len(set(text)) > 50
     assert difference(logits, expected) < 1e-3
 
 
