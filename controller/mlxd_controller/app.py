@@ -19,12 +19,11 @@ from mlxd.v1 import inference_pb2, model_pb2, model_pb2_grpc, status_pb2, status
 from mlxd_controller.clock import SystemClock
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
-from mlxd_controller.device import Limits, make_probe
-from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_controller.crew import crew_of, held
 from mlxd_controller.metrics_http import PATH as METRICS_PATH
 from mlxd_controller.metrics_http import serving_metrics
 from mlxd_controller.ports import ModelRef
-from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService, add_to_server
@@ -32,7 +31,6 @@ from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.folders import FolderStore
-from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import logs
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.listeners import ListenerSecurity
@@ -96,36 +94,30 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
 async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     """Run a controller around the body; yields what clients dial."""
     security = settings.security.load()
-    launcher = SubprocessLauncher(
-        run_dir=settings.run_dir,
-        stall_timeout_s=settings.load_stall_timeout_s,
-        orphan_grace_s=settings.orphan_grace_s,
-    )
-    try:
-        clock = SystemClock()
-        probe = await asyncio.to_thread(make_probe, _limits(settings))
-        state = State(
-            devices=probe.read(()),
-            keep_alive_s=settings.keep_alive_s,
-            max_loaded=settings.max_loaded,
-        )
-        runtime = Runtime(
-            Ports(launcher, GrpcLink, probe, clock),
-            state,
-            stall_timeout_s=settings.load_stall_timeout_s,
-        )
+    clock = SystemClock()
+    async with crew_of(settings, clock) as crew:
         store = FolderStore(settings.models or ((DEMO_NAME, demo_model()),))
+        taken_up = await held(crew, store)
+        state = State(
+            devices=crew.ports.probe.read(()),
+            keep_alive_s=settings.keep_alive_s,
+            max_loaded=crew.max_loaded,
+        )
+        runtime = Runtime(crew.ports, state, stall_timeout_s=settings.load_stall_timeout_s)
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
+            for ref, spec in taken_up:  # before a request can have them loaded in another way
+                tasks.create_task(_preload(runtime, ref, spec))
             async with _listening(
                 settings, runtime, store, clock, running, security=security
             ) as target:
                 for ref in preloaded:
-                    tasks.create_task(_preload(runtime, ref))
-                yield target
-    finally:
-        launcher.close()
+                    tasks.create_task(_preload(runtime, ref, LoadSpec()))
+                try:
+                    yield target
+                finally:
+                    crew.leave()
 
 
 @asynccontextmanager
@@ -189,20 +181,12 @@ async def _metrics(
         yield
 
 
-async def _preload(runtime: Runtime, ref: ModelRef) -> None:
+async def _preload(runtime: Runtime, ref: ModelRef, spec: LoadSpec) -> None:
     try:
-        async with runtime.loading(ref, LoadSpec()) as answer:
+        async with runtime.loading(ref, spec) as answer:
             await answer
     except MlxdError as error:
         _log.error("preload failed", model=ref.name, reason=error.describe())
-
-
-def _limits(settings: ServeSettings) -> Limits:
-    return Limits(
-        memory_limit_bytes=settings.memory_limit_bytes,
-        reserve_bytes=settings.reserve_bytes,
-        reserve_fraction=settings.reserve_fraction,
-    )
 
 
 def demo_model() -> Path:

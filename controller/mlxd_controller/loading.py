@@ -56,6 +56,7 @@ async def load_worker(
     """
     process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
     worker.process = process
+    worker.incarnation = process.incarnation  # a worker that others started has its own
     link = connect(address=process.address, incarnation=worker.incarnation, digest=worker.digest)
     worker.link = link
     try:

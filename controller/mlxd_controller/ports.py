@@ -147,7 +147,9 @@ class Launcher(Protocol):
     """Starts worker processes."""
 
     async def launch(self, *, model: str, incarnation: str) -> WorkerProcess:
-        """Start a worker and return it once it listens. `model` is for messages only.
+        """Start a worker, or take one that runs, and return it once it listens.
+
+        `model` is the name of what it will load. A worker that runs has its own incarnation.
 
         Cancelling gives up: the process is ended and reaped before CancelledError goes on.
 
@@ -218,7 +220,7 @@ class WorkerLink(Protocol):
         ...
 
     async def shutdown(self, *, timeout_s: float) -> None:
-        """Tell the process to end after it has answered."""
+        """Tell the process to end after it has answered; give it back where others started it."""
         ...
 
     async def close(self) -> None:

@@ -58,12 +58,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside worlds."""
+    """The outside worlds. `local_workers`: this machine's process table tells of the workers."""
 
     launcher: Launcher
     connect: Connect
     probe: DeviceProbe
     clock: Clock
+    local_workers: bool = True
 
 
 class Runtime:
@@ -274,6 +275,7 @@ class Runtime:
             plan=action.plan,
             incarnation=f"{self._identity}-{action.worker}",
             started_unix_s=self._ports.clock.unix_s(),
+            local=self._ports.local_workers,
         )
         self.workers.add(worker)
         self.metrics.loads.add(model=action.name, reason=action.reason)

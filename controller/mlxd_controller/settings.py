@@ -8,6 +8,7 @@ from pathlib import Path
 from mlxd_shared import config
 from mlxd_shared.listeners import NO_FILES, ListenerFiles
 from mlxd_shared.logs import LogFormat
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class ServeSettings:
     unloads when idle. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets;
     None makes a private temporary folder. `preload` names models to load before the first request.
     `security` protects `address` and `metrics`, the HOST:PORT of the endpoint for Prometheus (None:
-    there is none); `allow_remote` serves others without it.
+    there is none); `allow_remote` serves others without it. `workers` are (name, address) of
+    workers that somebody else started, to be used in place of processes of our own.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -35,6 +37,8 @@ class ServeSettings:
     shutdown_grace_s: float = config.SHUTDOWN_GRACE_S
     allow_remote: bool = False
     security: ListenerFiles = NO_FILES
+    workers: tuple[tuple[str, str], ...] = ()
+    worker_security: ChannelSecurity = PLAIN
     metrics: str | None = None
     metrics_vllm_aliases: bool = False
     preload: tuple[str, ...] = ()

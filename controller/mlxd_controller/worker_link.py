@@ -27,7 +27,7 @@ from mlxd_controller.core.state import Progress
 from mlxd_controller.ports import LoadOrder
 from mlxd_shared import config
 from mlxd_shared.convert import load_to_pb
-from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.status import RemoteError, from_call
 
 GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
@@ -66,11 +66,17 @@ class GrpcRawStream:
 class GrpcLink:
     """Implements ports.WorkerLink."""
 
-    def __init__(self, *, address: str, incarnation: str, digest: str) -> None:
-        """Name the worker; nothing is sent yet."""
+    def __init__(
+        self, *, address: str, incarnation: str, digest: str, security: ChannelSecurity = PLAIN
+    ) -> None:
+        """Name the worker; nothing is sent yet.
+
+        Raises:
+            InvalidRequest, BadCredentials: see secure_channel.
+        """
         self._incarnation = incarnation
         self._digest = digest
-        self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+        self._channel = channel(address, security)
         self._generate: Generate = self._channel.unary_stream(
             GENERATE_METHOD,
             request_serializer=inference_pb2.GenerateRequest.SerializeToString,
@@ -128,6 +134,11 @@ class GrpcLink:
         """Return what the worker says of itself."""
         request = status_pb2.GetStatusRequest()
         return (await _ask(self._status.GetStatus(request, timeout=timeout_s))).status
+
+    async def unload(self, *, timeout_s: float) -> None:
+        """Drop the model; the process stays."""
+        request = worker_pb2.UnloadRequest(worker_incarnation=self._incarnation)
+        await _ask(self._worker.Unload(request, timeout=timeout_s))
 
     async def shutdown(self, *, timeout_s: float) -> None:
         """Tell the process to end after it has answered."""

@@ -35,6 +35,8 @@ class Worker:
     plan: Plan
     incarnation: str
     started_unix_s: float
+    local: bool = True
+    """Whether `process.pid` is a process of this machine."""
     process: WorkerProcess | None = None
     link: WorkerLink | None = None
     loading: asyncio.Task[None] | None = None
@@ -103,11 +105,11 @@ class Workers:
         return tuple(self._dead.values())
 
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the living."""
+        """Return the process ids of the living that are processes of this machine."""
         return tuple(
             worker.process.pid
             for worker in self._live.values()
-            if worker.process is not None and worker.process.exit_code is None
+            if worker.local and worker.process is not None and worker.process.exit_code is None
         )
 
     def end(self, worker: Worker, error: MlxdError | None) -> None:

@@ -27,6 +27,7 @@ from mlxd_shared.errors import (
     WrongWorker,
 )
 from mlxd_shared.logs import get_logger
+from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.serving import Health
 from mlxd_worker.backend import Backend
 from mlxd_worker.engine_thread import EngineThread
@@ -170,10 +171,27 @@ class Worker:
         assert mine is not None, "checked by the caller"
         if (job.path, job.name, job.digest) != (mine.path, mine.name, mine.digest):
             raise WrongWorker(job.name, self.identity.incarnation)
-        if job.spec != mine.spec:
+        if not self._meets(job.spec):
             raise InvalidRequest.of("options", "the model is loaded with others; unload it first")
         if self.phase in {Phase.DRAINING, Phase.UNLOADING}:
             raise ModelDraining(mine.name)
+
+    def _meets(self, spec: LoadSpec) -> bool:
+        """Return whether the model is, or is being, loaded as `spec` says.
+
+        What `spec` leaves open is met. A controller that takes a worker up names what it found.
+        """
+        mine, loaded = self._job, self.loaded
+        assert mine is not None, "checked by the caller"
+        if spec == mine.spec:
+            return True
+        return (
+            loaded is not None
+            and spec.sampling == mine.spec.sampling
+            and spec.context_length in (None, loaded.context_length)
+            and spec.rows_max in (None, loaded.rows_max)
+            and spec.weights in (Weights.AUTO, loaded.weights)
+        )
 
     async def _load(self, job: LoadJob) -> Loaded:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -16,9 +16,12 @@ from mlxd.client import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.listeners import ListenerFiles
-from mlxd_shared.secure_channel import ChannelSecurity
+from mlxd_shared.net import parse_address
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 
+Named: TypeAlias = tuple[str, str]
 PANEL = "Security"
 TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key")
 
@@ -89,6 +92,49 @@ OpenHealth = Annotated[
 ]
 
 
+WORKER_PANEL = "Workers that run already"
+Workers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME=ADDRESS",
+        help="Use this worker instead of starting processes; repeatable. It loads and unloads"
+        " models, and is never ended.",
+        rich_help_panel=WORKER_PANEL,
+    ),
+]
+WorkerTlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--worker-tls-ca",
+        help="Reach workers over TLS; who signed their certificates.",
+        rich_help_panel=WORKER_PANEL,
+    ),
+]
+WorkerTlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--worker-tls-cert",
+        help="The certificate to show to workers.",
+        rich_help_panel=WORKER_PANEL,
+    ),
+]
+WorkerTlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--worker-tls-key", help="The key of --worker-tls-cert.", rich_help_panel=WORKER_PANEL
+    ),
+]
+WorkerTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--worker-token-file",
+        help="A file with the token that workers want.",
+        rich_help_panel=WORKER_PANEL,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """The server that a command is for, and how to reach it."""
@@ -130,3 +176,26 @@ def listener_files(
             usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
     token = token_file or root.params["token_file"]
     return ListenerFiles(cert, key, client_ca, token, open_health)
+
+
+def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[Named, ...]:
+    """Read each NAME=ADDRESS; names and addresses are unique.
+
+    Raises:
+        typer.Exit: one is none of that, or `security` is for workers that are not named.
+    """
+    if not texts and security != PLAIN:
+        usage_error("--worker-tls-* and --worker-token-file mean nothing without --worker")
+    found: list[Named] = []
+    for text in texts or ():
+        name, equals, address = text.partition("=")
+        if not equals or not name:
+            usage_error(f"--worker {text}: write NAME=ADDRESS")
+        try:
+            target = parse_address(address).target
+        except InvalidRequest as error:
+            usage_error(f"--worker {text}: {error.describe()}")
+        if any(name == known or target == at for known, at in found):
+            usage_error(f"--worker {text}: its name or address is given twice")
+        found.append((name, target))
+    return tuple(found)

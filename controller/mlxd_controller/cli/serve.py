@@ -16,10 +16,17 @@ from mlxd_controller.cli.security import (
     ServeClientCa,
     ServeKey,
     ServeTokenFile,
+    Workers,
+    WorkerTlsCa,
+    WorkerTlsCert,
+    WorkerTlsKey,
+    WorkerTokenFile,
     listener_files,
+    named_workers,
 )
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
+from mlxd_shared.secure_channel import ChannelSecurity
 from mlxd_shared.units import format_duration, parse_bytes
 
 LISTENING = "mlxd listens on "
@@ -141,6 +148,11 @@ def serve(
     tls_client_ca: ServeClientCa = None,
     token_file: ServeTokenFile = None,
     open_health: OpenHealth = False,
+    worker: Workers = None,
+    worker_tls_ca: WorkerTlsCa = None,
+    worker_tls_cert: WorkerTlsCert = None,
+    worker_tls_key: WorkerTlsKey = None,
+    worker_token_file: WorkerTokenFile = None,
     metrics: Metrics = None,
     metrics_vllm_aliases: VllmAliases = False,
     run_dir: RunDir = None,
@@ -153,6 +165,9 @@ def serve(
     """
     if metrics_vllm_aliases and metrics is None:
         usage_error("--metrics-vllm-aliases means nothing without --metrics")
+    worker_security = ChannelSecurity(
+        worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
+    )
     reserve_bytes, reserve_fraction = _reserve(reserve)
     settings = ServeSettings(
         address=o.server_address(context, address),
@@ -172,6 +187,8 @@ def serve(
             token_file=token_file,
             open_health=open_health,
         ),
+        workers=named_workers(worker, worker_security),
+        worker_security=worker_security,
         metrics=metrics,
         metrics_vllm_aliases=metrics_vllm_aliases,
         preload=tuple(preload or ()),

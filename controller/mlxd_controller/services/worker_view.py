@@ -46,8 +46,8 @@ def _add_process(pb: status_pb2.WorkerStatus, worker: Worker) -> None:
         return
     pb.pid = worker.process.pid
     pb.address = worker.process.address
-    if worker.process.exit_code is not None:
-        return
+    if worker.process.exit_code is not None or not worker.local:
+        return  # a worker elsewhere tells its own figures
     try:
         process = psutil.Process(worker.process.pid)
         with process.oneshot():

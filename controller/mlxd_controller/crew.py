@@ -1,0 +1,155 @@
+"""Where workers come from: started here as processes, or attached to at their addresses.
+
+Invariants:
+- The controller knows both by the same ports. What differs beyond them stands in a Crew.
+- Attached workers are taken to share one machine's memory, which is not necessarily this one's:
+  what they say of it is what the scheduler counts with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from mlxd.v1 import types_pb2
+from mlxd_controller.core.fit import Device
+from mlxd_controller.device import HostProbe, Limits, make_device, make_probe
+from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
+from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_controller.ports import Clock, ModelRef, ModelStore
+from mlxd_controller.runtime import Ports
+from mlxd_controller.settings import ServeSettings
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared.convert import WEIGHTS_FROM_PB
+from mlxd_shared.logs import get_logger
+from mlxd_shared.requests import LoadSpec
+
+FIRST_WORD_S = 2.0
+"""What a controller that starts gives attached workers to say what they hold."""
+
+_log = get_logger("controller")
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The ports to workers, and how many models they hold at most (None: what fits)."""
+
+    ports: Ports
+    max_loaded: int | None
+    attached: AttachedLauncher | None = None
+
+    def leave(self) -> None:
+        """Keep the models of attached workers loaded from now on: the controller is leaving."""
+        if self.attached is not None:
+            self.attached.leave()
+
+
+@asynccontextmanager
+async def crew_of(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
+    """Have workers around the body, in which no more of them are used at its end.
+
+    Raises:
+        InvalidRequest: an address or a folder in the settings is wrong.
+        BadCredentials: a file of `settings.worker_security` cannot be used.
+        ExceptionGroup: a bug.
+    """
+    limits = Limits(
+        memory_limit_bytes=settings.memory_limit_bytes,
+        reserve_bytes=settings.reserve_bytes,
+        reserve_fraction=settings.reserve_fraction,
+    )
+    if settings.workers:
+        async with _attached(settings, limits, clock) as crew:
+            yield crew
+        return
+    launcher = SubprocessLauncher(
+        run_dir=settings.run_dir,
+        stall_timeout_s=settings.load_stall_timeout_s,
+        orphan_grace_s=settings.orphan_grace_s,
+    )
+    try:
+        probe = await asyncio.to_thread(make_probe, limits)
+        yield Crew(Ports(launcher, GrpcLink, probe, clock), settings.max_loaded)
+    finally:
+        launcher.close()
+
+
+@asynccontextmanager
+async def _attached(settings: ServeSettings, limits: Limits, clock: Clock) -> AsyncIterator[Crew]:
+    launcher = AttachedLauncher(
+        [AttachedWorker(name, address) for name, address in settings.workers],
+        security=settings.worker_security,
+        wait_s=settings.load_stall_timeout_s,
+    )
+    slots = len(settings.workers)
+    probe = AttachedProbe(limits, launcher.stations)
+    ports = Ports(launcher, launcher.connect, probe, clock, local_workers=False)
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(launcher.run())
+        try:
+            yield Crew(ports, min(settings.max_loaded or slots, slots), launcher)
+        finally:
+            watching.cancel()
+
+
+class AttachedProbe:
+    """Implements ports.DeviceProbe from what attached workers said last."""
+
+    def __init__(self, limits: Limits, stations: Sequence[Station]) -> None:
+        """Read from `stations`; until one of them has spoken, this machine stands for theirs."""
+        self._limits = limits
+        self._stations = stations
+        self._own = HostProbe(limits, kind="cpu")
+
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the one device; what the workers hold counts as usable."""
+        said = [station.last for station in self._stations if station.last is not None]
+        if not said:
+            return self._own.read(own_pids)
+        kind = kind_of(said[0].workers[0].backend)
+        resident = sum(
+            s.figures.memory.resident_bytes for s in self._stations if s.figures is not None
+        )
+        return (
+            make_device(
+                "cpu" if kind == "cpu" else "gpu0",
+                kind,
+                total_bytes=min(status.host_memory.total_bytes for status in said),
+                usable_bytes=min(s.host_memory.available_bytes for s in said) + resident,
+                limits=self._limits,
+            ),
+        )
+
+
+def kind_of(backend: str) -> str:
+    """Return the kind of device that MLX uses where this distribution is its backend."""
+    if backend == "mlx-cpu":
+        return "cpu"
+    return "cuda" if backend.startswith("mlx-cuda") else "metal"
+
+
+async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]:
+    """Return the models that attached workers hold ready, and how they are loaded.
+
+    A model that is not configured here stays where it is until its worker is needed.
+    """
+    if crew.attached is None:
+        return []
+    ready = [
+        figures
+        for figures in await crew.attached.heard(wait_s=FIRST_WORD_S)
+        if figures.state == types_pb2.MODEL_STATE_READY
+    ]
+    if ready:
+        await store.listed()  # reads every folder, so that digests are known
+    found = []
+    for figures in ready:
+        ref = store.known(figures.model_digest)
+        if ref is None:
+            _log.info("a worker holds a model that is not configured", model=figures.model_name)
+            continue
+        weights = WEIGHTS_FROM_PB[figures.weights]
+        found.append((ref, LoadSpec(figures.context_length, figures.rows_max, weights)))
+    return found

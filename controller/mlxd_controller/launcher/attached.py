@@ -1,0 +1,316 @@
+"""Workers that somebody else started: found at an address, loaded and unloaded, never ended.
+
+Invariants:
+- Each attached worker is watched all the time; what it said last is as old as WATCH_INTERVAL_S, or
+  it is silent. One that is silent for LOST_AFTER_S, or comes back as another process, has ended as
+  far as its user here is concerned, and may be taken again.
+- A worker serves one model at a time. Taking one and giving it back are single steps of the event
+  loop, so that no two loads take the same one.
+- Giving a worker back unloads its model, unless the controller is leaving: then the model stays,
+  and the next controller finds it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from mlxd.v1 import status_pb2, status_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from mlxd_controller.launcher.attached_link import AttachedLink
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared import config
+from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.errors import MlxdError, WorkerTimedOut
+from mlxd_shared.logs import get_logger
+from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
+from mlxd_shared.status import from_call
+
+WATCH_INTERVAL_S = 1.0
+SILENCE_S_MAX = 10.0
+"""A worker that says nothing for so long is as good as gone: it speaks every WATCH_INTERVAL_S."""
+LOST_AFTER_S = 2.0
+RETRY_S = 0.2
+UNLOAD_TIMEOUT_S = 30.0
+END_UNKNOWN = 255
+"""The exit code of a worker whose end was not ours to see."""
+
+_log = get_logger("attached")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedWorker:
+    """What `--worker NAME=ADDRESS` says."""
+
+    name: str
+    address: str
+
+
+class AttachedProcess:
+    """Implements ports.WorkerProcess for as long as one model uses an attached worker."""
+
+    def __init__(self, station: Station, worker: status_pb2.WorkerStatus) -> None:
+        """Take the station's worker, as it is now."""
+        self._station = station
+        self._pid = worker.pid
+        self._incarnation = worker.incarnation
+        self._lines: tuple[str, ...] = ()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._closing: asyncio.Task[int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, where it runs: not necessarily on this machine."""
+        return self._pid
+
+    @property
+    def address(self) -> str:
+        """What gRPC dials."""
+        return self._station.worker.address
+
+    @property
+    def incarnation(self) -> str:
+        """The identity that it gave itself."""
+        return self._incarnation
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it is used; 0 given back; END_UNKNOWN lost."""
+        return self._ended.result() if self._ended.done() else None
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return how it was lost; its output is not ours to see."""
+        return self._lines
+
+    async def wait_exited(self) -> int:
+        """Return once it has been given back or lost."""
+        return await asyncio.shield(self._ended)
+
+    async def close(self) -> int:
+        """Give the worker back; see the file's invariants."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return await asyncio.shield(self._closing)
+
+    def lost(self, reason: str) -> None:
+        """Note that the process has gone."""
+        self._lines = (f"worker {self._station.worker.name} at {self.address}: {reason}",)
+        self._end(END_UNKNOWN)
+
+    async def _close(self) -> int:
+        if not self._ended.done():
+            await self._station.unload(self._incarnation)
+            self._end(0)
+        return self._ended.result()
+
+    def _end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+            self._station.give_back(self)
+
+
+class Station:
+    """One attached worker: the connection, what it said last, and who uses it."""
+
+    def __init__(
+        self, worker: AttachedWorker, security: ChannelSecurity, changed: asyncio.Event
+    ) -> None:
+        """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
+        self.worker = worker
+        self.status: status_pb2.Status | None = None
+        self.last: status_pb2.Status | None = None
+        """What the worker said last, also of a silent one."""
+        self.keeps_model = False
+        self.problem = "it has not answered yet"
+        self.process: AttachedProcess | None = None
+        self._changed = changed
+        self._silent_since_s = 0.0
+        self._channel = channel(worker.address, security)
+        self._statuses = status_pb2_grpc.StatusServiceStub(self._channel)
+        self._control = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    @property
+    def figures(self) -> status_pb2.WorkerStatus | None:
+        """What the worker said of itself last; None while it is silent."""
+        return self.status.workers[0] if self.status is not None else None
+
+    def take(self) -> AttachedProcess:
+        """Take the worker, which must be free and not silent."""
+        figures = self.figures
+        assert self.process is None
+        assert figures is not None
+        self.process = AttachedProcess(self, figures)
+        return self.process
+
+    def give_back(self, process: AttachedProcess) -> None:
+        """Make the worker free again."""
+        assert self.process is process
+        self.process = None
+        self._pulse()
+
+    async def unload(self, incarnation: str) -> None:
+        """Drop the model, whatever it is doing; leave it where the controller is leaving.
+
+        A worker that cannot be told keeps its model until the next load takes its place.
+        """
+        if self.keeps_model:
+            return
+        request = worker_pb2.UnloadRequest(worker_incarnation=incarnation)
+        try:
+            await self._control.Unload(request, timeout=UNLOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            reason = from_call(error).describe()
+            _log.warning("not unloaded", worker=self.worker.name, reason=reason)
+
+    async def follow(self) -> None:
+        """Watch the worker until cancelled."""
+        while True:
+            try:
+                await self._watch()
+                self._fall_silent("it is stopping")
+            except TimeoutError:
+                self._fall_silent(f"it said nothing for {SILENCE_S_MAX:.0f} s")
+            except MlxdError as error:
+                self._fall_silent(error.describe())
+            await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Let go of the connection; whoever still uses the worker has lost it."""
+        if self.process is not None:
+            self.process.lost("the controller has let go of it")
+        await self._channel.close()
+
+    async def _watch(self) -> None:
+        interval = duration_to_pb(WATCH_INTERVAL_S)
+        call = self._statuses.WatchStatus(status_pb2.WatchStatusRequest(interval=interval))
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S_MAX):
+                    message = await call.read()
+                if not isinstance(message, status_pb2.WatchStatusResponse):
+                    return
+                self._hear(message.status)
+        except grpc.aio.AioRpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    def _hear(self, status: status_pb2.Status) -> None:
+        known = self.figures
+        if not status.workers:
+            return
+        self.status = self.last = status
+        figures = status.workers[0]
+        if self.process is not None and self.process.incarnation != figures.incarnation:
+            self.process.lost("it was started again")
+        if known is None or known.incarnation != figures.incarnation:
+            _log.info("worker found", worker=self.worker.name, address=self.worker.address,
+                      incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
+        self._pulse()
+
+    def _fall_silent(self, problem: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self.status is not None:
+            self._silent_since_s = now_s
+            _log.warning("worker is silent", worker=self.worker.name, reason=problem)
+        self.status, self.problem = None, problem
+        if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
+            self.process.lost(problem)
+
+    def _pulse(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+
+class AttachedLauncher:
+    """Implements ports.Launcher over workers that run already; `run` must be running."""
+
+    def __init__(
+        self,
+        workers: Sequence[AttachedWorker],
+        *,
+        security: ChannelSecurity = PLAIN,
+        wait_s: float = config.LOAD_STALL_TIMEOUT_S,
+    ) -> None:
+        """Name the workers. `wait_s` bounds how long a load waits for one that answers.
+
+        Raises:
+            InvalidRequest, BadCredentials: see secure_channel.
+        """
+        self._wait_s = wait_s
+        self._security = security
+        self._changed = asyncio.Event()
+        self.stations = tuple(Station(worker, security, self._changed) for worker in workers)
+
+    async def run(self) -> None:
+        """Watch every worker until cancelled; then let go of all.
+
+        Raises:
+            ExceptionGroup: a bug.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for station in self.stations:
+                    tasks.create_task(station.follow())
+        finally:
+            for station in self.stations:
+                await station.close()
+
+    def leave(self) -> None:
+        """From now on, giving a worker back leaves its model loaded."""
+        for station in self.stations:
+            station.keeps_model = True
+
+    async def launch(self, *, model: str, incarnation: str) -> AttachedProcess:  # noqa: ARG002
+        """Take a free worker, if need be as soon as one answers; it keeps its own incarnation.
+
+        One that has `model` ready is taken first, then one that holds nothing.
+
+        Raises:
+            WorkerTimedOut: none was free and answered in time; the lines say why.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while (station := self._free(model)) is None:
+                    await self._changed.wait()
+        except TimeoutError:
+            lines = tuple(f"worker {s.worker.name}: {_why_not(s)}" for s in self.stations)
+            raise WorkerTimedOut(model, lines, self._wait_s) from None
+        return station.take()
+
+    def connect(self, *, address: str, incarnation: str, digest: str) -> AttachedLink:
+        """Implements ports.Connect for a process that `launch` returned."""
+        found = (s.process for s in self.stations if s.worker.address == address)
+        process = next(p for p in found if p is not None and p.incarnation == incarnation)
+        link = GrpcLink(
+            address=address, incarnation=incarnation, digest=digest, security=self._security
+        )
+        return AttachedLink(link, process)
+
+    async def heard(self, *, wait_s: float) -> tuple[status_pb2.WorkerStatus, ...]:
+        """Return what the workers say they hold; wait at most `wait_s` for those yet silent."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while any(station.figures is None for station in self.stations):
+                    await self._changed.wait()
+        except TimeoutError:
+            silent = [s.worker.name for s in self.stations if s.figures is None]
+            _log.warning("workers that do not answer yet", workers=silent)
+        return tuple(s.figures for s in self.stations if s.figures is not None)
+
+    def _free(self, model: str) -> Station | None:
+        def preference(station: Station) -> int:
+            figures = station.figures
+            assert figures is not None
+            if figures.model_name == model and figures.state == types_pb2.MODEL_STATE_READY:
+                return 0
+            return 1 if not figures.model_name else 2
+
+        free = [s for s in self.stations if s.process is None and s.figures is not None]
+        return min(free, key=preference, default=None)
+
+
+def _why_not(station: Station) -> str:
+    return station.problem if station.status is None else "in use"

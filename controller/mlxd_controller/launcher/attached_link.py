@@ -1,0 +1,77 @@
+"""The link to a worker that somebody else started.
+
+A load takes the place of what is there, and the end of its use is not the end of its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from mlxd.v1 import inference_pb2, status_pb2
+from mlxd_controller.core.state import Progress
+from mlxd_controller.ports import LoadOrder, RawStream, WorkerProcess
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared.errors import InvalidRequest, ModelDraining, WrongWorker
+from mlxd_shared.logs import get_logger
+
+UNLOAD_TIMEOUT_S = 30.0
+_log = get_logger("attached")
+
+
+class AttachedLink:
+    """Implements ports.WorkerLink over a GrpcLink, for as long as `process` is used."""
+
+    def __init__(self, link: GrpcLink, process: WorkerProcess) -> None:
+        """Own `link`."""
+        self._link = link
+        self._process = process
+
+    async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+        """Load and yield the progress; what is loaded otherwise is unloaded first.
+
+        A model that is loaded as ordered is found and stays: the one step is "ready".
+        """
+        try:
+            async with aclosing(self._link.load(order)) as steps:
+                async for step in steps:
+                    yield step
+        except (InvalidRequest, ModelDraining, WrongWorker) as error:
+            # Said before the first step: the worker holds another model, or this one otherwise.
+            _log.info("making room in the worker", model=order.name, reason=error.describe())
+        else:
+            return
+        await self._link.unload(timeout_s=UNLOAD_TIMEOUT_S)
+        async with aclosing(self._link.load(order)) as steps:
+            async for step in steps:
+                yield step
+
+    def generate(
+        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
+    ) -> RawStream:
+        """Start a Generate; see the port."""
+        return self._link.generate(request, timeout_s=timeout_s)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.TokenizeResponse:
+        """Ask the worker's tokenizer."""
+        return await self._link.tokenize(request, timeout_s=timeout_s)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ask the worker's tokenizer."""
+        return await self._link.detokenize(request, timeout_s=timeout_s)
+
+    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+        """Return what the worker says of itself."""
+        return await self._link.status(timeout_s=timeout_s)
+
+    async def shutdown(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the process has its own
+        """Give the worker back; its process is not ours to end."""
+        await self._process.close()
+
+    async def close(self) -> None:
+        """Let go of the connection; running calls end."""
+        await self._link.close()
