@@ -60,7 +60,7 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.processes: list[FakeProcess] = []
-        self.failure: MlxdError | None = None
+        self.failure: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.given_up = 0

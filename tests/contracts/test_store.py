@@ -1,0 +1,106 @@
+"""What every model store must do: over real folders and in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxd_controller.core.fit import ModelFacts
+from mlxd_controller.ports import BrokenRef, ModelRef, ModelStore
+from mlxd_controller.store.folders import FolderStore
+from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, ModelNotFound
+from tests.fakes.store import FakeStore
+from tests.support.model_facts import facts
+from tests.support.tiny_model import write_tiny_model
+
+KINDS = ("fake", "folders")
+
+
+def make_store(kind: str, root: Path) -> tuple[ModelStore, dict[str, Path]]:
+    """Return a store of "a" and its twin "b", "c" and the broken "x", and all folders by name.
+
+    There is a folder "d" more, which the store does not know.
+    """
+    names = ("a", "b", "c", "x", "d")
+    if kind == "fake":
+        broken = InvalidModel("missing", file="config.json")
+        content: dict[str, tuple[str, ModelFacts | MlxdError]] = {
+            "a": ("digest-a", facts(1)), "b": ("digest-a", facts(1)), "c": ("digest-c", facts(2)),
+            "x": ("", broken),
+        }  # fmt: skip
+        fake = FakeStore(content)
+        paths = {name: Path("/models") / name for name in names}
+        fake.put(paths["d"], "digest-d", facts(4))
+        return fake, paths
+    paths = {name: root / name for name in names}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", 3)):
+        write_tiny_model(paths[name], seed=seed)
+    paths["x"].mkdir()
+    return FolderStore((name, paths[name]) for name in ("a", "b", "c", "x")), paths
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_names_aliases_and_digests_lead_to_the_model(kind: str, tmp_path: Path) -> None:
+    """Two folders of one digest are one model under two names; a digest is a name too."""
+    store, _ = make_store(kind, tmp_path)
+    await store.listed()
+
+    first, second, other = [await store.resolve(name) for name in ("a", "b", "c")]
+
+    assert first.digest == second.digest != other.digest
+    assert (second.name, second.aliases) == ("a", ("b",))
+    assert await store.resolve(first.digest) in (first, second)
+    assert store.known(other.digest) == other
+    assert store.known("nobody") is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_model_is_listed_once_and_a_broken_one_hides_none(
+    kind: str, tmp_path: Path
+) -> None:
+    """Sorted by name; a broken folder comes with its error."""
+    store, _ = make_store(kind, tmp_path)
+    found = await store.listed()
+
+    assert [ref.name for ref in found] == ["a", "c", "x"]
+    assert isinstance(found[0], ModelRef)
+    assert isinstance(found[2], BrokenRef)
+    assert isinstance(found[2].error, InvalidModel)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_not_there_is_refused_as_what_it_is(kind: str, tmp_path: Path) -> None:
+    """Unknown names, broken folders, missing folders, taken names: each its own error."""
+    store, paths = make_store(kind, tmp_path)
+
+    with pytest.raises(ModelNotFound):
+        await store.resolve("nobody")
+    with pytest.raises(InvalidModel):
+        await store.resolve("x")
+    with pytest.raises(ModelNotFound):
+        await store.add(Path("/nonexistent/folder"), name="")
+    with pytest.raises(InvalidRequest, match="another folder"):
+        await store.add(paths["d"], name="a")
+    with pytest.raises(InvalidRequest, match="name one"):
+        store.only_name()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_folder_is_inspected_without_being_taken_in(kind: str, tmp_path: Path) -> None:
+    """inspect tells what add would; only add makes it a model, twice as well as once."""
+    store, paths = make_store(kind, tmp_path)
+
+    seen = await store.inspect(paths["d"], name="mine")
+    with pytest.raises(ModelNotFound):
+        await store.resolve("mine")
+    added = await store.add(paths["d"], name="mine")
+    again = await store.add(paths["d"], name="mine")
+
+    assert seen == added == again
+    assert (await store.resolve("mine")).digest == added.digest
+    assert (await store.add(paths["d"], name="")).aliases == ("mine",)

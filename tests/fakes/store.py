@@ -1,0 +1,86 @@
+"""A store of made-up models: names to facts, without files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlxd_controller.core.fit import ModelFacts
+from mlxd_controller.ports import BrokenRef, ModelRef
+from mlxd_shared.errors import InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.requests import SamplingOptions
+
+
+class FakeStore:
+    """Implements ports.ModelStore. Names with equal digests are one model."""
+
+    def __init__(self, folders: Mapping[str, tuple[str, ModelFacts | MlxdError]]) -> None:
+        """Take names, each with the digest and the facts of its folder, or its error."""
+        self._names = {name: Path("/models") / name for name in folders}
+        self._folders = {Path("/models") / name: found for name, found in folders.items()}
+        self._refs: dict[str, ModelRef] = {}
+
+    def put(self, path: Path, digest: str, facts: ModelFacts | MlxdError) -> None:
+        """Make a folder, or change what is in it."""
+        self._folders[path] = (digest, facts)
+
+    async def resolve(self, name: str) -> ModelRef:
+        """Return the model of a name, alias or digest."""
+        if name in self._names:
+            return self._ref(self._names[name])
+        if name in self._refs:
+            return self._refs[name]
+        raise ModelNotFound(name, "no such name")
+
+    def only_name(self) -> str:
+        """Return the only folder's name."""
+        if len(set(self._names.values())) == 1:
+            return min(self._names)
+        raise InvalidRequest.of("model", f"name one: {len(self._names)} models are configured")
+
+    async def inspect(self, path: Path, *, name: str) -> ModelRef:
+        """Return a folder's model."""
+        name = self._checked(path, name)
+        digest, facts = self._folders[path]
+        if isinstance(facts, MlxdError):
+            raise facts
+        return ModelRef(digest, name, (), path, facts, SamplingOptions())
+
+    async def add(self, path: Path, *, name: str) -> ModelRef:
+        """Take a folder in."""
+        name = (await self.inspect(path, name=name)).name
+        self._names[name] = path
+        return self._ref(path)
+
+    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+        """Return every model once."""
+        found: dict[str, ModelRef | BrokenRef] = {}
+        for name, path in sorted(self._names.items()):
+            facts = self._folders[path][1]
+            if isinstance(facts, MlxdError):
+                found[name] = BrokenRef(name, path, facts)
+            else:
+                ref = self._ref(path)
+                found[ref.name] = ref
+        return tuple(found[name] for name in sorted(found))
+
+    def known(self, digest: str) -> ModelRef | None:
+        """Return a model that was read before."""
+        return self._refs.get(digest)
+
+    def _checked(self, path: Path, name: str) -> str:
+        if path not in self._folders:
+            raise ModelNotFound(str(path), "there is no such folder")
+        name = name or path.name
+        if self._names.get(name, path) != path:
+            raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
+        return name
+
+    def _ref(self, path: Path) -> ModelRef:
+        digest, facts = self._folders[path]
+        if isinstance(facts, MlxdError):
+            raise facts
+        names = sorted(n for n, other in self._names.items() if self._folders[other][0] == digest)
+        ref = ModelRef(digest, names[0], tuple(names[1:]), path, facts, SamplingOptions())
+        self._refs[digest] = ref
+        return ref

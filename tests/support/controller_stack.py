@@ -1,0 +1,136 @@
+"""A whole controller in this process: real services over real gRPC, fake workers, a still clock."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from mlxd.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2_grpc,
+    status_pb2_grpc,
+)
+from mlxd_controller.core.events import ShutDown, Tick
+from mlxd_controller.core.fit import Device
+from mlxd_controller.core.state import Model, Phase, State
+from mlxd_controller.ports import ModelStore
+from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.health import follow_health
+from mlxd_controller.services.inference import InferenceService, add_to_server
+from mlxd_controller.services.models import ModelService
+from mlxd_controller.services.status import StatusService
+from mlxd_shared.net import parse_address
+from mlxd_shared.serving import Health, listen, make_server
+from tests.fakes.store import FakeStore
+from tests.fakes.workers import FakeWorkers
+from tests.fakes.world import FakeClock, FakeProbe
+from tests.support.model_facts import device, facts
+
+ROOMY = device(1 << 14)
+
+
+@dataclass(slots=True)
+class Stack:
+    """A controller and everything that a test may turn."""
+
+    runtime: Runtime
+    workers: FakeWorkers
+    clock: FakeClock
+    probe: FakeProbe
+    channel: grpc.aio.Channel
+    inference: inference_pb2_grpc.InferenceServiceAsyncStub = field(init=False)
+    models: model_pb2_grpc.ModelServiceAsyncStub = field(init=False)
+    status: status_pb2_grpc.StatusServiceAsyncStub = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+        self.status = status_pb2_grpc.StatusServiceStub(self.channel)
+
+    def model(self, name: str) -> Model:
+        """Return the scheduler's view of a model."""
+        return next(m for m in self.runtime.state.models.values() if m.name == name)
+
+    async def until(self, name: str, phase: Phase) -> Model:
+        """Wait until a model is in a phase."""
+        with self.runtime.changes.subscribe() as news:
+            found = [m for m in self.runtime.state.models.values() if m.name == name]
+            while not found or found[0].phase is not phase:
+                found = [m for m in [await news.next()] if m.name == name]
+            return found[0]
+
+    async def settle(self) -> None:
+        """Let every event that has been sent be decided on."""
+        await self.unload("nobody")
+
+    async def unload(self, digest: str) -> None:
+        """Unload by digest; what is not there answers at once."""
+        await self.runtime.unload(digest, grace_s=0.0, force=True)
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock and let the scheduler see it."""
+        self.clock.now += seconds
+        self.runtime.post(Tick())
+
+    async def generate(
+        self, model: str = "a", **fields: object
+    ) -> list[inference_pb2.GenerateResponse]:
+        """Return a whole stream."""
+        return [message async for message in self.inference.Generate(request(model, **fields))]
+
+
+def request(model: str = "a", **fields: object) -> inference_pb2.GenerateRequest:
+    """Return a good request."""
+    return inference_pb2.GenerateRequest(model=model, text="once", **fields)  # type: ignore[arg-type]
+
+
+def store_of(sizes: Mapping[str, int]) -> FakeStore:
+    """Return a store of models with these weights in MiB, each with a digest of its own."""
+    return FakeStore({name: (f"digest-{name}", facts(mib)) for name, mib in sizes.items()})
+
+
+@asynccontextmanager
+async def controller_stack(
+    *,
+    store: ModelStore | None = None,
+    memory: Device = ROOMY,
+    max_loaded: int | None = None,
+    stall_timeout_s: float = 60.0,
+) -> AsyncIterator[Stack]:
+    """Run a controller around the body; fails if its runtime did or a process is left."""
+    store = store or store_of({"a": 10})
+    workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory)
+    state = State(devices=(memory,), max_loaded=max_loaded)
+    ports = Ports(workers.launcher, workers.connect, probe, clock)
+    runtime = Runtime(ports, state, stall_timeout_s=stall_timeout_s)
+    catalog = Catalog(store, runtime)
+    health = Health()
+    server = make_server(health, ())
+    add_to_server(InferenceService(catalog, runtime, clock), server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
+    status_pb2_grpc.add_StatusServiceServicer_to_server(
+        StatusService(catalog, runtime, clock), server
+    )
+    with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
+        target = listen(server, parse_address(f"unix:{Path(folder)}/private/c.sock"))
+        await server.start()
+        following = asyncio.create_task(follow_health(health, catalog, runtime.changes))
+        running = asyncio.create_task(runtime.run())
+        try:
+            async with grpc.aio.insecure_channel(target) as channel:
+                yield Stack(runtime, workers, clock, probe, channel)
+        finally:
+            runtime.post(ShutDown(0.0))
+            await running
+            following.cancel()
+            await asyncio.wait({following})
+            await server.stop(0)
+    assert workers.living == 0
