@@ -111,7 +111,10 @@ class TokenChannel(grpc.aio.Channel):
         """End every call and the connection."""
         await self._inner.close(grace)
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001,FBT002
+    def get_state(
+        self,
+        try_to_connect: bool = False,  # noqa: FBT001, FBT002 - the signature is gRPC's
+    ) -> grpc.ChannelConnectivity:
         """Return the connection's state."""
         return self._inner.get_state(try_to_connect)
 

@@ -21,7 +21,8 @@ from mlxd_shared.errors import BadCredentials
 from tests.support.certificates import SECRET, Authority, token_file
 
 KEY = ec.generate_private_key(ec.SECP256R1())
-MOMENTS = st.datetimes(datetime(1951, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
+FIRST, LAST = datetime(1951, 1, 1), datetime(9999, 12, 30)  # noqa: DTZ001 - hypothesis adds UTC
+MOMENTS = st.datetimes(FIRST, LAST, timezones=st.just(UTC))
 
 
 def self_signed(not_before: datetime, not_after: datetime, *, names: int = 1) -> bytes:
