@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
 from mlxd_controller.ports import Launcher
 from mlxd_shared.errors import WorkerExited
 from tests.fakes.workers import FakeLauncher
-from tests.support.launching import fake_command, launcher_of
+from tests.support.launching import START_S_MAX, fake_command, launcher_of
+from tests.support.worker_process import running_worker
 
-KINDS = ("fake", "scripted process", "worker")
+KINDS = ("fake", "scripted process", "worker", "attached")
 
 
 @asynccontextmanager
@@ -24,9 +26,31 @@ async def launcher_under_test(kind: str) -> AsyncIterator[Launcher]:
     elif kind == "scripted process":
         async with launcher_of(fake_command("serve")) as launcher:
             yield launcher
+    elif kind == "attached":
+        async with attached_to("i-1", "i-2") as launcher:
+            yield launcher
     else:
         async with launcher_of() as launcher:
             yield launcher
+
+
+@asynccontextmanager
+async def attached_to(*incarnations: str) -> AsyncIterator[Launcher]:
+    """Yield a launcher over workers that run already, and go on running afterwards."""
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(running_worker("--incarnation", incarnation))
+            for incarnation in incarnations
+        ]
+        launcher = AttachedLauncher([AttachedWorker(w.incarnation, w.address) for w in workers])
+        watching = asyncio.create_task(launcher.run())
+        try:
+            await launcher.heard(wait_s=START_S_MAX)
+            yield launcher
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+            assert [worker.process.returncode for worker in workers] == [None] * len(workers)
 
 
 @pytest.mark.asyncio

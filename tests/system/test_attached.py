@@ -17,6 +17,8 @@ import pytest
 
 from mlxd.client import Client, MlxdError, SamplingOptions
 from mlxd.messages import ModelState, WorkerStatus
+from mlxd_shared.errors import WorkerTimedOut
+from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model
@@ -47,11 +49,13 @@ def models(tmp_path: Path) -> Models:
 
 
 @asynccontextmanager
-async def controller(models: Models, *addresses: str) -> AsyncIterator[tuple[Served, Client]]:
-    """A controller of these workers, and a client of it."""
+async def controller(
+    models: Models, *addresses: str, options: tuple[str, ...] = (), wait_s: int = 60
+) -> AsyncIterator[tuple[Served, Client]]:
+    """A controller of these workers, and a client of it; a load waits `wait_s` for a worker."""
     workers = [f"--worker=w{number}={address}" for number, address in enumerate(addresses, start=1)]
     async with (
-        served(*models.options, *workers, "--load-timeout", "60s") as server,
+        served(*models.options, *workers, *options, "--load-timeout", f"{wait_s}s") as server,
         Client(server.address, timeout_s=LIMIT_S) as client,
     ):
         yield server, client
@@ -202,3 +206,21 @@ async def test_a_stream_that_loses_its_worker_is_told_so(models: Models) -> None
         async with running_worker(listen=f"tcp:{first.address}"):
             await until_state(client, "a", ModelState.FAILED)
             assert await text_of(client, "a")
+
+
+@pytest.mark.asyncio
+async def test_workers_are_reached_over_tls_with_a_token(models: Models, tmp_path: Path) -> None:
+    """The files that protect a worker let its controller in, and nobody without them."""
+    authority = Authority(tmp_path)
+    pair, token = authority.issue("worker"), token_file(tmp_path)
+    files = ("--tls-cert", f"{pair.cert}", "--tls-key", f"{pair.key}", "--token-file", f"{token}")
+    reach = ("--worker-tls-ca", f"{authority.path}", "--worker-token-file", f"{token}")
+    async with running_worker(*files, listen="tcp:127.0.0.1:0") as worker:
+        async with controller(models, worker.address, options=reach) as (_, client):
+            assert await text_of(client, "a")
+        async with controller(
+            models, worker.address, options=("--worker-tls-ca", f"{authority.path}"), wait_s=1
+        ) as (server, client):
+            with pytest.raises(WorkerTimedOut):
+                await text_of(client, "a")
+            assert "UNAUTHENTICATED" in server.log_path.read_text(encoding="utf-8")

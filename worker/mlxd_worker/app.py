@@ -23,6 +23,7 @@ import grpc
 
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import MlxdError, ShuttingDown
+from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.logs import get_logger
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, stop
@@ -91,13 +92,14 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     engine = EngineThread(device=backend.kind, loop=loop, on_fault=on_fault, make_host=make_host)
+    security = options.security.load()
     async with contextlib.AsyncExitStack() as stack:
         engine.start()
         stack.push_async_callback(engine.stop)
         await engine.ready()
         health = Health()
-        server = new_server(health)
-        address = _listen(server, options, stack)
+        server = new_server(health, security)
+        address = _listen(server, options, security, stack)
         identity = Identity(options.incarnation, address, backend)
         worker = Worker(identity, engine, health, stopping=stopping)
         add_services(server, worker)
@@ -114,14 +116,19 @@ async def serve(
     return end.code
 
 
-def _listen(server: grpc.aio.Server, options: Options, stack: contextlib.AsyncExitStack) -> str:
+def _listen(
+    server: grpc.aio.Server,
+    options: Options,
+    security: ListenerSecurity,
+    stack: contextlib.AsyncExitStack,
+) -> str:
     """Bind, and return what to dial; a private socket is made where no address is given."""
     text = options.listen
     if text is None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-"))
         text = f"unix:{folder}/worker.sock"
     address = parse_address(text)
-    target = listen(server, address, anywhere=options.allow_remote)
+    target = listen(server, address, security=security, anywhere=options.allow_remote)
     if address.is_unix:  # ours from here on
         stack.callback(address.path.unlink, missing_ok=True)
     return target

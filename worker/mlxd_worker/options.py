@@ -11,6 +11,7 @@ from pathlib import Path
 from mlxd.v1 import types_pb2
 from mlxd_shared import config
 from mlxd_shared.convert import WEIGHTS_TO_PB, load_from_pb
+from mlxd_shared.listeners import ListenerFiles
 from mlxd_shared.logs import LEVELS, LogFormat
 from mlxd_shared.requests import LoadSpec, Weights
 
@@ -21,6 +22,7 @@ class Options:
 
     listen: str | None
     allow_remote: bool
+    security: ListenerFiles
     incarnation: str
     ready_fd: int | None
     life_fd: int | None
@@ -52,6 +54,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         listen=given.listen,
         allow_remote=given.allow_remote,
+        security=ListenerFiles(
+            given.tls_cert, given.tls_key, given.tls_client_ca, given.token_file, given.open_health
+        ),
         incarnation=given.incarnation or uuid.uuid4().hex,
         ready_fd=given.ready_fd,
         life_fd=given.life_fd,
@@ -73,6 +78,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--listen", help="unix:PATH or tcp:HOST:PORT (port 0: any); default: a private socket")
     add("--allow-remote", action="store_true", help="listen where other machines can connect")
+    files = (
+        ("--tls-cert", "serve TLS: the certificates as PEM"),
+        ("--tls-key", "the key of --tls-cert"),
+        ("--tls-client-ca", "serve only clients with a certificate that these signed"),
+        ("--token-file", "serve only clients that send the token in this file"),
+    )
+    for name, text in files:
+        add(name, type=Path, metavar="FILE", help=text)
+    add("--open-health", action="store_true", help="answer health checks without the token")
     add("--incarnation", default="", help="this process's name; default: a random one")
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")

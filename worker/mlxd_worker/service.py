@@ -12,6 +12,7 @@ from mlxd.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.serving import Health, make_server
 from mlxd_worker.metrics import WorkerMetrics
 from mlxd_worker.servicers.control import ControlServicer
@@ -26,9 +27,9 @@ SERVICES = (
 )
 
 
-def new_server(health: Health) -> grpc.aio.Server:
+def new_server(health: Health, security: ListenerSecurity) -> grpc.aio.Server:
     """Return a server that offers the worker's services, without any of them yet."""
-    return make_server(health, SERVICES)
+    return make_server(health, SERVICES, security=security)
 
 
 def add_services(server: grpc.aio.Server, worker: Worker) -> None:

@@ -214,6 +214,8 @@ class Station:
         now_s = asyncio.get_running_loop().time()
         if self.status is not None:
             self._silent_since_s = now_s
+        # Once a kind: what gRPC says of a connection differs from one attempt to the next.
+        if self.status is not None or _kind(problem) != _kind(self.problem):
             _log.warning("worker is silent", worker=self.worker.name, reason=problem)
         self.status, self.problem = None, problem
         if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
@@ -310,6 +312,10 @@ class AttachedLauncher:
 
         free = [s for s in self.stations if s.process is None and s.figures is not None]
         return min(free, key=preference, default=None)
+
+
+def _kind(problem: str) -> str:
+    return problem.partition(":")[0]
 
 
 def _why_not(station: Station) -> str:
