@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.effort import SAME_EACH_TIME, examples
+
 SOAK_FOLDER = Path(__file__).resolve().parent / "soak"
 
-# The same examples in every run; how long one takes is for the whole test's timeout to judge.
-settings.register_profile("mlxd", derandomize=True, deadline=None)
+# How long an example takes is for the whole test's timeout to judge.
+settings.register_profile(
+    "mlxd", derandomize=SAME_EACH_TIME, deadline=None, max_examples=examples(100)
+)
 settings.load_profile("mlxd")
 
 pytest_plugins = ["tests.plugins.backend", "tests.plugins.skips"]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxd_controller.core.evict import Victim, choose
+from tests.support.effort import SAME_EACH_TIME, examples
 
 A = Victim("a", 10, 1.0)
 B = Victim("b", 20, 2.0)
@@ -51,7 +52,7 @@ def test_nobody_goes_where_nothing_is_short() -> None:
     assert choose((A,), shortfall_bytes=0, shortfall_slots=0) == ()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(200), deadline=None, derandomize=SAME_EACH_TIME, database=None)
 @given(found=victims, short_bytes=st.integers(-10, 150), short_slots=st.integers(-1, 5))
 def test_a_choice_is_sufficient_minimal_and_exists_when_it_can(
     found: tuple[Victim, ...], short_bytes: int, short_slots: int

@@ -20,6 +20,7 @@ from mlxd_shared.config import MIB
 from mlxd_shared.errors import WorkerExited, WorkerLost
 from mlxd_shared.requests import LoadSpec
 from tests.controller.core_conversation import Conversation
+from tests.support.effort import SAME_EACH_TIME, examples
 from tests.support.model_facts import device, facts, need_mib
 
 SIZES = {"a": 10, "b": 40, "c": 90, "d": 200, "huge": 5000}
@@ -188,7 +189,8 @@ class Scheduler(RuleBasedStateMachine):
 
 
 Scheduler.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, derandomize=True, database=None,
+    max_examples=examples(120), stateful_step_count=60, deadline=None, database=None,
+    derandomize=SAME_EACH_TIME,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mlxd_worker.cache.base import Place, RowError, RowId
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
+from tests.support.effort import SAME_EACH_TIME, examples
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 SCALE = HEAD_DIM**-0.5
@@ -169,7 +170,13 @@ def run(pair: Naive, step: Step) -> None:
 
 
 @settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(20),
+    deadline=None,
+    derandomize=SAME_EACH_TIME,
+    suppress_health_check=[HealthCheck.too_slow],
+    deadline=None,
+    derandomize=SAME_EACH_TIME,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.lists(STEPS, min_size=20, max_size=60), st.booleans())
 def test_any_program_reads_what_was_written(program: list[Step], fine_spans: bool) -> None:
@@ -181,9 +188,9 @@ def test_any_program_reads_what_was_written(program: list[Step], fine_spans: boo
 
 
 @settings(
-    max_examples=3,
+    max_examples=examples(3),
     deadline=None,
-    derandomize=True,
+    derandomize=SAME_EACH_TIME,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example,
                            HealthCheck.data_too_large],
 )  # fmt: skip

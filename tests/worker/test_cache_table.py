@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mlxd_worker.cache.base import Change, Clear, Move, Place, Resize, RowError, RowId
 from mlxd_worker.cache.table import CAPACITY_MIN, CLASSES_MAX, RowTable, capacity_classes
+from tests.support.effort import examples
 
 A, B, C = RowId(1), RowId(2), RowId(3)
 
@@ -170,7 +171,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(OPERATIONS, min_size=1, max_size=120))
 def test_any_program_keeps_every_row_in_its_place(
     program: list[tuple[str, int, int]],

@@ -1,0 +1,147 @@
+"""`python -m tests.bench`: one stream, every way to the same tokens, medians of alternating runs.
+
+Each round runs every way once, in an order that rotates, so that drift of the machine hits all
+alike. One JSON object a line goes to --out or standard output, a table to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import grpc
+
+from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
+from tests.bench.report import Figures, figures, json_line, machine, table
+from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
+from tests.support.served import served
+
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+CONTROLLER, WORKER = "mlxd: controller", "mlxd: worker directly"
+PEER, SHIPPED = "mlx-lm, float32, same BLAS", "mlx-lm as shipped (bf16)"
+
+
+async def random_llama(folder: Path) -> Path:
+    """Write the random model in a process of its own; this one imports no MLX."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.bench.models", str(folder), str(DEMO), "20260101"
+    )
+    if await process.wait():
+        message = "the random model could not be written"
+        raise RuntimeError(message)
+    return folder
+
+
+async def worker_address(controller: str, model: str) -> str:
+    """Load `model` and return the socket of the worker that serves it."""
+    async with grpc.aio.insecure_channel(controller) as channel:
+        options = types_pb2.LoadOptions(weights=types_pb2.WEIGHTS_FORMAT_FLOAT32)
+        request = model_pb2.LoadModelRequest(model=model, options=options)
+        async for _ in model_pb2_grpc.ModelServiceStub(channel).LoadModel(request):
+            pass
+        stub: status_pb2_grpc.StatusServiceAsyncStub = status_pb2_grpc.StatusServiceStub(channel)
+        got = await stub.GetStatus(status_pb2.GetStatusRequest(model=model))
+        return got.status.workers[0].address
+
+
+@asynccontextmanager
+async def all_ways(folder: Path, *, peers: tuple[str, ...]) -> AsyncIterator[dict[str, Way]]:
+    """Start everything that is compared, on one model."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(served("--model", f"bench={folder}"))
+        address = await worker_address(server.address, "bench")
+        ways: dict[str, Way] = {
+            CONTROLLER: GrpcWay(server.address, "bench"),
+            WORKER: GrpcWay(address, "bench"),
+        }
+        if PEER in peers:
+            ways[PEER] = await PeerWay.start(folder, blas="ours", dtype="float32")
+        if SHIPPED in peers:
+            ways[SHIPPED] = await PeerWay.start(folder, blas="shipped", dtype="stored")
+        for way in ways.values():
+            stack.push_async_callback(way.close)
+        yield ways
+
+
+async def measure(
+    ways: dict[str, Way], *, prompt_tokens: int, new_tokens: int, runs: int, vocabulary: int
+) -> dict[str, Figures]:
+    """Return each way's medians over `runs` alternating runs, after one warm-up run each."""
+    draws = random.Random(7)
+    timings: dict[str, list[Timing]] = {name: [] for name in ways}
+    names = list(ways)
+    for run in range(runs + 1):
+        prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
+        for name in names[run % len(names) :] + names[: run % len(names)]:
+            timing = await ways[name].run(prompt, new_tokens)
+            assert len(timing.ids) == new_tokens, (name, len(timing.ids))
+            if run:
+                timings[name].append(timing)
+        sys.stderr.write(f"\rrun {run}/{runs} ")
+    sys.stderr.write("\n")
+    return {name: figures(found, prompt_tokens) for name, found in timings.items()}
+
+
+def ratios(found: dict[str, Figures], new_tokens: int) -> dict[str, float]:
+    """Return what the figures are judged by."""
+    through, direct = found[CONTROLLER], found[WORKER]
+    added_s = (through.decode_s - direct.decode_s) / (new_tokens - 1)
+    result = {
+        "decode: controller / worker": through.decode_tokens_per_s / direct.decode_tokens_per_s,
+        "added microseconds a message": added_s * 1e6,
+    }
+    for peer in (PEER, SHIPPED):
+        if peer in found:
+            other = found[peer]
+            decode = through.decode_tokens_per_s / other.decode_tokens_per_s
+            prefill = through.prefill_tokens_per_s / other.prefill_tokens_per_s
+            result |= {f"decode: controller / {peer}": decode}
+            result |= {f"prefill: controller / {peer}": prefill}
+    return result
+
+
+async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str]:
+    """Measure one model; return its JSON lines."""
+    peers = (PEER, SHIPPED) if name != "demo" else (PEER,)
+    sizes = {"prompt_tokens": args.prompt_tokens, "new_tokens": args.new_tokens}
+    async with all_ways(folder, peers=peers) as ways:
+        found = await measure(ways, runs=args.runs, vocabulary=4096, **sizes)
+    judged = ratios(found, args.new_tokens)
+    sys.stderr.write(table(f"{name}: {sizes}, medians of {args.runs}", found) + "\n")
+    sys.stderr.writelines(f"  {key:44s} {value:8.2f}\n" for key, value in judged.items())
+    lines = [json_line("way", model=name, way=way, **asdict(f)) for way, f in found.items()]
+    lines += [json_line("ratio", model=name, key=key, value=v) for key, v in judged.items()]
+    return lines
+
+
+async def main() -> None:
+    """Measure the random model and the demo model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--model", choices=["random", "demo", "both"], default="both")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = [json_line("machine", **machine())]
+    with tempfile.TemporaryDirectory() as folder:
+        if args.model in ("random", "both"):
+            model = await random_llama(Path(folder) / "random-llama")
+            lines += await compare("random-llama-100MB", model, args)
+        if args.model in ("demo", "both"):
+            lines += await compare("demo", DEMO, args)
+    text = "".join(f"{line}\n" for line in lines)
+    if args.out is None:
+        sys.stdout.write(text)
+    else:
+        args.out.write_text(text, encoding="utf-8")
+
+
+asyncio.run(main())

@@ -1,0 +1,88 @@
+"""A random Llama-shaped model on disk, large enough that its weights do not fit a CPU cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The widths of a Llama; the head is tied."""
+
+    hidden: int = 512
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 8
+    mlp: int = 1376
+    context: int = 2048
+
+
+def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed: int) -> int:
+    """Write a bfloat16 model with the tokenizer of another one; return its parameter count.
+
+    Scales are chosen so that logits spread and greedy decoding has no near-ties to speak of.
+    """
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_from / name, folder / name)
+    vocab = json.loads((tokenizer_from / "config.json").read_text())["vocab_size"]
+    head_dim = shape.hidden // shape.heads
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    shapes = {"model.embed_tokens.weight": (vocab, shape.hidden)}
+    for layer in range(shape.layers):
+        name = f"model.layers.{layer}"
+        shapes |= {
+            f"{name}.self_attn.q_proj.weight": (shape.heads * head_dim, shape.hidden),
+            f"{name}.self_attn.k_proj.weight": (shape.kv_heads * head_dim, shape.hidden),
+            f"{name}.self_attn.v_proj.weight": (shape.kv_heads * head_dim, shape.hidden),
+            f"{name}.self_attn.o_proj.weight": (shape.hidden, shape.heads * head_dim),
+            f"{name}.mlp.gate_proj.weight": (shape.mlp, shape.hidden),
+            f"{name}.mlp.up_proj.weight": (shape.mlp, shape.hidden),
+            f"{name}.mlp.down_proj.weight": (shape.hidden, shape.mlp),
+        }
+    keys = mx.random.split(mx.random.key(seed), len(shapes))
+    weights = {
+        name: (mx.random.normal(size, key=key) * size[-1] ** -0.5).astype(mx.bfloat16)
+        for (name, size), key in zip(shapes.items(), keys, strict=True)
+    }
+    norms = [f"model.layers.{i}.{n}_layernorm" for i in range(shape.layers)
+             for n in ("input", "post_attention")]  # fmt: skip
+    weights |= {f"{n}.weight": mx.ones(shape.hidden, mx.bfloat16) for n in [*norms, "model.norm"]}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    return sum(array.size for array in weights.values())
+
+
+def main() -> None:
+    """Write a model for a caller that must not import MLX itself: FOLDER TOKENIZER_FROM SEED."""
+    folder, source, seed = sys.argv[1:]
+    count = write_random_llama(
+        Path(folder), tokenizer_from=Path(source), shape=Shape(), seed=int(seed)
+    )
+    sys.stdout.write(f"{count}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""From timings to ratios of medians: JSON lines for machines, a table for people."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from tests.bench.ways import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Medians of one way's runs."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    ttft_s: float
+    decode_s: float
+    tokens_per_message: float
+
+
+def figures(timings: Sequence[Timing], prompt_tokens: int) -> Figures:
+    """Return the medians over `timings` of prompts of `prompt_tokens`."""
+    ttft_s = statistics.median(t.prefill_s for t in timings)
+    decode_s = statistics.median(t.decode_s for t in timings)
+    tokens = len(timings[0].ids)
+    return Figures(
+        prefill_tokens_per_s=prompt_tokens / ttft_s,
+        decode_tokens_per_s=(tokens - 1) / decode_s,
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+        tokens_per_message=statistics.median(len(t.ids) / t.messages for t in timings),
+    )
+
+
+def machine() -> dict[str, str]:
+    """Return what a reader needs to place the figures."""
+    packages = ("mlxd", "mlx", "mlx-lm", "grpcio", "protobuf", "scipy-openblas32")
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a kernel file
+            models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    except OSError:
+        return platform.processor()
+    return f"{models[0]}, {len(models)} cores" if models else platform.processor()
+
+
+def json_line(kind: str, **values: object) -> str:
+    """Return one line of the machine-readable report."""
+    return json.dumps({"kind": kind, **values})
+
+
+def table(title: str, rows: Mapping[str, Figures]) -> str:
+    """Return the figures of each way, one a line."""
+    lines = [
+        title,
+        f"  {'way':34s} {'prefill tok/s':>14s} {'TTFT ms':>9s} {'decode tok/s':>13s}",
+    ]
+    lines += [
+        f"  {name:34s} {f.prefill_tokens_per_s:14.0f} {f.ttft_s * 1e3:9.1f} "
+        f"{f.decode_tokens_per_s:13.1f}"
+        for name, f in rows.items()
+    ]
+    return "\n".join(lines)

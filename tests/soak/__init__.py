@@ -1,0 +1,1 @@
+"""The long tests, run by `make soak`: every kill offset, many streams, long fuzzing."""

@@ -1,0 +1,38 @@
+"""The property tests again, with fresh seeds and many more examples than the short run has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.effort import VARIABLE
+from tests.tidy.tree import ROOT
+
+FACTOR = 20
+
+PROPERTY_TESTS = (
+    "tests/controller/test_core_machine.py",
+    "tests/worker/test_cache_table.py",
+    "tests/worker/test_cache_kv.py",
+    "tests/worker/test_sampler.py",
+    "tests/worker/test_text.py",
+    "tests/worker/test_memory.py",
+)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", PROPERTY_TESTS)
+def test_many_more_examples(path: str) -> None:
+    """No example breaks a property, among twenty times as many as `make test` tries."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--timeout=1700", path],
+        cwd=ROOT,
+        env=os.environ | {VARIABLE: str(FACTOR)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
