@@ -57,18 +57,21 @@ async def load_worker(
     process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
     worker.process = process
     worker.incarnation = process.incarnation  # a worker that others started has its own
-    link = connect(address=process.address, incarnation=worker.incarnation, digest=worker.digest)
-    worker.link = link
     try:
+        worker.link = link = connect(
+            address=process.address, incarnation=worker.incarnation, digest=worker.digest
+        )
         await _follow(link, order, process, stall_timeout_s, on_progress)
         status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
         worker.note_figures(status, clock.now_s())
     except BaseException as error:
+        reason = error
         if isinstance(error, RemoteError):
             reason = await _explain(error, process, worker.name)
-        await link.close()
+        if worker.link is not None:
+            await worker.link.close()
         await process.close()
-        if isinstance(error, RemoteError):
+        if reason is not error:
             raise reason from error
         raise
 

@@ -2,19 +2,52 @@
 
 The context (request id, model) is bound per task with `structlog.contextvars`. Prompts and outputs
 are never logged, unless `configure` was told so and the caller checks `content_logged`.
+
+A log that nobody reads any more never stops its writer: a worker whose controller was killed has a
+broken pipe for a log, and must still end in good order.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 
 LogFormat = Literal["auto", "json", "console"]
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
           ("debug", "info", "warning", "error")}  # fmt: skip
+
+
+class LastingStream(io.TextIOBase):
+    """Writes to a stream; once its pipe has no reader, everything goes to the null device."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write all of `text`."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._let_go()
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        # In place, so that what else holds this descriptor does not meet the broken pipe either.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
 
 
 def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = sys.stderr) -> None:
@@ -46,7 +79,7 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LastingStream(stream))),
         cache_logger_on_first_use=False,
     )
 

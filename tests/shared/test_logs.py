@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +60,16 @@ def test_an_unknown_level_is_refused() -> None:
     """The error lists the levels."""
     with pytest.raises(ValueError, match="debug, info, warning, error"):
         logs.configure(level="loud")
+
+
+def test_a_log_that_nobody_reads_never_stops_its_writer() -> None:
+    """The reader of the pipe goes away: lines are dropped, nothing is raised, then or later."""
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(write_fd, "w", encoding="utf-8") as stream:
+        logs.configure(fmt="json", stream=stream)
+        log = logs.get_logger("test")
+        log.info("read")
+        assert b"read" in os.read(read_fd, 1000)
+        os.close(read_fd)
+        for _ in range(3):
+            log.info("unread")

@@ -85,9 +85,9 @@ async def serve(
         stopping.set()
 
     def on_orphaned() -> None:
-        _log.warning("the controller is gone", grace_s=options.orphan_grace_s)
         end.grace_s = options.orphan_grace_s
         stopping.set()
+        _log.warning("the controller is gone", grace_s=options.orphan_grace_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
