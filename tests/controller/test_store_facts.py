@@ -1,0 +1,140 @@
+"""A folder's facts: what fit reckons with, and what is wrong with a folder, by file and key."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folders import FolderStore
+from mlxd_shared.errors import InvalidModel, InvalidRequest
+from tests.real_inputs import real_input
+from tests.support.tiny_model import write_tiny_model
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    """Change keys of config.json; None takes one out."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({key: v for key, v in config.items() if v is not None}))
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
+    """Write a file of zeros with this header: dtype, shape, bytes."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(end))
+
+
+def test_facts_of_a_real_model() -> None:
+    """Against a real trained model, counted by hand from its config."""
+    folder = read_folder(real_input("models", "stories260k"))
+    facts = folder.facts
+    assert facts.architecture == "LlamaForCausalLM"
+    assert (facts.layers, facts.heads, facts.kv_heads, facts.head_dim) == (5, 8, 4, 8)
+    assert facts.elements == 260_032
+    assert facts.stored_bytes == 4 * facts.elements
+    assert (facts.vocab_size, facts.context_length_max) == (512, 512)
+
+
+def test_packed_weights_are_counted_as_what_they_stand_for(tmp_path: Path) -> None:
+    """8 values of 4 bits in a U32, scales and biases beside them: counted once dequantised."""
+    folder = write_tiny_model(tmp_path / "m")
+    change_config(
+        folder, quantization={"group_size": 64, "bits": 4, "b": {"group_size": 64, "bits": 8}}
+    )
+    write_safetensors(
+        folder / "model.safetensors",
+        {
+            "a.weight": ("U32", [10, 8], 320), "a.scales": ("F16", [10, 1], 20),
+            "a.biases": ("F16", [10, 1], 20), "b.weight": ("U32", [4, 4], 64),
+            "b.scales": ("F16", [4, 1], 8), "norm.weight": ("F16", [7], 14),
+        },
+    )  # fmt: skip
+    facts = read_folder(folder).facts
+    assert facts.elements == 10 * 8 * 8 + 4 * 4 * 4 + 7
+    assert facts.item_bytes == 2
+    change_config(folder, quantization=None)
+    with pytest.raises(InvalidModel, match="quantization"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"architectures": None}, "architectures"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": "Llama"}, "architectures"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings"),
+        ({"num_attention_heads": True}, "num_attention_heads"),
+    ],
+)
+def test_a_bad_key_is_named(values: dict[str, Any], field: str, tmp_path: Path) -> None:
+    """Missing, mistyped and out of range: InvalidModel about this key of config.json."""
+    folder = write_tiny_model(tmp_path / "m")
+    change_config(folder, **values)
+    with pytest.raises(InvalidModel) as caught:
+        read_folder(folder)
+    assert (caught.value.file, caught.value.field) == ("config.json", field)
+
+
+def test_absent_keys_with_a_meaning_take_it(tmp_path: Path) -> None:
+    """No KV heads means as many as heads; no head_dim means hidden over heads."""
+    folder = write_tiny_model(tmp_path / "m")
+    change_config(folder, num_key_value_heads=None, head_dim=None)
+    facts = read_folder(folder).facts
+    assert facts.kv_heads == facts.heads == 4
+    assert facts.head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "missing"), (b"{", "not JSON"), (b"[]", "not a JSON object")],
+)
+def test_a_bad_config_is_named(content: bytes | None, problem: str, tmp_path: Path) -> None:
+    """Not there, not JSON, not an object."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_bytes(content)
+    with pytest.raises(InvalidModel, match=problem) as caught:
+        read_folder(folder)
+    assert caught.value.file == "config.json"
+
+
+@pytest.mark.asyncio
+async def test_a_folder_is_read_again_when_it_has_changed_and_not_before(tmp_path: Path) -> None:
+    """Other weights are another model under the same name; equal files are not read twice."""
+    folder = write_tiny_model(tmp_path / "m", seed=1)
+    store = FolderStore([("m", folder)])
+    first = await store.resolve("m")
+    assert (await store.resolve("m")).facts is first.facts
+
+    write_tiny_model(folder, seed=2)
+    weights = folder / "model.safetensors"
+    stat = weights.stat()
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    second = await store.resolve("m")
+
+    assert second.digest != first.digest
+    assert store.known(first.digest) == first
+
+
+def test_names_are_checked_where_they_are_given(tmp_path: Path) -> None:
+    """Twice the same, or nothing that a command line could name."""
+    with pytest.raises(InvalidRequest, match="twice"):
+        FolderStore([("m", tmp_path), ("m", tmp_path)])
+    for bad in ("", " ", "a b", "x" * 600, "/abs"):
+        with pytest.raises(InvalidRequest, match="name"):
+            FolderStore([(bad, tmp_path)])
