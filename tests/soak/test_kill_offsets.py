@@ -42,9 +42,12 @@ def ready_pid(status: status_pb2.Status) -> int | None:
 
 
 async def killed_at(wire: Wire, offset: int, number: signal.Signals) -> tuple[list[int], object]:
-    """Stream, signal the worker once `offset` tokens have come; return the tokens and the error."""
-    status = await status_until(wire, lambda s: ready_pid(s) is not None)
-    pid = ready_pid(status)
+    """Stream, signal the worker once `offset` tokens have come; return the tokens and the error.
+
+    Returns once the controller knows that the worker has ended.
+    """
+    await wire.ids(text="Once", max_tokens=1)
+    pid = ready_pid(await status_until(wire, lambda s: ready_pid(s) is not None))
     assert pid is not None
     request = inference_pb2.GenerateRequest(
         model=wire.model,
@@ -65,6 +68,7 @@ async def killed_at(wire: Wire, offset: int, number: signal.Signals) -> tuple[li
                 sent = True
     except grpc.aio.AioRpcError as caught:
         error = from_call(caught)
+    await status_until(wire, lambda s: ready_pid(s) is None)
     return ids, error
 
 

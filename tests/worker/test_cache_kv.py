@@ -174,9 +174,6 @@ def run(pair: Naive, step: Step) -> None:
     deadline=None,
     derandomize=SAME_EACH_TIME,
     suppress_health_check=[HealthCheck.too_slow],
-    deadline=None,
-    derandomize=SAME_EACH_TIME,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.lists(STEPS, min_size=20, max_size=60), st.booleans())
 def test_any_program_reads_what_was_written(program: list[Step], fine_spans: bool) -> None:
