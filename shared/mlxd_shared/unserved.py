@@ -54,7 +54,7 @@ def refuse_unserved(message: Message, *, prefix: str = "") -> None:
             refuse_unserved(inner, prefix=f"{path}.")
 
 
-def _messages(field: Any, value: Any) -> list[Message]:  # noqa: ANN401 - a field's value is any type
+def _messages(field: Any, value: Any) -> list[Message]:  # noqa: ANN401 - of any field
     if field.message_type is None or field.message_type.GetOptions().map_entry:
         return []
     return list(value) if field.is_repeated else [value]
