@@ -180,7 +180,7 @@ def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
     """BLAS and CUDA folders that exist go before what the variable held; the rest stays."""
     for folder in ("scipy_openblas32/lib", "nvidia/cublas/lib", "mlx_cuda_13.libs", "other/lib"):
         (tmp_path / folder).mkdir(parents=True)
-    base = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/home/me"}
+    base = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/nowhere"}
 
     found = worker_environment(base, site=tmp_path, platform="linux")
 
@@ -190,7 +190,7 @@ def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
         str(tmp_path / "mlx_cuda_13.libs"),
         "/opt/lib",
     ]
-    assert found["HOME"] == "/home/me"
+    assert found["HOME"] == "/nowhere"
     mac = worker_environment({}, site=tmp_path, platform="darwin")
     assert "DYLD_LIBRARY_PATH" in mac
 
