@@ -89,7 +89,9 @@ class Stack:
 
 def request(model: str = "a", **fields: object) -> inference_pb2.GenerateRequest:
     """Return a good request."""
-    return inference_pb2.GenerateRequest(model=model, text="once", **fields)  # type: ignore[arg-type]
+    made = inference_pb2.GenerateRequest(model=model, text="once")
+    made.MergeFrom(inference_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
+    return made
 
 
 def store_of(sizes: Mapping[str, int]) -> FakeStore:
