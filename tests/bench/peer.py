@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "stored"], required=True)
     args = parser.parse_args()
     if args.blas == "ours":
-        importlib.import_module("mlxd_worker.blas").preload_blas()
+        importlib.import_module("mlxd_worker.machine.blas").preload_blas()
     mx = importlib.import_module("mlx.core")
     mlx_lm = importlib.import_module("mlx_lm")
     model, tokenizer = mlx_lm.load(str(args.folder))

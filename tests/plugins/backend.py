@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxd_worker.backend import Backend, prepare_backend
+from mlxd_worker.machine.backend import Backend, prepare_backend
 
 BACKEND = pytest.StashKey[Backend]()
 

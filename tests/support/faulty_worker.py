@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxd_shared import logs
 from mlxd_worker.__main__ import run
-from mlxd_worker.backend import BackendKind
+from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.options import parse_options
 
 if TYPE_CHECKING:

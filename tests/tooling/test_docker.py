@@ -214,7 +214,7 @@ def test_the_whole_image_has_a_working_mlx(tmp_path: Path) -> None:
     installed = build(IMAGES["full"], tmp_path)
     python = str(installed / "bin" / "python")
     program = (
-        "from mlxd_worker.backend import prepare_backend\n"
+        "from mlxd_worker.machine.backend import prepare_backend\n"
         "print(prepare_backend().distribution)\n"
         "import mlx.core as mx\n"
         "print((mx.ones((2, 2)) @ mx.ones((2, 2))).tolist())"

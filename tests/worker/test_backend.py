@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_shared.errors import BackendProblem
-from mlxd_worker.backend import (
+from mlxd_worker.machine.backend import (
     BackendKind,
     choose_backend,
     compile_policy,
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PREPARE = """
 import json
 from mlxd_shared.errors import BackendProblem
-from mlxd_worker.backend import prepare_backend
+from mlxd_worker.machine.backend import prepare_backend
 try:
     backend = prepare_backend()
     answer = {"kind": backend.kind.value, "distribution": backend.distribution,

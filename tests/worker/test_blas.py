@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mlxd_worker.backend import choose_backend, installed_versions
-from mlxd_worker.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
-from mlxd_worker.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
-from mlxd_worker.elf import ElfError, is_whole, read_dynamic_symbols
+from mlxd_worker.machine.backend import choose_backend, installed_versions
+from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
+from mlxd_worker.machine.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
+from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
 from tests.worker.fresh_process import environment, result, run, start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS brings Accelerate")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS brings Ac
 REPORT = """
 import dataclasses, json
 from mlxd_shared.errors import BackendProblem
-from mlxd_worker.blas import preload_blas
+from mlxd_worker.machine.blas import preload_blas
 try:
     answer = dataclasses.asdict(preload_blas())
 except BackendProblem as error:
@@ -30,15 +30,15 @@ print(json.dumps(answer))
 """
 ORIGINS = """
 import json
-from mlxd_worker.blas import preload_blas
-from mlxd_worker.blas_library import symbol_origin
+from mlxd_worker.machine.blas import preload_blas
+from mlxd_worker.machine.blas_library import symbol_origin
 report = preload_blas()
 names = NAMES
 print(json.dumps({"path": report.path, "origins": {n: symbol_origin(n) for n in names}}))
 """
 ALGEBRA = """
 import json
-from mlxd_worker.blas import preload_blas
+from mlxd_worker.machine.blas import preload_blas
 report = preload_blas()
 import mlx.core as mx
 with mx.stream(mx.cpu):

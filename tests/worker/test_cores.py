@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_worker.cores import available_cores
+from mlxd_worker.machine.cores import available_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 

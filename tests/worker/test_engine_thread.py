@@ -16,10 +16,10 @@ import pytest_asyncio
 from mlxd_shared import config
 from mlxd_shared.errors import InternalError, InvalidModel, LoadAbandoned, QueueFull, ShuttingDown
 from mlxd_shared.requests import LoadSpec
-from mlxd_worker.backend import BackendKind, choose_backend, installed_versions
 from mlxd_worker.engine.request import Cancel, Event, Failed, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import LoadJob, Progress
+from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
 from tests.support.engines import GREEDY, Collected
 from tests.support.tiny_model import write_tiny_model
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from mlxd_shared import logs
 from mlxd_shared.errors import InvalidRequest, MlxdError
 from mlxd_worker.app import ExitCode, serve, write_ready
-from mlxd_worker.backend import Backend, prepare_backend
-from mlxd_worker.blas import THREADS_VARIABLE
 from mlxd_worker.engine_thread import MakeHost
+from mlxd_worker.machine.backend import Backend, prepare_backend
+from mlxd_worker.machine.blas import THREADS_VARIABLE
 from mlxd_worker.options import Options, parse_options
 
 _log = logs.get_logger("worker")

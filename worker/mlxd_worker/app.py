@@ -27,10 +27,10 @@ from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.logs import get_logger
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, stop
-from mlxd_worker.backend import Backend
 from mlxd_worker.engine_thread import EngineThread, MakeHost
 from mlxd_worker.facts import LoadJob
 from mlxd_worker.lifeline import Lifeline
+from mlxd_worker.machine.backend import Backend
 from mlxd_worker.options import Options
 from mlxd_worker.service import add_services, announce, new_server
 from mlxd_worker.worker import Identity, Worker

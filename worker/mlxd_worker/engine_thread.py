@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, TypeVar
 from mlxd_shared import config
 from mlxd_shared.errors import InternalError, LoadAbandoned, MlxdError, QueueFull, ShuttingDown
 from mlxd_shared.logs import get_logger
-from mlxd_worker.backend import BackendKind
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.facts import Figures, Loaded, LoadJob, Progress
+from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.outbox import Outbox, StreamReader
 
 if TYPE_CHECKING:  # this module runs before MLX may be imported

@@ -29,9 +29,9 @@ from mlxd_shared.errors import (
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.serving import Health
-from mlxd_worker.backend import Backend
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import Loaded, LoadJob, Progress
+from mlxd_worker.machine.backend import Backend
 from mlxd_worker.streams import Streams
 
 LOAD_RETRY_S = 1.0

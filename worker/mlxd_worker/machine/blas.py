@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from mlxd_shared.errors import BackendProblem
-from mlxd_worker.blas_bundle import cache_folders, ensure_library, find_wheel
-from mlxd_worker.blas_library import (
+from mlxd_worker.machine.blas_bundle import cache_folders, ensure_library, find_wheel
+from mlxd_worker.machine.blas_library import (
     PROBE_SYMBOL,
     BlasError,
     BlasReport,
     open_blas,
     symbol_origin,
 )
-from mlxd_worker.cores import available_cores
+from mlxd_worker.machine.cores import available_cores
 
 CHOICE_VARIABLE: Final = "MLXD_BLAS"
 THREADS_VARIABLE: Final = "MLXD_BLAS_THREADS"

@@ -1,0 +1,1 @@
+"""The machine under MLX: which backend is installed, which BLAS multiplies, how many cores."""
