@@ -110,7 +110,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
             for ref, spec in taken_up:  # before a request can have them loaded in another way
                 tasks.create_task(_preload(runtime, ref, spec))
             async with _listening(
-                settings, runtime, store, clock, running, security=security
+                settings, runtime, store, clock, tasks=tasks, running=running, security=security
             ) as target:
                 for ref in preloaded:
                     tasks.create_task(_preload(runtime, ref, LoadSpec()))
@@ -126,8 +126,9 @@ async def _listening(
     runtime: Runtime,
     store: FolderStore,
     clock: SystemClock,
-    running: asyncio.Task[None],
     *,
+    tasks: asyncio.TaskGroup,
+    running: asyncio.Task[None],
     security: ListenerSecurity,
 ) -> AsyncIterator[str]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
@@ -138,7 +139,7 @@ async def _listening(
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
     status = StatusService(catalog, runtime, clock)
     status_pb2_grpc.add_StatusServiceServicer_to_server(status, server)
-    following = asyncio.create_task(follow_health(health, catalog, runtime.changes))
+    following = tasks.create_task(follow_health(health, catalog, runtime.changes))
     try:
         target = listen(
             server,
@@ -159,7 +160,7 @@ async def _listening(
         stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s + FLUSH_GRACE_S))
         await asyncio.wait({running})
         await server.stop(FLUSH_GRACE_S)
-        await asyncio.wait({stopping, following})
+        await stopping
 
 
 @asynccontextmanager

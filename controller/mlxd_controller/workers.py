@@ -126,11 +126,15 @@ class Workers:
     async def refresh(self, workers: Iterable[Worker], *, wait_s: float) -> None:
         """Ask these workers for their figures, and wait at most `wait_s` for the answers.
 
-        A worker that is still busy with an earlier question is not asked again.
+        A worker that is still busy with an earlier question is not asked again. A bug in the asking
+        is raised here.
         """
         asked = [task for task in map(self._ask, workers) if task is not None]
-        if asked:
-            await asyncio.wait(asked, timeout=wait_s)
+        if not asked:
+            return
+        answered, _ = await asyncio.wait(asked, timeout=wait_s)
+        for task in answered:
+            task.result()
 
     def _ask(self, worker: Worker) -> asyncio.Task[None] | None:
         if worker.link is None or worker.loading is not None or worker.stopping:
