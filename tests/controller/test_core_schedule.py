@@ -237,3 +237,41 @@ def test_the_number_of_models_is_bounded_too() -> None:
     _, wanted = talk.arrive("m")
     assert kinds(wanted) == ["StopWorker"]
     assert kinds(talk.gone("x")) == ["StartLoad"]
+
+
+def test_room_that_an_earlier_model_waits_for_is_not_given_to_a_later_one() -> None:
+    """A large model whose room becomes free bit by bit is not overtaken into starvation."""
+    talk = Conversation(TWO)
+    talk.make_idle("x")
+    talk.make_idle("y")
+    large = need_mib(10) - 10  # alone it needs nearly all that there is
+    first, wanted = talk.arrive("large", large)
+    assert kinds(wanted) == ["StopWorker", "StopWorker"]
+    talk.gone("x")
+    small, wanted = talk.arrive("small", 1)
+    assert kinds(wanted) == ["Refuse"]
+    assert isinstance(talk.refusal(small), NoRoom)
+    assert kinds(talk.gone("y")) == ["StartLoad"]
+    talk.ready("large")
+    assert isinstance(talk.answers[first], a.Grant)
+
+
+def test_a_slot_that_an_earlier_model_waits_for_is_taken() -> None:
+    """One slot becomes free and two want it: the first waits, the second is told to come back."""
+    talk = Conversation(ROOMY, max_loaded=1)
+    talk.make_idle("x")
+    talk.arrive("first")
+    second, wanted = talk.arrive("second")
+    assert kinds(wanted) == ["Refuse"]
+    assert isinstance(talk.refusal(second), NoRoom)
+
+
+def test_an_operators_load_of_a_model_on_its_way_out_survives_its_client() -> None:
+    """Asked for while the worker ends: loaded anew, though nobody waits any more."""
+    talk = Conversation(TWO)
+    talk.make_idle("x")
+    talk.wait(300)
+    assert talk.phase("x") is Phase.UNLOADING
+    ticket, _ = talk.load("x", LoadSpec())
+    talk.release("x", ticket)
+    assert kinds(talk.gone("x")) == ["StartLoad"]
