@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -159,12 +160,14 @@ async def test_a_worker_that_is_killed_is_lost_to_its_stream_and_replaced(tiny: 
 @pytest.mark.asyncio
 async def test_workers_end_when_their_controller_is_killed(tiny: Path) -> None:
     """SIGKILL to the controller: the worker notices and is gone within its grace."""
-    async with session(("tiny", tiny)) as its:
-        await its.ids()
-        (worker,) = await its.workers()
-        process = psutil.Process(worker.pid)
-        its.server.process.kill()
-        await gone([process])
+    with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
+        async with session(("tiny", tiny), options=("--run-dir", folder)) as its:
+            await its.ids()
+            (worker,) = await its.workers()
+            assert worker.address.startswith(f"unix:{folder}/")
+            process = psutil.Process(worker.pid)
+            its.server.process.kill()
+            await gone([process])
 
 
 @pytest.mark.asyncio
