@@ -1,7 +1,7 @@
 """`python -m tests.bench`: one stream, every way to the same tokens, medians of alternating runs.
 
-Each round runs every way once, in an order that rotates, so that drift of the machine hits all
-alike. One JSON object a line goes to --out or standard output, a table to standard error.
+Each round runs every way once, in an order of its own, so that drift of the machine, and what a
+neighbour leaves in the caches, hit all alike. One JSON object a line goes to --out or standard output, a table to standard error.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ async def measure(
     names = list(ways)
     for run in range(runs + 1):
         prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
-        for name in names[run % len(names) :] + names[: run % len(names)]:
+        draws.shuffle(names)
+        for name in names:
             timing = await ways[name].run(prompt, new_tokens)
             assert len(timing.ids) == new_tokens, (name, len(timing.ids))
             if run:
                 timings[name].append(timing)
         sys.stderr.write(f"\rrun {run}/{runs} ")
     sys.stderr.write("\n")
-    return {name: figures(found, prompt_tokens) for name, found in timings.items()}
+    return {name: figures(timings[name], prompt_tokens) for name in ways}
 
 
 def ratios(found: dict[str, Figures], new_tokens: int) -> dict[str, float]:
