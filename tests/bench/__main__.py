@@ -1,7 +1,8 @@
 """`python -m tests.bench`: one stream, every way to the same tokens, medians of alternating runs.
 
 Each round runs every way once, in an order of its own, so that drift of the machine, and what a
-neighbour leaves in the caches, hit all alike. One JSON object a line goes to --out or standard output, a table to standard error.
+neighbour leaves in the caches, hit all alike. One JSON object a line goes to --out or standard
+output, a table to standard error.
 """
 
 from __future__ import annotations
