@@ -5,6 +5,8 @@ Invariants:
 - Performing an action never waits: what takes time runs in a task that posts an event at its end.
 - A bug here, or in such a task, ends run() with its exception, and with it the process: requests
   must not wait for answers that nobody will give.
+- A worker is among the living until the event that tells of its end is decided on: what is decided
+  before that may still name it.
 - The mailbox is bounded. New requests are refused when it is half full, so that what ends a request
   always finds room.
 """
@@ -22,7 +24,7 @@ from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.schedule import decide
-from mlxd_controller.core.state import Model, Phase, Progress, State, StopReason, next_wake_s
+from mlxd_controller.core.state import Model, Phase, State, StopReason, next_wake_s
 from mlxd_controller.loading import end_worker, load_worker, order_of
 from mlxd_controller.metrics import Metrics
 from mlxd_controller.ports import Clock, Connect, DeviceProbe, Launcher, ModelRef, RawStream
@@ -138,7 +140,8 @@ class Runtime:
                 async with asyncio.timeout(timeout_s):
                     lease = await asyncio.shield(answer)
             except TimeoutError:
-                raise self._still_loading(ref) from None
+                self._check_loading(ref, ticket)
+                lease = await asyncio.shield(answer)  # it is on its way already
             assert isinstance(lease, Lease)
             yield lease
 
@@ -188,10 +191,11 @@ class Runtime:
         self._tickets += 1
         return f"t{self._tickets}"
 
-    def _still_loading(self, ref: ModelRef) -> ModelLoading:
+    def _check_loading(self, ref: ModelRef, ticket: str) -> None:
+        """Raise ModelLoading if the scheduler has `ticket` wait for its model."""
         model = self._state.models.get(ref.digest)
-        progress = Progress() if model is None else model.progress
-        return ModelLoading(ref.name, LOADING_RETRY_S, progress.fraction)
+        if model is not None and any(waiter.ticket == ticket for waiter in model.waiters):
+            raise ModelLoading(ref.name, LOADING_RETRY_S, model.progress.fraction) from None
 
     # --- deciding --------------------------------------------------------------------------------
 
@@ -210,6 +214,13 @@ class Runtime:
         if self._may_start_a_load(event):
             self._decide(ev.MemoryRead(self._ports.probe.read(self.workers.pids())))
         self._decide(event)
+        match event:
+            case ev.LoadFailed(number, error) | ev.WorkerDied(number, error):
+                self._bury(number, error)
+            case ev.Unloaded(number):
+                self._bury(number, None)
+            case _:
+                pass
 
     def _may_start_a_load(self, event: ev.Event) -> bool:
         match event:
@@ -230,6 +241,15 @@ class Runtime:
             former = before.models.get(digest)
             if former is not model:
                 self.changes.publish(former, model)
+
+    def _bury(self, number: int, error: MlxdError | None) -> None:
+        """Let a worker that has ended be one of the dead, unless it is being stopped just now."""
+        worker = self.workers.get(number)
+        if worker is None or self._state.by_worker(number) is not None:
+            return  # its Unloaded comes after this
+        self.workers.end(worker, error)
+        if worker.link is not None:
+            self._tasks.create_task(worker.link.close())
 
     # --- performing ------------------------------------------------------------------------------
 
@@ -309,7 +329,6 @@ class Runtime:
             lines = worker.last_lines()
             _log.error("load failed", model=worker.name, reason=error.describe(), lines=lines)
             if not worker.stopping:
-                self.workers.end(worker, error)
                 self.post(ev.LoadFailed(worker.number, error))
         else:
             outcome = "ready"
@@ -322,15 +341,12 @@ class Runtime:
 
     async def _watch(self, worker: Worker) -> None:
         assert worker.process is not None
-        assert worker.link is not None
         code = await worker.process.wait_exited()
         if worker.stopping:
             return
         error = WorkerLost(worker.name, cause=describe_exit(code))
         _log.error("worker died", model=worker.name, exit_code=code, lines=worker.last_lines())
         worker.stopping = True
-        await worker.link.close()
-        self.workers.end(worker, error)
         self.post(ev.WorkerDied(worker.number, error))
 
     async def _stop(self, number: int, reason: StopReason) -> None:
@@ -339,7 +355,6 @@ class Runtime:
         self.metrics.evictions.add(model=worker.name, reason=reason.value)
         _log.info("unloading", model=worker.name, reason=reason.value)
         await end_worker(worker)
-        self.workers.end(worker, None)
         self.post(ev.Unloaded(worker.number))
 
     async def _poll(self) -> None:
