@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2
 from mlxd_shared.errors import (
@@ -31,13 +32,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONTEXT = 512
 ROWS = 4
+BEYOND = "<beyond the model>"
 GREEDY = types_pb2.SamplingOptions(temperature=0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), context_max=CONTEXT)
+    """A tiny model whose tokenizer has one token more than the model, as some do."""
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"), context_max=CONTEXT)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_tokens([f"<spare {n}>" for n in range(VOCAB - tokenizer.get_vocab_size())])
+    tokenizer.add_tokens([BEYOND])
+    tokenizer.save(file)
+    return folder
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -254,6 +262,7 @@ async def test_only_its_own_name_is_served(worker: WorkerProcess) -> None:
     ("fields", "field"),
     [
         ({"text": "fox " * 600}, "text"),
+        ({"text": f"a fox {BEYOND}"}, "text"),
         ({"tokens": {"ids": [5] * CONTEXT}}, "tokens"),
         ({"tokens": {"ids": [5, VOCAB]}}, "tokens.ids"),
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),

@@ -80,6 +80,12 @@ async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
             f"takes at most {loaded.context_length - 1}"
         )
         raise InvalidRequest.of(field, limit)
+    if max(prompt) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
+        limit = (
+            f"the tokenizer makes it token {max(prompt)}, which the model does not have; "
+            f"its vocabulary has {loaded.vocab_size} tokens"
+        )
+        raise InvalidRequest.of(field, limit)
     return prompt
 
 
