@@ -27,7 +27,7 @@ from mlxd_shared.errors import (
 )
 from mlxd_shared.status import from_call
 from tests.support.calls import endless, error_of, greedy, health, ids
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.support.worker_process import DIGEST, WorkerProcess, running_worker
 
 LONG_CONTEXT = 32_768
@@ -107,6 +107,7 @@ async def test_a_load_that_fails_leaves_nothing(
         (untokenised, {}, InvalidModel, "tokenizer.json"),
         (tmp_path / "absent", {}, InvalidModel, "config.json"),
         (folder, {"context_length": LONG_CONTEXT + 1}, InvalidRequest, str(LONG_CONTEXT)),
+        (folder, {"sampling": {"logit_bias": {VOCAB: 1.0}}}, InvalidRequest, f"[{VOCAB}]"),
     )
     for path, options, kind, needle in cases:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

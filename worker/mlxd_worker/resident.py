@@ -73,6 +73,7 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
     report(Progress("starting"))
     files = inspect_model(job.path)
     context_length = _context_length(job, files)
+    _check_bias(job, files)
     rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
     tokenizer = load_tokenizer(job.path)
     sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
@@ -116,6 +117,14 @@ def _context_length(job: LoadJob, files: ModelFiles) -> int:
         limit = f"{wanted} is above the model's maximum of {most} tokens"
         raise InvalidRequest.of("options.context_length", limit)
     return wanted or most
+
+
+def _check_bias(job: LoadJob, files: ModelFiles) -> None:
+    vocab = files.footprint.vocab
+    bad = next((i for i, _ in job.spec.sampling.logit_bias if i >= vocab), None)
+    if bad is not None:
+        field = f"options.sampling.logit_bias[{bad}]"
+        raise InvalidRequest.of(field, f"the vocabulary has {vocab} tokens")
 
 
 def _plan(
