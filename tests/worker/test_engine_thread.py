@@ -16,10 +16,13 @@ import pytest_asyncio
 from mlxd_shared import config
 from mlxd_shared.errors import InternalError, InvalidModel, LoadAbandoned, QueueFull, ShuttingDown
 from mlxd_shared.requests import LoadSpec
+from mlxd_shared.serving import Health
 from mlxd_worker.engine.request import Cancel, Event, Failed, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import LoadJob, Progress
-from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
+from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
+from mlxd_worker.machine.blas_library import BlasReport
+from mlxd_worker.worker import Identity, Phase, Worker
 from tests.support.engines import GREEDY, Collected
 from tests.support.tiny_model import write_tiny_model
 
@@ -153,6 +156,23 @@ async def test_a_load_can_be_given_up(started: Started, folder: Path) -> None:
 
     await started.load(folder)
     assert (await started.engine.figures()).mlx_active_nbytes > 1024
+
+
+@pytest.mark.asyncio
+async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, folder: Path) -> None:
+    """An unload right behind its load waits for no weights, and the load says why it ended."""
+    blas = BlasReport("reference", "", "", 1, "")
+    backend = Backend(kind(), "mlx", "0", compile_allowed=False, compile_reason="", blas=blas)
+    worker = Worker(Identity("me", "", backend), started.engine, Health(), stopping=asyncio.Event())
+    steps = worker.load(LoadJob(folder, "tiny", "d" * 64, LoadSpec()))
+    await anext(steps)
+
+    await worker.unload()
+
+    with pytest.raises(LoadAbandoned):
+        async for _ in steps:
+            pass
+    assert worker.phase is Phase.EMPTY
 
 
 @pytest.mark.asyncio

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -132,8 +132,10 @@ class EngineThread:
         """Tell the engine to forget a stream; at once, from the event loop, any number of times."""
         self._post(request)
 
-    async def load(self, job: LoadJob, report: Callable[[Progress], None]) -> Loaded:
-        """Load a model; `report` is called on the event loop.
+    def load(self, job: LoadJob, report: Callable[[Progress], None]) -> Awaitable[Loaded]:
+        """Load a model once it is awaited; `report` is called on the event loop.
+
+        It may be abandoned from now on, before anybody awaits it.
 
         Raises:
             InvalidModel, InvalidRequest: as `ModelHost.load`.
@@ -146,7 +148,7 @@ class EngineThread:
                 raise LoadAbandoned(job.name)
             self._loop.call_soon_threadsafe(report, progress)
 
-        return await self._call(lambda host: host.load(job, cross))
+        return self._call(lambda host: host.load(job, cross))
 
     def abandon_load(self) -> None:
         """Make the load at hand give up at its next step; without one, do nothing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass, field
 
 from mlxd_shared import config
@@ -150,7 +150,8 @@ class Worker:
             raise ShuttingDown
         if self._job is None or self.phase is Phase.FAILED:
             self._job, self.phase, self.progress = job, Phase.LOADING, Progress("starting")
-            self._loading = asyncio.create_task(self._load(job))
+            coming = self.engine.load(job, self._note)  # now: it may be given up from here on
+            self._loading = asyncio.create_task(self._load(job, coming))
             self._loading.add_done_callback(lambda _: self._wake())
             self._loading.add_done_callback(asyncio.Task.exception)  # maybe nobody waits for it
         else:
@@ -193,9 +194,9 @@ class Worker:
             and spec.weights in (Weights.AUTO, loaded.weights)
         )
 
-    async def _load(self, job: LoadJob) -> Loaded:
+    async def _load(self, job: LoadJob, coming: Awaitable[Loaded]) -> Loaded:
         try:
-            loaded = await self.engine.load(job, self._note)
+            loaded = await coming
         except Exception as error:
             known = error.describe() if isinstance(error, MlxdError) else type(error).__name__
             self.phase, self.last_error = Phase.FAILED, known
