@@ -7,6 +7,7 @@ here with the field's name; every other range is the server's to check.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.convert import (
     FINISH_FROM_PB,
     WEIGHTS_FROM_PB,
@@ -59,6 +61,13 @@ _UINT32 = _Integer(0, (1 << 32) - 1)
 _UINT64 = _Integer(0, (1 << 64) - 1)
 
 
+def _seconds(field: str, value: float | None) -> list[FieldViolation]:
+    """Return what keeps `value` from being a duration on the wire; infinity is one: for ever."""
+    if value is None or value == math.inf or abs(value) <= DURATION_MAX_S:
+        return []
+    return [FieldViolation(field, f"{value:g} s is outside [0, {DURATION_MAX_S:.0f}]")]
+
+
 def generate_to_pb(
     prompt: Prompt,
     *,
@@ -83,6 +92,7 @@ def generate_to_pb(
         *_INT32.check("max_tokens", (max_tokens,)),
         *_UINT32.check("stop_token_ids", stop_token_ids),
         *_sampling_violations(sampling, prefix="sampling"),
+        *_seconds("keep_alive", keep_alive_s),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -115,6 +125,7 @@ def load_request_to_pb(
         *_UINT32.check("options.context_length", (options.context_length,)),
         *_UINT32.check("options.rows_max", (options.rows_max,)),
         *_sampling_violations(options.sampling, prefix="options.sampling"),
+        *_seconds("options.keep_alive", options.keep_alive_s),
     )
     return model_pb2.LoadModelRequest(
         model=model, name=name, options=load_to_pb(options), validate_only=validate_only
@@ -255,5 +266,10 @@ def load_update_from_pb(pb: model_pb2.LoadModelResponse) -> m.LoadUpdate:
 
 
 def grace_to_pb(grace_s: float | None) -> Duration | None:
-    """Return the duration, or None to leave it absent."""
+    """Return the duration, or None to leave it absent.
+
+    Raises:
+        InvalidRequest: it cannot be a duration.
+    """
+    _refuse(*_seconds("grace", grace_s))
     return None if grace_s is None else duration_to_pb(grace_s)

@@ -112,6 +112,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         *_unserved_violations(pb),
         *_length_violations(pb),
         *_stop_violations(pb),
+        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
     ]
     if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
         limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
@@ -159,6 +160,14 @@ def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
     if pb.HasField("max_tokens") and pb.HasField("num_predict"):
         found.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
     return found
+
+
+def _keep_alive_violations(pb: Duration, field: str) -> list[FieldViolation]:
+    seconds = duration_from_pb(pb)
+    if seconds <= config.DURATION_MAX_S or math.isinf(seconds):
+        return []
+    most = f"{config.DURATION_MAX_S:.0f} s; negative is for ever"
+    return [FieldViolation(field, f"{seconds:g} s is above {most}")]
 
 
 def _max_tokens(pb: inference_pb2.GenerateRequest) -> int | None:
@@ -214,7 +223,10 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         FieldNotServed: a field of a later version.
     """
     sampling = sampling_from_pb(pb.sampling)
-    found = sampling_violations(sampling, prefix="options.sampling")
+    found = [
+        *sampling_violations(sampling, prefix="options.sampling"),
+        *_keep_alive_violations(pb.keep_alive, "options.keep_alive"),
+    ]
     bounds = (
         ("context_length", config.CONTEXT_LENGTH_MIN, config.CONTEXT_LENGTH_LIMIT),
         ("rows_max", 1, config.ROWS_MAX_LIMIT),

@@ -7,14 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX
-from mlxd_shared.errors import InvalidModel
 from mlxd_shared.logs import get_logger
+from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_shared.requests import SamplingOptions, merge, sampling_violations
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -55,23 +54,13 @@ def _number(values: Mapping[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         _log.warning("default not used", field=name, reason=f"{value!r} is not a number")
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        _log.warning("default not used", field=name, reason="is out of any range")
+        return None
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(CONFIG_FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
-    if len(raw) > CONFIG_FILE_BYTES_MAX:
-        raise InvalidModel(f"over {CONFIG_FILE_BYTES_MAX} bytes long", file=path.name)
-    try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"not JSON: {error}", file=path.name) from error
-    if not isinstance(parsed, dict):
-        raise InvalidModel("not a JSON object", file=path.name)
-    return parsed
+    raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
+    return {} if raw is None else parse_json_object(raw, file=path.name)

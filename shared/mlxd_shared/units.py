@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from mlxd_shared.config import DURATION_MAX_S
+
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -53,7 +55,12 @@ def parse_duration(text: str) -> float:
     if not math.isfinite(seconds):
         message = f"{text!r} is not a duration"
         raise ValueError(message)
-    return FOREVER_S if negative and seconds > 0 else seconds
+    if negative and seconds > 0:
+        return FOREVER_S
+    if seconds > DURATION_MAX_S:
+        message = f"{text!r} is above {DURATION_MAX_S:.0f} s; write -1 for ever"
+        raise ValueError(message)
+    return seconds
 
 
 def _sum_of_parts(body: str, original: str) -> float:

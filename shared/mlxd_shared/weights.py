@@ -9,15 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX, SHARDS_MAX
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import parse_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,7 +57,7 @@ def read_header(path: Path) -> tuple[TensorFact, ...]:
     except OSError as error:
         raise InvalidModel(_reason(error), file=path.name) from error
     data_nbytes = file_nbytes - _LENGTH_BYTES - header_nbytes
-    header = _json_object(raw, path)
+    header = parse_json_object(raw, file=path.name)
     header.pop("__metadata__", None)
     entries = [_entry(path, name, fields) for name, fields in header.items()]
     entries.sort(key=lambda entry: (entry[1], entry[2]))
@@ -109,16 +108,6 @@ def _check_header_length(path: Path, header_nbytes: int, file_nbytes: int) -> No
         raise InvalidModel(problem, file=path.name)
 
 
-def _json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"not JSON: {error}", file=path.name) from error
-    if not isinstance(parsed, dict):
-        raise InvalidModel("not a JSON object", file=path.name)
-    return parsed
-
-
 def _entry(path: Path, name: str, fields: object) -> tuple[TensorFact, int, int]:
     if not isinstance(fields, Mapping):
         raise InvalidModel("its entry is not an object", file=path.name, field=name)
@@ -153,7 +142,7 @@ def _read_index(index: Path) -> dict[str, str]:
         raw = index.read_bytes()
     except OSError as error:
         raise InvalidModel(_reason(error), file=INDEX_FILE) from error
-    weight_map = _json_object(raw, index).get("weight_map")
+    weight_map = parse_json_object(raw, file=INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel("not a map of tensors to files", file=INDEX_FILE, field="weight_map")
     for name, shard in weight_map.items():

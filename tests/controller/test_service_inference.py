@@ -188,6 +188,17 @@ async def test_a_deadline_that_comes_before_the_model_says_so() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_ready_model_is_never_said_to_load() -> None:
+    """However near the deadline is, what is there is given, not refused as still loading."""
+    store = store_of({"a": 10})
+    async with controller_stack(store=store) as stack:
+        await stack.generate()
+        ref = await store.resolve("a")
+        async with stack.runtime.lease(ref, keep_alive_s=None, timeout_s=0.0) as lease:
+            assert lease.model.phase is Phase.READY
+
+
+@pytest.mark.asyncio
 async def test_a_failed_load_is_told_to_every_waiter_and_the_next_request_tries_again() -> None:
     """The worker's own reason, as it is; afterwards the model can be served."""
     async with controller_stack() as stack:

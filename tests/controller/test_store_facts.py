@@ -11,7 +11,7 @@ import pytest
 
 from mlxd_controller.store.facts import read_folder
 from mlxd_controller.store.folders import FolderStore
-from mlxd_shared.errors import InvalidModel, InvalidRequest
+from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input
 from tests.support.tiny_model import write_tiny_model
 
@@ -129,6 +129,33 @@ async def test_a_folder_is_read_again_when_it_has_changed_and_not_before(tmp_pat
 
     assert second.digest != first.digest
     assert store.known(first.digest) == first
+
+
+@pytest.mark.asyncio
+async def test_a_path_that_no_message_can_carry_is_refused(tmp_path: Path) -> None:
+    """A folder behind a link has a path of its own; one that is not UTF-8 is named as such."""
+    write_tiny_model(tmp_path / "m").rename(tmp_path / os.fsdecode(b"lone\xff"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / os.fsdecode(b"lone\xff"))
+    store = FolderStore([])
+    for ask in (store.add, store.inspect):
+        with pytest.raises(InvalidRequest, match="not UTF-8"):
+            await ask(link, name="m")
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        FolderStore([("m", link)])
+    assert await store.listed() == ()
+
+
+@pytest.mark.asyncio
+async def test_a_path_that_leads_nowhere_is_not_found(tmp_path: Path) -> None:
+    """Too long a name, a loop of links, a file: each has no model."""
+    loop, file = tmp_path / "loop", tmp_path / "file"
+    loop.symlink_to(loop)
+    file.touch()
+    store = FolderStore([])
+    for path in (tmp_path / ("a" * 300), loop, loop / "m", file):
+        with pytest.raises(ModelNotFound):
+            await store.add(path, name="m")
 
 
 def test_names_are_checked_where_they_are_given(tmp_path: Path) -> None:

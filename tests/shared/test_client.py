@@ -66,6 +66,9 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda c: c.detokenize([1 << 32]), "token_ids"),
         (lambda c: c.fit("m", options=LoadSpec(context_length=-1)), "options.context_length"),
         (lambda c: c.fit("m", options=LoadSpec(rows_max=-1)), "options.rows_max"),
+        (lambda c: c.fit("m", options=LoadSpec(keep_alive_s=1e12)), "options.keep_alive"),
+        (lambda c: c.fit("m", options=LoadSpec(keep_alive_s=math.nan)), "options.keep_alive"),
+        (lambda c: c.unload("m", grace_s=1e300), "grace"),
     ],
 )
 async def test_what_the_wire_cannot_carry_is_refused_by_name(

@@ -135,6 +135,8 @@ BAD_REQUESTS = [
      "sampling.logit_bias", "at most 1024"),
     (generate(request_id="r" * 129), "request_id", "at most 128"),
     (generate(top_logprobs=21), "top_logprobs", "[0, 20]"),
+    (generate(keep_alive=Duration(seconds=int(config.DURATION_MAX_S) + 1)),
+     "keep_alive", "negative is for ever"),
 ]  # fmt: skip
 
 

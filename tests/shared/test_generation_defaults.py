@@ -40,7 +40,14 @@ def test_without_a_file_nothing_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": -1}, {"top_k": 1.5}, {"top_p": 2}, {"min_p": "a"}, {"temperature": True}],
+    [
+        {"temperature": -1},
+        {"top_k": 1.5},
+        {"top_p": 2},
+        {"min_p": "a"},
+        {"temperature": True},
+        {"top_k": 10**400},
+    ],
 )
 def test_nonsense_is_passed_over(tmp_path: Path, values: dict[str, Any]) -> None:
     """A value that no request could have is no default, and its neighbours still are."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 
@@ -91,6 +92,13 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
     assert repr(text) in str(caught.value)
+
+
+def test_a_duration_beyond_every_date_is_refused() -> None:
+    """Its end could not be told to a client; the message says how to write for ever."""
+    assert parse_duration(f"{DURATION_MAX_S}s") == DURATION_MAX_S
+    with pytest.raises(ValueError, match="write -1 for ever"):
+        parse_duration("1e12")
 
 
 @pytest.mark.parametrize(

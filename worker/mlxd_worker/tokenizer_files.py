@@ -9,7 +9,6 @@ Sources, first that says it wins
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_worker.tokenizer import Tokenizer
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -61,24 +61,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(raw, bos_id=bos_ids[0] if bos_ids else None, add_bos=add_bos, eos_ids=eos_ids)
 
 
-def _read_bounded(path: Path, bytes_max: int) -> str | None:
-    """Return a file's text, or None where there is no such file."""
-    try:
-        if path.stat().st_size > bytes_max:
-            raise InvalidModel(f"larger than {bytes_max} bytes", path.name)
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidModel(f"cannot be read: {error}", path.name) from error
-
-
 def _read_tokenizer(path: Path) -> RawTokenizer:
-    text = _read_bounded(path, TOKENIZER_FILE_BYTES_MAX)
-    if text is None:
+    content = read_file(path, bytes_max=TOKENIZER_FILE_BYTES_MAX)
+    if content is None:
         raise InvalidModel("is missing; mlxd reads this format only", path.name)
     try:
-        raw = RawTokenizer.from_str(text)
+        raw = RawTokenizer.from_buffer(content)
     except Exception as error:  # the library raises the bare class
         raise InvalidModel(f"is no tokenizer: {error}", path.name) from error
     raw.no_truncation()  # limits left over from training would cut prompts in silence
@@ -88,16 +76,8 @@ def _read_tokenizer(path: Path) -> RawTokenizer:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return a file's object; a file that is not there says nothing."""
-    text = _read_bounded(path, CONFIG_FILE_BYTES_MAX)
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"is not JSON: {error}", path.name) from error
-    if not isinstance(value, dict):
-        raise InvalidModel("is not a JSON object", path.name)
-    return value
+    raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
+    return {} if raw is None else parse_json_object(raw, file=path.name)
 
 
 def _first_ids(

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from mlxd_shared import config
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.generation_defaults import read_generation_defaults
+from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_shared.requests import SamplingOptions
 from mlxd_shared.weights import TensorFact, read_model_dir
 
@@ -42,32 +42,12 @@ def read_folder(path: Path) -> Folder:
     Raises:
         InvalidModel: config.json, generation_config.json or a weight file cannot be served.
     """
-    values = _json_object(_read(path / CONFIG_FILE, config.CONFIG_FILE_BYTES_MAX))
+    raw = read_file(path / CONFIG_FILE, bytes_max=config.CONFIG_FILE_BYTES_MAX)
+    if raw is None:
+        raise InvalidModel("missing", file=CONFIG_FILE)
+    values = parse_json_object(raw, file=CONFIG_FILE)
     facts = _facts(values, read_model_dir(path))
     return Folder(model_digest(path), facts, read_generation_defaults(path))
-
-
-def _read(path: Path, limit_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(limit_bytes + 1)
-    except FileNotFoundError:
-        raise InvalidModel("missing", file=path.name) from None
-    except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
-    if len(raw) > limit_bytes:
-        raise InvalidModel(f"over {limit_bytes} bytes long", file=path.name)
-    return raw
-
-
-def _json_object(raw: bytes) -> Mapping[str, Any]:
-    try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"not JSON: {error}", file=CONFIG_FILE) from error
-    if not isinstance(parsed, dict):
-        raise InvalidModel("not a JSON object", file=CONFIG_FILE)
-    return parsed
 
 
 def _facts(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> ModelFacts:

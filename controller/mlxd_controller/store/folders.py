@@ -43,7 +43,7 @@ class FolderStore:
         """Take the configured names; nothing is read yet.
 
         Raises:
-            InvalidRequest: a name is given twice, or is not a name.
+            InvalidRequest: a name is given twice, or is not a name; or a path is not text.
             QueueFull: more names than MODELS_MAX.
         """
         self._paths: dict[str, Path] = {}
@@ -53,7 +53,7 @@ class FolderStore:
         for name, path in models:
             if name in self._paths:
                 raise InvalidRequest.of("models", f"the name {name!r} is given twice")
-            self._take(name, path.resolve())
+            self._take(name, _resolved(path))
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
@@ -106,9 +106,7 @@ class FolderStore:
 
     async def _checked(self, path: Path, name: str) -> Path:
         """Return the folder itself, if it may be served under `name`."""
-        if not await asyncio.to_thread(path.is_dir):
-            raise ModelNotFound(str(path), "there is no such folder")
-        path = await asyncio.to_thread(path.resolve)
+        path = await asyncio.to_thread(_existing, path)
         name = name or path.name
         _check_name(name)
         if self._paths.get(name, path) != path:
@@ -147,6 +145,32 @@ class FolderStore:
     def _is(self, path: Path, digest: str) -> bool:
         entry = self._entries.get(path)
         return entry is not None and entry.folder is not None and entry.folder.digest == digest
+
+
+def _existing(path: Path) -> Path:
+    """Return the folder that `path` leads to.
+
+    Raises:
+        ModelNotFound: none, or none that may be looked at.
+        InvalidRequest: its own path is not text.
+    """
+    try:
+        if path.is_dir():
+            return _resolved(path)
+    except OSError as error:  # such as a path that is too long
+        raise ModelNotFound(str(path), error.strerror or "unreadable") from error
+    raise ModelNotFound(str(path), "there is no such folder")
+
+
+def _resolved(path: Path) -> Path:
+    """Return the path without links, which messages can carry."""
+    try:
+        path = path.resolve()
+        str(path).encode()
+    except (RuntimeError, UnicodeEncodeError) as error:
+        problem = "not UTF-8" if isinstance(error, UnicodeEncodeError) else "a loop of links"
+        raise InvalidRequest.of("model", f"the path {str(path)!r} is {problem}") from error
+    return path
 
 
 def _check_name(name: str) -> None:

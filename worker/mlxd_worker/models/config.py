@@ -6,7 +6,6 @@ Invariants:
 - No arrays and no MLX: the same facts serve the fit before any weight is read.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
 from mlxd_worker.models.rope import RopeConfig, parse_rope
 
@@ -29,23 +29,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
     Raises:
         InvalidModel: missing, unreadable, over its bound, not JSON, or not an object.
     """
-    file = path / CONFIG_FILE
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(CONFIG_FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise InvalidModel("missing", file=CONFIG_FILE) from None
-    except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=CONFIG_FILE) from error
-    if len(raw) > CONFIG_FILE_BYTES_MAX:
-        raise InvalidModel(f"over {CONFIG_FILE_BYTES_MAX} bytes long", file=CONFIG_FILE)
-    try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"not JSON: {error}", file=CONFIG_FILE) from error
-    if not isinstance(parsed, dict):
-        raise InvalidModel("not a JSON object", file=CONFIG_FILE)
-    return parsed
+    raw = read_file(path / CONFIG_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
+    if raw is None:
+        raise InvalidModel("missing", file=CONFIG_FILE)
+    return parse_json_object(raw, file=CONFIG_FILE)
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -1,0 +1,64 @@
+"""Reading a model's small files: one bound, one meaning of JSON, for all who read them.
+
+Invariants:
+- Only regular files are read, so that no read waits for somebody else, as one of a pipe would.
+- Every text in what is returned can be written as UTF-8. JSON can spell half a character (a lone
+  surrogate), which no message of the wire and no log could carry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from mlxd_shared.errors import InvalidModel
+
+_SURROGATE_ESCAPE = "\\ud"
+
+
+def read_file(path: Path, *, bytes_max: int) -> bytes | None:
+    """Return a file's bytes; None where there is no such file. Blocks on the disk.
+
+    Raises:
+        InvalidModel: over `bytes_max`, unreadable, or not a regular file.
+    """
+    try:
+        with open(path, "rb", opener=_open_regular) as stream:
+            raw = stream.read(bytes_max + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
+    if len(raw) > bytes_max:
+        raise InvalidModel(f"over {bytes_max} bytes long", file=path.name)
+    return raw
+
+
+def parse_json_object(raw: bytes, *, file: str) -> dict[str, Any]:
+    """Return the object that `raw` spells; `file` is the name that the error gives.
+
+    Raises:
+        InvalidModel: not UTF-8, not JSON, not an object, or half a character in a text.
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+        parsed = json.loads(text)
+        if _SURROGATE_ESCAPE in text.lower():
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # both errors of Unicode are ValueErrors
+        raise InvalidModel(f"not JSON: {error}", file=file) from error
+    if not isinstance(parsed, dict):
+        raise InvalidModel("not a JSON object", file=file)
+    return parsed
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open without waiting, which the other end of a pipe could make one do."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise InvalidModel("not a regular file", file=Path(path).name)
