@@ -16,7 +16,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
@@ -66,19 +69,38 @@ class SubprocessLauncher:
 
     async def launch(self, *, model: str, incarnation: str) -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
-        self._launches += 1
-        socket = self._run_dir / f"{os.getpid():x}-{self._launches:x}.sock"
-        ready, life, output = Pipe.make(), Pipe.make(), Pipe.make()
-        arguments = (
-            *("--listen", f"unix:{socket}", "--incarnation", incarnation),
-            *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
-            *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
-        )
         log = _log.bind(model=model, incarnation=incarnation)
         try:
+            worker, ready = await self._start(incarnation, log)
+        except OSError as error:
+            reason = f"{self._command[0]}: {error.strerror}"
+            raise WorkerStartFailed(model, (reason,)) from error
+        log.info("worker launched", pid=worker.pid)
+        try:
+            found = await self._wait_ready(worker, ready, model=model)
+        except BaseException:
+            await worker.close()
+            raise
+        worker.listens_on(found.address)
+        return worker
+
+    async def _start(
+        self, incarnation: str, log: FilteringBoundLogger
+    ) -> tuple[SubprocessWorker, PipeReader]:
+        """Start the process; return it with the reader of its ready pipe, or leave nothing."""
+        self._launches += 1
+        socket = self._run_dir / f"{os.getpid():x}-{self._launches:x}.sock"
+        with ExitStack() as unowned:
+            ready, life, output = (unowned.enter_context(closing(Pipe.make())) for _ in range(3))
+            # Made before the process: from its start to its owner there is nothing to wait for.
+            readers = [
+                unowned.enter_context(closing(await pipe.reader())) for pipe in (ready, output)
+            ]
             process = await asyncio.create_subprocess_exec(
                 *self._command,
-                *arguments,
+                *("--listen", f"unix:{socket}", "--incarnation", incarnation),
+                *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
+                *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_fd,
                 stderr=output.write_fd,
@@ -86,25 +108,14 @@ class SubprocessLauncher:
                 pass_fds=(ready.write_fd, life.read_fd),
                 env=self._environment,
             )
-        except OSError as error:
-            for pipe in (ready, life, output):
-                pipe.close()
-            reason = f"{self._command[0]}: {error.strerror}"
-            raise WorkerStartFailed(model, (reason,)) from error
-        log.info("worker launched", pid=process.pid)
+            unowned.pop_all()
         ready.close(ready.write_fd)
         life.close(life.read_fd)
         output.close(output.write_fd)
         worker = SubprocessWorker(
-            process, incarnation=incarnation, output=await output.reader(), life=life, log=log
+            process, incarnation=incarnation, output=readers[1], life=life, log=log
         )
-        try:
-            found = await self._wait_ready(worker, await ready.reader(), model=model)
-        except BaseException:
-            await worker.close()
-            raise
-        worker.listens_on(found.address)
-        return worker
+        return worker, readers[0]
 
     async def _wait_ready(
         self, worker: SubprocessWorker, ready: PipeReader, *, model: str
