@@ -4,15 +4,17 @@ Invariants:
 - Every request names the model's digest and the worker's incarnation; a process that happens to
   listen on the address of another is never taken for it.
 - Deadlines are the caller's to give: they go to the worker with each call.
+- A call that close() ends, or that comes after it, raises RemoteError: nobody cancelled its caller.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from mlxd.v1 import (
     inference_pb2,
@@ -52,10 +54,8 @@ class GrpcRawStream:
         except grpc.RpcError as error:
             raise from_call(error) from error
         except asyncio.CancelledError:
-            # gRPC raises this also where the call was cancelled and the reader was not.
-            if _cancelling():
-                raise
-            raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None
+            _raise_if_ended_here()
+            raise
         return message if isinstance(message, bytes) else None
 
     def cancel(self) -> None:
@@ -76,6 +76,7 @@ class GrpcLink:
         """
         self._incarnation = incarnation
         self._digest = digest
+        self._closed = False
         self._channel = channel(address, security)
         self._generate: Generate = self._channel.unary_stream(
             GENERATE_METHOD,
@@ -110,6 +111,7 @@ class GrpcLink:
         self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
     ) -> GrpcRawStream:
         """Start a Generate; `request` is changed and then owned by the link."""
+        self._check_open()
         request.model = self._digest
         request.worker_incarnation = self._incarnation
         return GrpcRawStream(self._generate(request, timeout=timeout_s))
@@ -120,7 +122,7 @@ class GrpcLink:
         """Ask the worker's tokenizer."""
         request.model = self._digest
         request.worker_incarnation = self._incarnation
-        return await _ask(self._inference.Tokenize(request, timeout=timeout_s))
+        return await self._ask(self._inference.Tokenize, request, timeout_s)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
@@ -128,38 +130,50 @@ class GrpcLink:
         """Ask the worker's tokenizer."""
         request.model = self._digest
         request.worker_incarnation = self._incarnation
-        return await _ask(self._inference.Detokenize(request, timeout=timeout_s))
+        return await self._ask(self._inference.Detokenize, request, timeout_s)
 
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
         """Return what the worker says of itself."""
         request = status_pb2.GetStatusRequest()
-        return (await _ask(self._status.GetStatus(request, timeout=timeout_s))).status
+        return (await self._ask(self._status.GetStatus, request, timeout_s)).status
 
     async def unload(self, *, timeout_s: float) -> None:
         """Drop the model; the process stays."""
         request = worker_pb2.UnloadRequest(worker_incarnation=self._incarnation)
-        await _ask(self._worker.Unload(request, timeout=timeout_s))
+        await self._ask(self._worker.Unload, request, timeout_s)
 
     async def shutdown(self, *, timeout_s: float) -> None:
         """Tell the process to end after it has answered."""
         request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)
-        await _ask(self._worker.Shutdown(request, timeout=timeout_s))
+        await self._ask(self._worker.Shutdown, request, timeout_s)
 
     async def close(self) -> None:
         """Let go of the connection; running calls end."""
+        self._closed = True
         await asyncio.shield(self._channel.close())
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
 
-def _cancelling() -> bool:
+    async def _ask(
+        self, method: Callable[..., Awaitable[_T]], request: Message, timeout_s: float | None
+    ) -> _T:
+        self._check_open()
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        except asyncio.CancelledError:
+            _raise_if_ended_here()
+            raise
+
+
+def _raise_if_ended_here() -> None:
+    """Turn gRPC's CancelledError into an error where a call was cancelled and its task was not."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _ask(call: Awaitable[_T]) -> _T:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_call(error) from error
+    if task is None or task.cancelling() == 0:
+        raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None
 
 
 def _progress(pb: types_pb2.LoadProgress) -> Progress:

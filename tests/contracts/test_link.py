@@ -151,3 +151,19 @@ async def test_a_dead_worker_is_unavailable(kind: str) -> None:
         with pytest.raises(RemoteError) as caught:
             await its.link.status(timeout_s=TIMEOUT_S)
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_link_let_go_of_is_unavailable(kind: str) -> None:
+    """What comes after close() is an error like that of a worker that has gone, and no bug."""
+    async with pair(kind) as its:
+        await its.link.close()
+        await its.link.close()
+
+        with pytest.raises(RemoteError) as caught:
+            its.link.generate(request(), timeout_s=TIMEOUT_S)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(RemoteError) as caught:
+            await its.link.status(timeout_s=TIMEOUT_S)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE

@@ -168,6 +168,7 @@ class FakeLink:
         self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
     ) -> FakeStream:
         """Stream the script's tokens."""
+        self._check_open()
         self.requests.append(request)
         return FakeStream(self._script, self._process)
 
@@ -206,7 +207,12 @@ class FakeLink:
         """Note it."""
         self.closed = True
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
+
     def _check(self) -> None:
+        self._check_open()
         if self._process.exit_code is not None:
             raise RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
