@@ -36,13 +36,31 @@ class Pipe:
             os.close(fd)
 
     async def reader(self) -> PipeReader:
-        """Give the read end away to a reader on the event loop."""
+        """Give the read end away to a reader on the event loop; cancelled, close it."""
         stream = asyncio.StreamReader(limit=READ_LIMIT_BYTES)
         self._open.remove(self.read_fd)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self.read_fd, "rb", 0)
+        connecting = asyncio.ensure_future(
+            asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self.read_fd, "rb", 0)
+            )
         )
+        # Not to be cancelled itself: uvloop then closes the descriptor twice, the second time
+        # perhaps somebody else's.
+        try:
+            transport, _ = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_close)
+            raise
         return PipeReader(stream, transport)
+
+
+_Connected = asyncio.Future[tuple[asyncio.ReadTransport, asyncio.StreamReaderProtocol]]
+
+
+def _close(connected: _Connected) -> None:
+    if not connected.cancelled() and connected.exception() is None:
+        transport, _ = connected.result()
+        transport.close()
 
 
 @dataclass(frozen=True, slots=True)
