@@ -57,16 +57,19 @@ class Worker:
         """Return the last lines of output."""
         return () if self.process is None else self.process.last_lines()
 
+    async def ended(self, *, wait_s: float) -> bool:
+        """Return whether its process has ended; wait at most `wait_s` for that."""
+        if self.process is None:
+            return False
+        waiting = asyncio.create_task(self.process.wait_exited())
+        await asyncio.wait({waiting}, timeout=wait_s)
+        waiting.cancel()
+        return self.process.exit_code is not None
+
     async def cause(self) -> str:
         """Return what ended it, once that is known; "" if it seems to live."""
-        if self.process is None:
-            return ""
-        waiting = asyncio.create_task(self.process.wait_exited())
-        await asyncio.wait({waiting}, timeout=CAUSE_WAIT_S)
-        if waiting.done():
-            return describe_exit(waiting.result())
-        waiting.cancel()
-        return ""
+        await self.ended(wait_s=CAUSE_WAIT_S)
+        return "" if self.exit_code is None else describe_exit(self.exit_code)
 
     def note_figures(self, status: status_pb2.Status, now_s: float) -> None:
         """Keep what the worker says of itself."""

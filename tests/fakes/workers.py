@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -81,9 +81,22 @@ class FakeLauncher:
         return process
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How one stream ends, `after` so many messages; `code` ends the process with it."""
+
+    error: MlxdError
+    code: int | None = None
+    after: int = 0
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @dataclass(slots=True)
 class LinkScript:
-    """What links do. `load_gate` holds each load after its first step; `tokens` are streamed."""
+    """What links do. `load_gate` holds each load after its first step; `tokens` are streamed.
+
+    Each of `refusals` ends one stream.
+    """
 
     load_gate: asyncio.Event = field(default_factory=asyncio.Event)
     load_error: MlxdError | None = None
@@ -91,6 +104,7 @@ class LinkScript:
     tokens: int = 3
     endless: bool = False
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    refusals: list[Refusal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.load_gate.set()
@@ -108,6 +122,8 @@ class FakeStream:
 
     async def read(self) -> bytes | None:
         """Return the next message; fail as gRPC does where the worker has gone."""
+        if self._script.refusals and self._script.refusals[0].after == self._sent:
+            self._refuse(self._script.refusals.pop(0))
         if self._sent == self._script.tokens and self._script.endless:
             await self._until_over()
         if self._cancelled.is_set():
@@ -129,6 +145,12 @@ class FakeStream:
     def cancel(self) -> None:
         """Tell the worker to stop."""
         self._cancelled.set()
+
+    def _refuse(self, refusal: Refusal) -> NoReturn:
+        if refusal.code is not None:
+            self._process.end(refusal.code)
+        refusal.told.set()
+        raise refusal.error
 
     async def _until_over(self) -> None:
         waiting: set[asyncio.Task[Any]] = {

@@ -4,6 +4,7 @@ Invariants:
 - A lease is held from before the first byte to after the last, and released however the call ends.
 - Messages are relayed unparsed, in order; only the last one is read, for the metrics and to know
   that the stream is complete. A stream that ends without a finish is WorkerLost.
+- A worker that has gone before its first message is replaced, once: nothing was delivered yet.
 - Fields that are the controller's to set are refused from its clients.
 """
 # ruff: noqa: ARG002 - names and signatures are gRPC's
@@ -30,15 +31,26 @@ from mlxd_shared.errors import (
     FieldNotServed,
     InvalidRequest,
     MlxdError,
+    ModelDraining,
+    ShuttingDown,
     WorkerLost,
+    WrongWorker,
 )
 from mlxd_shared.interceptors import Context
+from mlxd_shared.logs import get_logger
 from mlxd_shared.status import RemoteError
 
 DEADLINE_MARGIN_S = 0.1
 """A wait for a model ends this much before the client's deadline, so that it hears why."""
+WORKERS_MAX = 2
+"""How many workers one request may be sent to."""
+LEAVING_WAIT_S = 5.0
+"""What a worker that seems to be going gets to have gone; more than its grace for its streams."""
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+_GONE = (WorkerLost, ModelDraining, ShuttingDown, WrongWorker)
+"""What a request hears from, or of, a worker that is going or has gone."""
 _T = TypeVar("_T")
+_log = get_logger("inference")
 
 
 class InferenceService:
@@ -62,11 +74,10 @@ class InferenceService:
             meter.model = ref.name
             with self._flight(request) as request_id:
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
-                async with self._lease(ref, context, keep_alive_s=spec.keep_alive_s) as lease:
-                    request.load_duration.CopyFrom(duration_to_pb(lease.waited_s))
-                    async with aclosing(self._relay(lease, request, context, meter)) as frames:
-                        async for frame in frames:
-                            yield frame
+                served = self._served(ref, spec.keep_alive_s, request, context, meter)
+                async with aclosing(served) as frames:
+                    async for frame in frames:
+                        yield frame
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -123,16 +134,38 @@ class InferenceService:
     async def _lease(
         self, ref: ModelRef, context: Context, *, keep_alive_s: float | None = None
     ) -> AsyncIterator[Lease]:
-        remaining_s = context.time_remaining()
-        timeout_s = (
-            config.LOAD_TOTAL_TIMEOUT_S
-            if remaining_s is None
-            else max(0.0, remaining_s - DEADLINE_MARGIN_S)
-        )
         async with self._runtime.lease(
-            ref, keep_alive_s=keep_alive_s, timeout_s=timeout_s
+            ref, keep_alive_s=keep_alive_s, timeout_s=model_wait_s(context.time_remaining())
         ) as lease:
             yield lease
+
+    async def _served(
+        self,
+        ref: ModelRef,
+        keep_alive_s: float | None,
+        request: inference_pb2.GenerateRequest,
+        context: Context,
+        meter: Meter,
+    ) -> AsyncGenerator[bytes, None]:
+        """Relay from a worker, or from another where the first had gone before its first word."""
+        waited_s = 0.0
+        for others in reversed(range(WORKERS_MAX)):
+            async with self._lease(ref, context, keep_alive_s=keep_alive_s) as lease:
+                waited_s += lease.waited_s
+                request.load_duration.CopyFrom(duration_to_pb(waited_s))
+                try:
+                    async with aclosing(self._relay(lease, request, context, meter)) as frames:
+                        async for frame in frames:
+                            yield frame
+                except _GONE as error:
+                    if not others or meter.begun or lease.aborted is not None:
+                        raise
+                    gone = error
+                else:
+                    return
+            if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
+                raise gone
+            _log.warning("sent to another worker", reason=gone.describe())
 
     async def _relay(
         self,
@@ -141,7 +174,7 @@ class InferenceService:
         context: Context,
         meter: Meter,
     ) -> AsyncGenerator[bytes, None]:
-        stream = _link(lease).generate(request, timeout_s=context.time_remaining())
+        stream = await _begun(lease, request, context)
         lease.stream = stream
         last = b""
         try:
@@ -162,6 +195,22 @@ class InferenceService:
         meter.complete(message)
 
 
+def model_wait_s(remaining_s: float | None) -> float:
+    """Return how long a request may wait for its model, `remaining_s` before its deadline."""
+    if remaining_s is None:
+        return config.LOAD_TOTAL_TIMEOUT_S
+    return remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 2)
+
+
+async def _begun(
+    lease: Lease, request: inference_pb2.GenerateRequest, context: Context
+) -> RawStream:
+    try:
+        return _link(lease).generate(request, timeout_s=context.time_remaining())
+    except RemoteError as error:
+        raise await _explain(error, lease, 0) from error
+
+
 async def _read(stream: RawStream, lease: Lease, last: bytes) -> bytes | None:
     try:
         frame = await stream.read()
@@ -178,8 +227,10 @@ async def _explain(error: RemoteError, lease: Lease, offset: int) -> MlxdError:
         return lease.aborted
     if error.code not in _LOST:
         return error
-    cause = await lease.worker.cause()
-    return WorkerLost(lease.model.name, offset, cause or error.message)
+    # gRPC's own words name the worker's address, which is not the client's to know.
+    _log.warning("lost the connection to a worker", reason=error.describe())
+    cause = await lease.worker.cause() or "the connection broke"
+    return WorkerLost(lease.model.name, offset, cause)
 
 
 async def _explained(lease: Lease, call: Awaitable[_T]) -> _T:

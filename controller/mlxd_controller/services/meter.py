@@ -29,6 +29,11 @@ class Meter:
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the stream has had a message."""
+        return self._first_s is not None
+
     def saw_frame(self) -> None:
         """Note a message of the stream."""
         if self._first_s is None:
