@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,8 +17,10 @@ from mlxd_worker.memory.residency import (
     Demand,
     DeviceKind,
     FloatType,
+    ResidencyPlan,
     WeightsChoice,
     activation_values,
+    open_contexts,
     plan_residency,
 )
 from mlxd_worker.models.base import Batch
@@ -183,35 +185,47 @@ def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
     assert difference(ledger.sweep()) < 16 << 10
 
 
-def demand(stored: FloatType = FloatType.BF16) -> Demand:
-    """Return a demand of round figures: 100 MiB of float32 weights."""
-    mega = 1 << 20
-    return Demand(
-        weight_values=25 * mega,
-        stored=stored,
-        kv_values=2 * mega,
-        activation_values=mega,
-        logits_values=mega,
+MIB = 1 << 20
+
+
+def demand(stored: FloatType = FloatType.BF16) -> Callable[[int], Demand]:
+    """Return what a model of round figures takes by its context: 100 MiB of float32 weights."""
+
+    def demand_at(context: int) -> Demand:
+        return Demand(
+            weight_values=25 * MIB,
+            stored=stored,
+            kv_values=context * 2048,
+            activation_values=MIB,
+            logits_values=MIB,
+        )
+
+    return demand_at
+
+
+def planned(
+    budget_nbytes: int,
+    *,
+    contexts: Sequence[int] = (1024,),
+    stored: FloatType = FloatType.BF16,
+    device: DeviceKind = DeviceKind.CPU,
+    choice: WeightsChoice = WeightsChoice.AUTO,
+) -> ResidencyPlan:
+    """Return the plan of the model of round figures."""
+    return plan_residency(
+        demand(stored),
+        contexts=contexts,
+        device=device,
+        choice=choice,
+        budget_nbytes=budget_nbytes,
     )
 
 
 def test_a_cpu_takes_float32_where_it_fits() -> None:
     """On a CPU the weights are widened if the sum fits, and kept as stored if it does not."""
-    roomy = plan_residency(
-        demand(), device=DeviceKind.CPU, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
-    )
-    exact = plan_residency(
-        demand(),
-        device=DeviceKind.CPU,
-        choice=WeightsChoice.AUTO,
-        budget_nbytes=roomy.total_nbytes,
-    )
-    tight = plan_residency(
-        demand(),
-        device=DeviceKind.CPU,
-        choice=WeightsChoice.AUTO,
-        budget_nbytes=roomy.total_nbytes - 1,
-    )
+    roomy = planned(1 << 30)
+    exact = planned(roomy.total_nbytes)
+    tight = planned(roomy.total_nbytes - 1)
 
     assert (roomy.form, exact.form, tight.form) == (
         FloatType.F32,
@@ -222,22 +236,52 @@ def test_a_cpu_takes_float32_where_it_fits() -> None:
     assert all(plan.fits for plan in (roomy, exact, tight))
 
 
+def test_an_open_context_gives_way_to_faster_weights() -> None:
+    """Keys and values of a huge context rule float32 out only where a useful context does, too;
+    a context that was asked for is never shortened.
+    """
+    contexts = open_contexts(131_072)
+    with_4096 = planned(1 << 40, contexts=(4096,)).total_nbytes
+
+    fits = planned(with_4096, contexts=contexts)
+    short = planned(with_4096 - 1, contexts=contexts)
+    asked = planned(with_4096, contexts=(131_072,))
+
+    assert (fits.form, fits.context_length, fits.fits) == (FloatType.F32, 4096, True)
+    assert (short.form, short.context_length, short.fits) == (FloatType.BF16, 16_384, True)
+    assert (asked.context_length, asked.fits) == (131_072, False)
+
+
+def test_a_model_that_fits_nowhere_gets_its_smallest_plan() -> None:
+    """Without room for anything the plan says so, in the smallest form and context."""
+    plan = planned(1, contexts=open_contexts(131_072))
+
+    assert (plan.form, plan.context_length, plan.fits) == (FloatType.BF16, 256, False)
+
+
+@pytest.mark.parametrize(
+    ("context_max", "contexts"),
+    [(8, (8,)), (256, (256,)), (257, (257, 256)), (2000, (2000, 1024, 512, 256))],
+)
+def test_open_contexts_are_the_models_own_and_powers_of_two(
+    context_max: int, contexts: tuple[int, ...]
+) -> None:
+    """The model's own comes first, and nothing below the floor is tried."""
+    assert open_contexts(context_max) == contexts
+
+
 @pytest.mark.parametrize("device", [DeviceKind.CUDA, DeviceKind.METAL])
 @pytest.mark.parametrize("stored", FloatType)
 def test_elsewhere_weights_live_as_stored(device: DeviceKind, stored: FloatType) -> None:
     """A GPU multiplies what is stored."""
-    plan = plan_residency(
-        demand(stored), device=device, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
-    )
-
-    assert plan.form is stored
+    assert planned(1 << 30, stored=stored, device=device).form is stored
 
 
 @pytest.mark.parametrize("choice", [c for c in WeightsChoice if c is not WeightsChoice.AUTO])
 @pytest.mark.parametrize("device", DeviceKind)
 def test_the_user_decides(choice: WeightsChoice, device: DeviceKind) -> None:
     """A form that was asked for is the one planned, on any device and even where it cannot fit."""
-    plan = plan_residency(demand(), device=device, choice=choice, budget_nbytes=1)
+    plan = planned(1, device=device, choice=choice)
 
     assert plan.form.lower() == ("bf16" if choice == "stored" else choice)
     assert not plan.fits
@@ -246,19 +290,16 @@ def test_the_user_decides(choice: WeightsChoice, device: DeviceKind) -> None:
 
 def test_the_terms_have_names_and_sum() -> None:
     """Every term of the sum is named, and the total is their sum."""
-    plan = plan_residency(
-        demand(), device=DeviceKind.CUDA, choice=WeightsChoice.AUTO, budget_nbytes=1 << 30
-    )
+    plan = planned(1 << 30, device=DeviceKind.CUDA)
 
-    mib = 1 << 20
-    assert {term.name: term.nbytes // mib for term in plan.terms} == {
+    assert {term.name: term.nbytes // MIB for term in plan.terms} == {
         "weights": 50,
         "kv": 4,
         "activations": 2,
         "logits": 4,
         "pool": 32,
     }
-    assert plan.total_nbytes == 92 * mib
+    assert plan.total_nbytes == 92 * MIB
 
 
 def test_attention_scores_are_part_of_a_chunk() -> None:

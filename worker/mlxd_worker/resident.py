@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import mlx.core as mx
 import psutil
 
 from mlxd_shared import config
@@ -28,6 +29,7 @@ from mlxd_worker.memory.residency import (
     ResidencyPlan,
     WeightsChoice,
     activation_values,
+    open_contexts,
     plan_residency,
 )
 from mlxd_worker.models.base import Model
@@ -72,13 +74,23 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
     """
     report(Progress("starting"))
     files = inspect_model(job.path)
-    context_length = _context_length(job, files)
+    _check_context(job, files)
     _check_bias(job, files)
     rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
     tokenizer = load_tokenizer(job.path)
     sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
-    plan = _plan(job, files, context_length=context_length, rows_max=rows_max, device=device)
-    _log.info("weights", form=plan.form.value, reason=plan.reason, fits=plan.fits)
+    plan = _plan(job, files, rows_max=rows_max, device=device)
+    context_length = plan.context_length
+    log = _log.info if plan.fits else _log.warning
+    log(
+        "residency",
+        form=plan.form.value,
+        context_length=context_length,
+        reason=plan.reason,
+        fits=plan.fits,
+        total_nbytes=plan.total_nbytes,
+        budget_nbytes=plan.budget_nbytes,
+    )
     read_nbytes = 0
 
     def progress(bytes_read: int, bytes_total: int) -> None:
@@ -110,13 +122,11 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
     return Resident(model, caches, engine, facts)
 
 
-def _context_length(job: LoadJob, files: ModelFiles) -> int:
-    most = files.footprint.context_max
-    wanted = job.spec.context_length
+def _check_context(job: LoadJob, files: ModelFiles) -> None:
+    wanted, most = job.spec.context_length, files.footprint.context_max
     if wanted is not None and wanted > most:
         limit = f"{wanted} is above the model's maximum of {most} tokens"
         raise InvalidRequest.of("options.context_length", limit)
-    return wanted or most
 
 
 def _check_bias(job: LoadJob, files: ModelFiles) -> None:
@@ -127,29 +137,36 @@ def _check_bias(job: LoadJob, files: ModelFiles) -> None:
         raise InvalidRequest.of(field, f"the vocabulary has {vocab} tokens")
 
 
-def _plan(
-    job: LoadJob, files: ModelFiles, *, context_length: int, rows_max: int, device: DeviceKind
-) -> ResidencyPlan:
-    footprint = files.footprint
-    demand = Demand(
-        weight_values=files.weight_values,
-        stored=files.stored,
-        kv_values=rows_max * context_length * footprint.kv_values_per_token,
-        activation_values=activation_values(
-            chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context_length),
-            span=context_length,
-            heads=footprint.heads,
-            per_token=footprint.activation_values_per_token,
-        ),
-        logits_values=rows_max * footprint.vocab,
-    )
-    available_nbytes = psutil.virtual_memory().available
+def _plan(job: LoadJob, files: ModelFiles, *, rows_max: int, device: DeviceKind) -> ResidencyPlan:
+    """Return what was asked for; what was left open is chosen so that it fits."""
+    footprint, wanted = files.footprint, job.spec.context_length
+
+    def demand_at(context: int) -> Demand:
+        return Demand(
+            weight_values=files.weight_values,
+            stored=files.stored,
+            kv_values=rows_max * context * footprint.kv_values_per_token,
+            activation_values=activation_values(
+                chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
+                span=context,
+                heads=footprint.heads,
+                per_token=footprint.activation_values_per_token,
+            ),
+            logits_values=rows_max * footprint.vocab,
+        )
+
     return plan_residency(
-        demand,
+        demand_at,
+        contexts=(wanted,) if wanted else open_contexts(footprint.context_max),
         device=device,
         choice=_CHOICE[job.spec.weights],
-        budget_nbytes=int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION)),
+        budget_nbytes=int(_available_nbytes(device) * (1 - config.MEMORY_RESERVE_FRACTION)),
     )
+
+
+def _available_nbytes(device: DeviceKind) -> int:
+    # MLX's own limit is a part of the GPU's memory; on a Mac memory is one.
+    return mx.get_memory_limit() if device is DeviceKind.CUDA else psutil.virtual_memory().available
 
 
 class _LastEvent:

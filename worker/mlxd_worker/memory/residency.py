@@ -1,12 +1,14 @@
-"""How the weights live in memory: the fastest form that fits, as a sum with a name per term.
+"""How a model lives in memory: the fastest form that fits, as a sum with a name per term.
 
 Invariants:
 - Pure: sizes in, a plan out. No MLX, no files, no clock.
-- The total is the sum of the terms. A form that the user forces is the only one considered.
+- The total is the sum of the terms. A form or a context that the user forces is the only one
+  considered.
 - On a CPU float32 is 10 to 400 times faster than any other form, where products of half precision
   are scalar loops; elsewhere weights live as they are stored.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +16,12 @@ from mlxd_shared.units import format_bytes
 
 POOL_NBYTES = 32 << 20
 """What MLX keeps of freed buffers for reuse."""
+
+CONTEXT_FLOOR_TOKENS = 256
+"""An open context is not shortened further than to this."""
+
+CONTEXT_USEFUL_TOKENS = 4096
+"""Faster weights are not worth a context below this; the controller reckons with the same."""
 
 
 class FloatType(StrEnum):
@@ -74,6 +82,7 @@ class ResidencyPlan:
     """The form the weights take, what it adds up to, and why."""
 
     form: FloatType
+    context_length: int
     terms: tuple[Term, ...]
     budget_nbytes: int
     reason: str
@@ -90,20 +99,38 @@ class ResidencyPlan:
 
 
 def plan_residency(
-    demand: Demand, *, device: DeviceKind, choice: WeightsChoice, budget_nbytes: int
+    demand_at: Callable[[int], Demand],
+    *,
+    contexts: Sequence[int],
+    device: DeviceKind,
+    choice: WeightsChoice,
+    budget_nbytes: int,
 ) -> ResidencyPlan:
-    """Return the plan; where nothing fits, the smallest considered, with `fits` false."""
-    if choice is not WeightsChoice.AUTO:
-        form = demand.stored if choice is WeightsChoice.STORED else FloatType(choice.upper())
-        return _plan(demand, form, budget_nbytes, f"{form} because the user chose {choice}")
-    if device is not DeviceKind.CPU:
-        return _plan(demand, demand.stored, budget_nbytes, f"{demand.stored}, as stored")
-    fast = _plan(demand, FloatType.F32, budget_nbytes, "F32, the fastest form on a CPU")
-    if fast.fits or demand.stored is FloatType.F32:
-        return fast
-    need, have = format_bytes(fast.total_nbytes), format_bytes(budget_nbytes)
-    reason = f"{demand.stored}, as stored: F32 would need {need} of {have}"
-    return _plan(demand, demand.stored, budget_nbytes, reason)
+    """Return the plan: the fastest form that fits, with the longest of `contexts` that does.
+
+    demand_at: what the model takes with a context of so many tokens. contexts: longest first. Where
+    no form fits with a useful context, the smallest plan considered, with or without `fits`.
+    """
+    useful = min(contexts[0], CONTEXT_USEFUL_TOKENS)
+    plans: list[ResidencyPlan] = []
+    for form, reason in _forms(demand_at(contexts[0]).stored, device, choice):
+        so_far = f"; {plans[-1].form} would need {_need(plans[-1])}" if plans else ""
+        for context in contexts:
+            plan = _plan(demand_at(context), form, context, budget_nbytes, reason + so_far)
+            if plan.fits:
+                break
+        if plan.fits and plan.context_length >= useful:
+            return plan
+        plans.append(plan)
+    return min(plans, key=lambda plan: plan.total_nbytes)
+
+
+def open_contexts(context_max: int) -> tuple[int, ...]:
+    """Return the contexts to try where none was asked for: the model's, then powers of two."""
+    contexts = [context_max]
+    while contexts[-1] > CONTEXT_FLOOR_TOKENS:
+        contexts.append(1 << ((contexts[-1] - 1).bit_length() - 1))
+    return tuple(contexts)
 
 
 def activation_values(*, chunk_tokens: int, span: int, heads: int, per_token: int) -> int:
@@ -112,7 +139,28 @@ def activation_values(*, chunk_tokens: int, span: int, heads: int, per_token: in
     return chunk_tokens * (per_token + 2 * heads * span)
 
 
-def _plan(demand: Demand, form: FloatType, budget_nbytes: int, reason: str) -> ResidencyPlan:
+def _forms(
+    stored: FloatType, device: DeviceKind, choice: WeightsChoice
+) -> tuple[tuple[FloatType, str], ...]:
+    """Return the forms to consider, fastest first, and why each would be taken."""
+    as_stored = (stored, f"{stored}, as stored")
+    if choice is not WeightsChoice.AUTO:
+        form = stored if choice is WeightsChoice.STORED else FloatType(choice.upper())
+        return ((form, f"{form} because the user chose {choice}"),)
+    if device is not DeviceKind.CPU:
+        return (as_stored,)
+    fastest = (FloatType.F32, "F32, the fastest form on a CPU")
+    return (fastest,) if stored is FloatType.F32 else (fastest, as_stored)
+
+
+def _need(plan: ResidencyPlan) -> str:
+    need, have = format_bytes(plan.total_nbytes), format_bytes(plan.budget_nbytes)
+    return f"{need} of {have} for {plan.context_length} tokens"
+
+
+def _plan(
+    demand: Demand, form: FloatType, context: int, budget_nbytes: int, reason: str
+) -> ResidencyPlan:
     terms = (
         Term("weights", demand.weight_values * form.nbytes),
         Term("kv", demand.kv_values * form.nbytes),
@@ -120,4 +168,4 @@ def _plan(demand: Demand, form: FloatType, budget_nbytes: int, reason: str) -> R
         Term("logits", demand.logits_values * FloatType.F32.nbytes),
         Term("pool", POOL_NBYTES),
     )
-    return ResidencyPlan(form=form, terms=terms, budget_nbytes=budget_nbytes, reason=reason)
+    return ResidencyPlan(form, context, terms, budget_nbytes, reason)
