@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -32,6 +33,7 @@ from mlxd_worker.memory.residency import (
     open_contexts,
     plan_residency,
 )
+from mlxd_worker.models.architecture import Footprint
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
 from mlxd_worker.tokenizer_files import load_tokenizer
@@ -140,11 +142,24 @@ def _check_bias(job: LoadJob, files: ModelFiles) -> None:
 def _plan(job: LoadJob, files: ModelFiles, *, rows_max: int, device: DeviceKind) -> ResidencyPlan:
     """Return what was asked for; what was left open is chosen so that it fits."""
     footprint, wanted = files.footprint, job.spec.context_length
+    return plan_residency(
+        demand_of(footprint, weights=files.weight_values, stored=files.stored, rows_max=rows_max),
+        contexts=(wanted,) if wanted else open_contexts(footprint.context_max),
+        device=device,
+        choice=_CHOICE[job.spec.weights],
+        budget_nbytes=int(_available_nbytes(device) * (1 - config.MEMORY_RESERVE_FRACTION)),
+    )
+
+
+def demand_of(
+    footprint: Footprint, *, weights: int, stored: FloatType, rows_max: int
+) -> Callable[[int], Demand]:
+    """Return what a model of `weights` values takes by its context, in tokens."""
 
     def demand_at(context: int) -> Demand:
         return Demand(
-            weight_values=files.weight_values,
-            stored=files.stored,
+            weight_values=weights,
+            stored=stored,
             kv_values=rows_max * context * footprint.kv_values_per_token,
             activation_values=activation_values(
                 chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
@@ -155,13 +170,7 @@ def _plan(job: LoadJob, files: ModelFiles, *, rows_max: int, device: DeviceKind)
             logits_values=rows_max * footprint.vocab,
         )
 
-    return plan_residency(
-        demand_at,
-        contexts=(wanted,) if wanted else open_contexts(footprint.context_max),
-        device=device,
-        choice=_CHOICE[job.spec.weights],
-        budget_nbytes=int(_available_nbytes(device) * (1 - config.MEMORY_RESERVE_FRACTION)),
-    )
+    return demand_at
 
 
 def _available_nbytes(device: DeviceKind) -> int:
