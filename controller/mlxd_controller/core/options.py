@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxd_controller.core.state import Model, Phase
+from mlxd_controller.core.state import JOINABLE, Model
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import LoadSpec, Weights, merge
 
@@ -21,7 +21,7 @@ def merged(given: LoadSpec, before: LoadSpec) -> LoadSpec:
 
 def conflict(model: Model, given: LoadSpec) -> InvalidRequest | None:
     """Return why `given` cannot be had from a model that is loaded, or being loaded, already."""
-    if model.phase not in (Phase.QUEUED, Phase.LOADING, Phase.READY):
+    if model.phase not in JOINABLE:
         return None
     plan = model.plan
     assert plan is not None

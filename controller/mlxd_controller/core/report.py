@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlxd_controller.core import evict, fit
 from mlxd_controller.core.options import merged
 from mlxd_controller.core.placing import room_of, victims_of
-from mlxd_controller.core.state import RESIDENT, State
+from mlxd_controller.core.state import JOINABLE, RESIDENT, State
 from mlxd_shared.requests import LoadSpec
 
 
@@ -27,7 +27,8 @@ class Report:
 def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> Report:
     """Return what a load of this model with `spec` would need, evict and come up against.
 
-    A resident model is reckoned as if its own memory were free, by the plan in force.
+    A resident model is reckoned as if its own memory were free; by the plan in force while it keeps
+    that, which `options.conflict` says of a `spec`.
     """
     model = state.models.get(digest)
     device = state.device
@@ -35,13 +36,13 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
         spec = merged(spec, model.spec)
     room = room_of(state)
     resident = model is not None and model.phase in RESIDENT
-    if model is not None and model.plan is not None and resident:
+    available, slots = room.free_bytes, room.free_slots
+    if model is not None and resident:
+        available, slots = available + model.reserved_bytes, slots + 1
+    if model is not None and model.plan is not None and model.phase in JOINABLE:
         plan = model.plan
-        available = room.free_bytes + model.reserved_bytes
-        slots = room.free_slots + 1
     else:
         plan = fit.plan(facts, spec, device)
-        available, slots = room.free_bytes, room.free_slots
     ever = plan.need_bytes <= device.budget_bytes
     now = plan.need_bytes <= available and slots > 0
     chosen = None

@@ -31,7 +31,7 @@ from mlxd_controller.core.events import (
 )
 from mlxd_controller.core.options import conflict, merged
 from mlxd_controller.core.placing import enqueue, place_all, too_large
-from mlxd_controller.core.state import Model, Phase, State, StopReason, Waiter, Want
+from mlxd_controller.core.state import JOINABLE, Model, Phase, State, StopReason, Waiter, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelDraining, ModelUnloaded, QueueFull, ShuttingDown
@@ -153,7 +153,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
 
 def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None:
     """Return why `given` cannot be had, before anything of it is remembered."""
-    if model.phase in (Phase.QUEUED, Phase.LOADING, Phase.READY):
+    if model.phase in JOINABLE:
         return conflict(model, given)
     plan = fit.plan(model.facts, merged(given, model.spec), turn.state.device)
     return too_large(model, plan, turn.state.device)

@@ -38,6 +38,9 @@ class Phase(enum.Enum):
 RESIDENT = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.UNLOADING})
 """Phases in which a worker process holds memory."""
 
+JOINABLE = frozenset({Phase.QUEUED, Phase.LOADING, Phase.READY})
+"""Phases in which a load joins the plan there is; after the others it makes a new one."""
+
 
 class Want(enum.Enum):
     """What a waiter waits for."""

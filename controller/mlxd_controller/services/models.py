@@ -16,6 +16,7 @@ from typing import Any
 from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
 from mlxd_controller.changes import Subscription
 from mlxd_controller.core import actions
+from mlxd_controller.core.options import conflict
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Model, Phase
 from mlxd_controller.ports import BrokenRef, Clock, ModelRef
@@ -76,6 +77,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             request.model, name=request.name, keep=not request.validate_only
         )
         _check_context(ref, spec)
+        if request.validate_only:
+            self._check_options(ref, spec)
         fit: types_pb2.FitReport | None = self._fit(ref, spec)
         if request.validate_only:
             yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
@@ -109,8 +112,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         ref = await self._catalog.find(request.model) if request.model else None
         with self._runtime.changes.subscribe(None if ref is None else ref.digest) as news:
             refs = await self._catalog.store.listed() if ref is None else (ref,)
-            for known in refs:
-                yield model_pb2.WatchModelsResponse(model=self._listed(known))
+            # All of one moment, from which the news goes on: a slow reader is never sent back.
+            views = [self._listed(known) for known in refs]
+            news.pending()
+            for view in views:
+                yield model_pb2.WatchModelsResponse(model=view)
             while True:
                 model = await news.next()
                 changed = self._catalog.store.known(model.digest)
@@ -126,6 +132,13 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         model = model or self._runtime.state.models.get(ref.digest)
         worker = None if model is None else self._runtime.workers.get(model.worker)
         return model_to_pb(ref, model, worker, self._clock)
+
+    def _check_options(self, ref: ModelRef, spec: LoadSpec) -> None:
+        """Refuse what a load of a model that is loaded already would be refused for."""
+        model = self._runtime.state.models.get(ref.digest)
+        problem = None if model is None else conflict(model, spec)
+        if problem is not None:
+            raise problem
 
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
@@ -149,8 +162,9 @@ async def _until_ready(
 ) -> AsyncGenerator[Model, None]:
     """Yield what happens to a model up to its being ready; raise the reason where it is not.
 
-    What is refused at once raises before anything is yielded.
+    What is refused at once raises before anything is yielded. What follows READY is not told.
     """
+    last: Model | None = None
     while not answer.done():
         step = asyncio.ensure_future(news.next())
         try:
@@ -158,8 +172,11 @@ async def _until_ready(
         finally:
             step.cancel()
         if step.done() and not step.cancelled() and not _failed(answer):
-            yield step.result()
+            last = step.result()
+            yield last
     answer.result()
+    if last is not None and last.phase is Phase.READY:
+        return
     for model in news.pending():
         yield model
         if model.phase is Phase.READY:
