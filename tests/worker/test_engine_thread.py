@@ -14,7 +14,14 @@ import pytest
 import pytest_asyncio
 
 from mlxd_shared import config
-from mlxd_shared.errors import InternalError, InvalidModel, LoadAbandoned, QueueFull, ShuttingDown
+from mlxd_shared.errors import (
+    InternalError,
+    InvalidModel,
+    LoadAbandoned,
+    ModelDraining,
+    QueueFull,
+    ShuttingDown,
+)
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.serving import Health
 from mlxd_worker.engine.request import Cancel, Event, Failed, Sink, StreamId, Submit
@@ -77,6 +84,13 @@ async def started() -> AsyncIterator[Started]:
     engine.start()
     yield Started(engine, faults, faulted)
     await engine.stop()
+
+
+def worker_on(started: Started) -> Worker:
+    """Return a worker without a server around a running engine thread."""
+    blas = BlasReport("reference", "", "", 1, "")
+    backend = Backend(kind(), "mlx", "0", compile_allowed=False, compile_reason="", blas=blas)
+    return Worker(Identity("me", "", backend), started.engine, Health(), stopping=asyncio.Event())
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +175,7 @@ async def test_a_load_can_be_given_up(started: Started, folder: Path) -> None:
 @pytest.mark.asyncio
 async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, folder: Path) -> None:
     """An unload right behind its load waits for no weights, and the load says why it ended."""
-    blas = BlasReport("reference", "", "", 1, "")
-    backend = Backend(kind(), "mlx", "0", compile_allowed=False, compile_reason="", blas=blas)
-    worker = Worker(Identity("me", "", backend), started.engine, Health(), stopping=asyncio.Event())
+    worker = worker_on(started)
     steps = worker.load(LoadJob(folder, "tiny", "d" * 64, LoadSpec()))
     await anext(steps)
 
@@ -173,6 +185,22 @@ async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, fo
         async for _ in steps:
             pass
     assert worker.phase is Phase.EMPTY
+
+
+@pytest.mark.asyncio
+async def test_a_load_does_not_slip_into_an_unload(started: Started, folder: Path) -> None:
+    """While an unload is under way a load is refused; it would be forgotten, model and all."""
+    worker = worker_on(started)
+    job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
+    async with started.held():
+        unload = asyncio.ensure_future(worker.unload())
+        await asyncio.sleep(0)
+        with pytest.raises(ModelDraining):
+            await anext(worker.load(job))
+    await unload
+
+    assert [step async for step in worker.load(job)][-1].stage == "ready"
+    assert worker.admit("tiny").job is job
 
 
 @pytest.mark.asyncio

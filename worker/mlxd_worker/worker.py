@@ -143,11 +143,13 @@ class Worker:
             ShuttingDown: the process is stopping.
             WrongWorker: another model is loaded or being loaded.
             InvalidRequest: the same model, but with other options.
-            ModelDraining: the same model, but it is on its way out.
+            ModelDraining: the same model is on its way out, or an unload is not done yet.
             InvalidModel: the folder cannot be served.
         """
         if self.stopping.is_set():
             raise ShuttingDown
+        if self._unloading.locked():  # it would take what is begun now for what it has ended
+            raise ModelDraining(job.name)
         if self._job is None or self.phase is Phase.FAILED:
             self._job, self.phase, self.progress = job, Phase.LOADING, Progress("starting")
             coming = self.engine.load(job, self._note)  # now: it may be given up from here on
