@@ -165,6 +165,19 @@ def test_a_file_that_shrinks_after_the_check_is_named(tmp_path: Path) -> None:
     assert caught.value.file == "model.safetensors"
 
 
+def test_a_file_that_vanishes_after_the_check_is_named_without_its_folder(tmp_path: Path) -> None:
+    """What a client is told names the file, never where it lay."""
+    folder = write_model(tmp_path, config_with())
+    files = inspect_model(folder)
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(InvalidModel, match="could not be opened") as caught:
+        load_model(files, form=FloatType.F32, progress=ignore_progress)
+
+    assert caught.value.file == "model.safetensors"
+    assert str(tmp_path) not in caught.value.describe()
+
+
 def test_a_file_that_shrinks_during_the_load_is_named(tmp_path: Path) -> None:
     """A file cut while its tensors are read is an error about the tensor that could not be."""
     folder = write_model(tmp_path, config_with())

@@ -172,7 +172,8 @@ def _open(file: Path) -> Mapping[str, mx.array]:
     try:
         loaded = mx.load(str(file), format="safetensors")
     except (RuntimeError, ValueError) as error:
-        raise InvalidModel(f"could not be opened: {error}", file=file.name) from error
+        reason = str(error).replace(str(file), file.name)  # where it lies is nobody's business
+        raise InvalidModel(f"could not be opened: {reason}", file=file.name) from error
     assert isinstance(loaded, dict)
     return loaded
 
