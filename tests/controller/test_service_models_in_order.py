@@ -16,12 +16,18 @@ from mlxd_controller.services.models import ModelService
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.requests import LoadSpec
 from tests.controller.core_conversation import Conversation
+from tests.fakes.store import FakeStore
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, facts
 
 READY = types_pb2.MODEL_STATE_READY
 NO_CONTEXT = cast("Any", None)
+
+
+def service_of(stack: Stack, store: FakeStore) -> ModelService:
+    """Return the service itself, whose messages are read one by one."""
+    return ModelService(Catalog(store, stack.runtime), stack.runtime, stack.clock)
 
 
 async def load(stack: Stack, model: str = "a", **fields: Any) -> list[model_pb2.LoadModelResponse]:
@@ -33,12 +39,17 @@ async def load(stack: Stack, model: str = "a", **fields: Any) -> list[model_pb2.
 @pytest.mark.asyncio
 async def test_a_loaded_model_may_be_loaded_with_keep_alive_zero() -> None:
     """It was ready, which the last message says; that it goes then is no part of the load."""
-    async with controller_stack() as stack:
+    store = store_of({"a": 10})
+    async with controller_stack(store=store) as stack:
         await load(stack)
-        messages = await load(stack, options=types_pb2.LoadOptions(keep_alive=Duration()))
+        options = types_pb2.LoadOptions(keep_alive=Duration())
+        asked = model_pb2.LoadModelRequest(model="a", options=options)
+        async with aclosing(service_of(stack, store).LoadModel(asked, NO_CONTEXT)) as messages:
+            states = [(await anext(messages)).model.state]
+            await stack.until("a", Phase.UNLOADED)
+            states += [message.model.state async for message in messages]
 
-        assert messages[-1].model.state == READY
-        await stack.until("a", Phase.UNLOADED)
+    assert states == [READY]
 
 
 @pytest.mark.asyncio
@@ -46,8 +57,7 @@ async def test_a_slow_watcher_is_not_sent_back_in_time() -> None:
     """The list is of one moment: a load while it is read comes after it, whole."""
     store = store_of({"a": 10, "b": 10})
     async with controller_stack(store=store) as stack:
-        service = ModelService(Catalog(store, stack.runtime), stack.runtime, stack.clock)
-        watch = service.WatchModels(model_pb2.WatchModelsRequest(), NO_CONTEXT)
+        watch = service_of(stack, store).WatchModels(model_pb2.WatchModelsRequest(), NO_CONTEXT)
         async with aclosing(watch) as messages:
             assert (await anext(messages)).model.name == "a"
             await load(stack, "b")
