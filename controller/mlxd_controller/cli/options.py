@@ -30,10 +30,13 @@ def _parser(parse: Callable[[str], _T]) -> Callable[[str | _T], _T]:
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, equals, bias = text.partition("=")
-    if not equals or not token_id.isdecimal():
-        message = f"{text!r} is not ID=BIAS, for example 42=-5"
-        raise ValueError(message)
-    return int(token_id), float(bias)
+    try:
+        if equals and token_id.isdecimal():
+            return int(token_id), float(bias)
+    except ValueError:
+        pass  # no number: told below
+    message = f"--logit-bias: {text!r} is not ID=BIAS, for example 42=-5"
+    raise ValueError(message)
 
 
 # What `Annotated` needs to know of a parsed value is only that somebody has parsed it.

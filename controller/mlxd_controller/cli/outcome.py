@@ -55,6 +55,12 @@ def run(
         code = _report(_only_expected(group), address)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise
+        # Bytes of the command line that are no text arrive as characters that UTF-8 lacks.
+        complain("an argument or the standard input is not UTF-8 text")
+        code = ExitCode.USAGE
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; let it flush into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +81,10 @@ def _only_expected(group: ExceptionGroup[Exception]) -> e.MlxdError:
 
 
 def _report(error: e.MlxdError, address: str) -> ExitCode:
-    complain(_unreachable(address) if is_unreachable(error) else error.describe())
+    if isinstance(error, RemoteError) and is_unreachable(error):
+        complain(_unreachable(address, error.message))
+    else:
+        complain(error.describe())
     return exit_code_of(error)
 
 
@@ -115,7 +124,18 @@ def is_unreachable(error: e.MlxdError) -> bool:
     return isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAVAILABLE
 
 
-def _unreachable(address: str) -> str:
+def _unreachable(address: str, message: str) -> str:
+    """Return what to do; `message` is gRPC's, in whose words alone TLS troubles show."""
+    if "handshake failed" in message:
+        return (
+            f"no TLS with what listens at {address}: it serves without TLS (then leave --tls-ca"
+            " out), or others than --tls-ca signed its certificate"
+        )
+    if "failed to connect" in message and "Socket closed" in message:
+        return (
+            f"what listens at {address} hangs up: a server with TLS needs --tls-ca, and --tls-cert"
+            " where it asks for one"
+        )
     return f"no server answers at {address}; start one with `mlxd serve`, or see --address"
 
 

@@ -101,18 +101,36 @@ def _show(status: Status, *, as_json: bool) -> None:
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
-    memory, library = worker.memory, worker.math_library
-    accounts = ", ".join(f"{a.name} {format_bytes(a.nbytes)}" for a in memory.accounts if a.nbytes)
-    devices = ", ".join(f"{name} {format_bytes(held)}" for name, held in memory.devices.items())
+    """Return the lines about a worker; one that has told nothing of itself has no figures."""
+    return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
+
+
+def _identity(worker: WorkerStatus) -> list[tuple[str, str]]:
     return [
         (
             worker.model_name,
             (
-                f"{worker.state.value}, pid {worker.pid}, {show.short(worker.model_digest)}"
-                f" at {worker.address}"
+                f"{worker.state.value}, pid {worker.pid or '-'},"
+                f" {show.short(worker.model_digest)} at {worker.address or '-'}"
             ),
         ),
         ("model", worker.model_path),
+    ]
+
+
+def _end(worker: WorkerStatus) -> list[tuple[str, str]]:
+    return [
+        ("error", worker.last_error),
+        ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
+        *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
+    ]
+
+
+def _figures(worker: WorkerStatus) -> list[tuple[str, str]]:
+    memory, library = worker.memory, worker.math_library
+    accounts = ", ".join(f"{a.name} {format_bytes(a.nbytes)}" for a in memory.accounts if a.nbytes)
+    devices = ", ".join(f"{name} {format_bytes(held)}" for name, held in memory.devices.items())
+    return [
         (
             "runs on",
             (
@@ -156,7 +174,4 @@ def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
             "figures",
             f"{format_duration(worker.figures_age_s)} old, {worker.cpu_s:.1f} s of CPU",
         ),
-        ("error", worker.last_error),
-        ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
-        *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
     ]

@@ -117,7 +117,7 @@ class FolderStore:
         ref = self._refs.get(digest)
         if ref is None:
             names = ", ".join(sorted(self._paths)[:NAMES_IN_HINT_MAX])
-            raise ModelNotFound(digest, f"there are {names}" if names else "none is configured")
+            raise ModelNotFound(digest, f"known: {names}" if names else "none is configured")
         return ref
 
     async def _read_good(self, path: Path) -> _Entry:

@@ -1,0 +1,102 @@
+"""What `mlxd` says of TLS that does not match, text that is none, workers that said nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mlxd_controller.store.folders import FolderStore
+from mlxd_shared.errors import ModelNotFound
+from mlxd_shared.listeners import OPEN, ListenerFiles, ListenerSecurity
+from mlxd_shared.net import parse_address
+from mlxd_shared.serving import Health, listen, make_server
+from tests.fakes import replies
+from tests.fakes.mlxd_server import Answers, serving
+from tests.support.certificates import Authority
+from tests.support.cli import mlxd
+
+
+@asynccontextmanager
+async def health_server(security: ListenerSecurity) -> AsyncIterator[str]:
+    """A server of nothing but health; yields its address."""
+    health = Health()
+    server = make_server(health, (), security=security)
+    address = listen(server, parse_address("127.0.0.1:0"), security=security)
+    await health.set("", serving=True)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_plain_text_to_a_tls_server_points_at_tls_ca(tmp_path: Path) -> None:
+    """Something answers, so that "start a server" would be the wrong advice."""
+    pair = Authority(tmp_path).issue()
+    async with health_server(ListenerFiles(pair.cert, pair.key).load()) as address:
+        ran = await mlxd("health", "--address", address)
+
+    assert ran.code == 4
+    assert "a server with TLS needs --tls-ca" in ran.err
+
+
+@pytest.mark.asyncio
+async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) -> None:
+    """TLS to a plain server, and a certificate of others, both speak of --tls-ca."""
+    ours, others = Authority(tmp_path), Authority(tmp_path, "others")
+    pair = others.issue()
+    with_ours = ("--tls-ca", f"{ours.path}", "--address")
+    async with (
+        health_server(OPEN) as plain,
+        health_server(ListenerFiles(pair.cert, pair.key).load()) as foreign,
+    ):
+        to_plain = await mlxd(*with_ours, plain, "health")
+        to_foreign = await mlxd(*with_ours, foreign, "health")
+
+    for ran in (to_plain, to_foreign):
+        assert ran.code == 4
+        assert "no TLS with what listens at" in ran.err
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "arguments", [("generate", "m", "a\udcffb"), ("unload", "\udcff"), ("tokenize", "m", "\udcff")]
+)
+async def test_what_is_not_utf8_is_bad_usage(arguments: tuple[str, ...]) -> None:
+    """Bytes that are no text are refused in one line, before anything is sent."""
+    async with serving(Answers()) as fake:
+        ran = await mlxd(*arguments, "--address", fake.address)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "mlxd: an argument or the standard input is not UTF-8 text\n"
+    assert not fake.requests
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_never_told_its_figures_has_none() -> None:
+    """One that died before it could speak shows who it was and how it ended, and no zeros."""
+    status = replies.status()
+    del status.workers[:]
+    worker = status.workers.add(model_name="demo", last_error="it died", exit_code=3)
+    worker.last_lines.append("oh no")
+    async with serving(Answers(statuses=[status])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+
+    assert ran.code == 0
+    assert "runs on" not in ran.out
+    assert "0 threads" not in ran.out
+    for told in ("pid -", "it died", "3", "oh no"):
+        assert told in ran.out
+
+
+@pytest.mark.asyncio
+async def test_a_path_too_long_to_look_at_is_not_found() -> None:
+    """The system's own refusal is the client's mistake, not a bug."""
+    store = FolderStore(())
+    with pytest.raises(ModelNotFound) as caught:
+        await store.add(Path("/" + "a" * 5000), name="")
+    assert "too long" in caught.value.describe()
