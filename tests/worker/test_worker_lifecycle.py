@@ -102,7 +102,9 @@ async def test_a_load_that_fails_leaves_nothing(
     weights.write_bytes(weights.read_bytes()[:-8])
     untokenised = write_tiny_model(tmp_path / "untokenised")
     (untokenised / "tokenizer.json").unlink()
+    speechless = write_tiny_model(tmp_path / "speechless", nan_token=0)
     cases: tuple[tuple[Path, dict[str, Any], type[MlxdError], str], ...] = (
+        (speechless, {}, InvalidModel, "cannot generate with weights as F32"),
         (broken, {}, InvalidModel, "model.safetensors"),
         (untokenised, {}, InvalidModel, "tokenizer.json"),
         (tmp_path / "absent", {}, InvalidModel, "config.json"),

@@ -15,7 +15,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import DEFAULTS, Sampling, Weights, merge
@@ -109,7 +109,11 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
         Limits(context_length=context_length, rows_max=rows_max),
     )
     report(Progress("warming up", read_nbytes, read_nbytes))
-    warm_up(engine)
+    try:
+        warm_up(engine)
+    except MlxdError as error:
+        problem = f"cannot generate with weights as {plan.form}: {error.describe()}"
+        raise InvalidModel(problem) from error
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
@@ -189,10 +193,10 @@ class _LastEvent:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run a few tokens through every path, so that the first request pays for none of them.
+    """Prefill, decode one row and decode rows side by side, so that no request pays for the first.
 
     Raises:
-        Whatever the model's failure is; the load has then failed.
+        MlxdError: what a stream ended with, such as logits that are no numbers.
     """
     sinks = [_LastEvent() for _ in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max))]
     for index, sink in enumerate(sinks):
