@@ -2,7 +2,8 @@
 
 Invariants:
 - Event loop only. Counters and histograms begin at 0 with the process.
-- Every Generate call is counted once, under the status code that its client was sent.
+- Every Generate call is counted once, under the status code that its client was sent; one whose
+  client left, or let its deadline pass, under CANCELLED.
 """
 
 from __future__ import annotations
