@@ -12,6 +12,8 @@ NO_FINISH = "none"
 UNKNOWN_MODEL = "unknown"
 """The label of requests that name no model of ours, so that clients cannot grow the metrics."""
 
+AGE_BOUNDS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
+
 
 class Metrics:
     """All counters and histograms of a controller, 0 at its start."""
@@ -34,6 +36,9 @@ class Metrics:
             "mlxd_cache_misses_total", "Requests that reused no state, by why."
         )
         self.loads = Counter("mlxd_model_loads_total", "Loads begun, by what asked for them.")
+        self.cold_starts = Counter(
+            "mlxd_model_cold_starts_total", "Requests that had to wait for their model."
+        )
         self.evictions = Counter(
             "mlxd_model_evictions_total",
             "Models unloaded, by why: room, expired, asked, shutdown.",
@@ -59,6 +64,11 @@ class Metrics:
             "mlxd_e2e_request_latency_seconds", "From a request's arrival to its end."
         )
         self.load_seconds = Histogram("mlxd_model_load_seconds", "Duration of loads, by outcome.")
+        self.age_at_eviction = Histogram(
+            "mlxd_model_age_at_eviction_seconds",
+            "How long an unloaded model had been ready, by why it was unloaded.",
+            bounds=AGE_BOUNDS_S,
+        )
 
     def ended(self, *, model: str, code: grpc.StatusCode, finish: str, duration_s: float) -> None:
         """Count one Generate that is over, however it ended."""
@@ -85,11 +95,12 @@ class Metrics:
         """Return every family for the wire, empty ones too."""
         counters = (
             self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens,
-            self.cache_hits, self.cache_misses, self.loads, self.evictions, self.restarts,
+            self.cache_hits, self.cache_misses, self.loads, self.cold_starts, self.evictions,
+            self.restarts,
         )  # fmt: skip
         histograms = (
             self.first_token, self.inter_token, self.queue, self.load_wait, self.duration,
-            self.load_seconds,
+            self.load_seconds, self.age_at_eviction,
         )  # fmt: skip
         return [*map(counter_to_pb, counters), *map(histogram_to_pb, histograms)]
 

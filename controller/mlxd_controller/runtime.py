@@ -282,6 +282,8 @@ class Runtime:
             return
         worker = self.workers.get(number)
         assert worker is not None, number
+        if waited_s > 0:
+            self.metrics.cold_starts.add(model=worker.name)
         lease = Lease(ticket, self._state.models[worker.digest], worker, waited_s)
         self._leases[ticket] = lease
         answer.set_result(lease)
@@ -333,6 +335,7 @@ class Runtime:
         else:
             outcome = "ready"
             worker.loading = None
+            worker.ready_s = clock.now_s()
             self.post(ev.Ready(worker.number))
             self._tasks.create_task(self._watch(worker))
         finally:
@@ -353,6 +356,9 @@ class Runtime:
         worker = self.workers.get(number)
         assert worker is not None, number
         self.metrics.evictions.add(model=worker.name, reason=reason.value)
+        if worker.ready_s is not None:
+            age_s = self._ports.clock.now_s() - worker.ready_s
+            self.metrics.age_at_eviction.observe(age_s, model=worker.name, reason=reason.value)
         _log.info("unloading", model=worker.name, reason=reason.value)
         await end_worker(worker)
         self.post(ev.Unloaded(worker.number))

@@ -40,6 +40,8 @@ class Worker:
     process: WorkerProcess | None = None
     link: WorkerLink | None = None
     loading: asyncio.Task[None] | None = None
+    ready_s: float | None = None
+    """When its model became ready."""
     stopping: bool = False
     error: MlxdError | None = None
     figures: status_pb2.WorkerStatus | None = None

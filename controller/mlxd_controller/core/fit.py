@@ -17,6 +17,7 @@ from mlxd_shared.units import format_bytes
 KV_CLASS_TOKENS = 256
 """A row's keys and values are allotted in multiples of this many tokens."""
 
+PROCESS_TERM = "process"
 PROCESS_BYTES = 96 * config.MIB
 """A worker before it holds a model: interpreter, MLX, BLAS, gRPC, tokenizer."""
 
@@ -90,6 +91,11 @@ class Plan:
         """The sum of the terms."""
         return sum(term.nbytes for term in self.terms)
 
+    @property
+    def arrays_bytes(self) -> int:
+        """The need but for the process itself: what MLX is to hold at most."""
+        return sum(term.nbytes for term in self.terms if term.name != PROCESS_TERM)
+
 
 def plan(facts: ModelFacts, spec: LoadSpec, device: Device) -> Plan:
     """Return the best plan for `device` that honours `spec`; the caller compares its need.
@@ -149,7 +155,7 @@ def reckon(facts: ModelFacts, device: Device, *, weights: Weights, context: int,
             int(activations.nbytes * POOL_FRACTION),
             f"{POOL_FRACTION:.0%} of the activations, kept for reuse",
         ),
-        Term("process", PROCESS_BYTES, "interpreter and libraries"),
+        Term(PROCESS_TERM, PROCESS_BYTES, "interpreter and libraries"),
     )
     return Plan(device.name, weights, context, rows, terms)
 

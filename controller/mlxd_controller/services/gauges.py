@@ -15,13 +15,17 @@ Figure = Callable[[status_pb2.WorkerStatus], float]
 
 def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFamily]:
     """Return every gauge for the wire."""
-    of_workers = [(w.name, w.figures) for w in workers if w.figures is not None]
+    measured = [(w.name, w.plan, w.figures) for w in workers if w.figures is not None]
 
     def each(figure: Figure) -> Gauges:
-        return {labels(model=name): figure(figures) for name, figures in of_workers}
+        return {labels(model=name): figure(figures) for name, _, figures in measured}
 
     models = [model for model in state.models.values() if model.reserved_bytes]
     waiting = {labels(model=m.name): float(len(m.waiters)) for m in state.models.values()}
+    peaks = [(name, plan, figures.memory.mlx_peak_bytes) for name, plan, figures in measured]
+    errors = {
+        labels(model=name): peak / plan.arrays_bytes - 1 for name, plan, peak in peaks if peak
+    }
     budgets = {labels(device=d.name): float(d.budget_bytes) for d in state.devices}
     reserved = {labels(model=m.name): float(m.reserved_bytes) for m in models}
     return [
@@ -34,7 +38,7 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
             each(lambda w: w.streams_waiting),
         ),
         gauge_to_pb(
-            "mlxd_load_waiters", "Requests that wait for their model to be ready.", waiting
+            "mlxd_load_wait_queue", "Requests that wait for their model to be ready.", waiting
         ),
         gauge_to_pb("mlxd_kv_cache_usage_ratio", "Part of the rows' tokens in use.", each(_kv_use)),
         gauge_to_pb(
@@ -46,6 +50,16 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
             "mlxd_memory_measured_bytes",
             "What a worker accounts for.",
             each(lambda w: w.memory.total_bytes),
+        ),
+        gauge_to_pb(
+            "mlxd_memory_peak_bytes",
+            "The most that MLX held in a worker.",
+            each(lambda w: w.memory.mlx_peak_bytes),
+        ),
+        gauge_to_pb(
+            "mlxd_fit_estimate_error_ratio",
+            "How far the peak is from what was planned, process apart; above 0 it was too little.",
+            errors,
         ),
         gauge_to_pb("mlxd_memory_reserved_bytes", "What a model's plan reserves.", reserved),
         gauge_to_pb("mlxd_memory_budget_bytes", "What models may use in all.", budgets),
