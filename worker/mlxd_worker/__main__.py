@@ -15,6 +15,7 @@ from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.machine.blas import THREADS_VARIABLE
 from mlxd_worker.options import Options, parse_options
 
+TOKENIZERS_VARIABLE = "TOKENIZERS_PARALLELISM"
 _log = logs.get_logger("worker")
 
 
@@ -44,6 +45,8 @@ def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
 def _prepare(options: Options) -> Backend:
     if options.threads is not None:
         os.environ[THREADS_VARIABLE] = str(options.threads)
+    # Each text on the thread that asks: on the library's own, a short one would wait for long ones.
+    os.environ.setdefault(TOKENIZERS_VARIABLE, "false")
     return prepare_backend()
 
 

@@ -21,6 +21,9 @@ from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit,
 from mlxd_worker.facts import Loaded
 from mlxd_worker.worker import Worker
 
+NORMALISED_CHARS_MAX = 4
+"""Characters that a tokenizer may make one of before it splits a text: a letter and its accents."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -69,6 +72,7 @@ async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
     """Return the prompt's ids, at least one and fewer than the context holds."""
     if isinstance(spec.prompt, str):
         field = "text"
+        _check_length(spec.prompt, loaded)
         prompt = tuple(await asyncio.to_thread(loaded.tokenizer.encode, spec.prompt))
     else:
         field, prompt = "tokens", spec.prompt
@@ -87,6 +91,20 @@ async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
         )
         raise InvalidRequest.of(field, limit)
     return prompt
+
+
+def _check_length(text: str, loaded: Loaded) -> None:
+    """Refuse a text that the context could not hold if every token were the longest there is.
+
+    To tokenise it first could take a minute, and memory for every one of its tokens.
+    """
+    chars_max = loaded.context_length * loaded.tokenizer.piece_chars_max * NORMALISED_CHARS_MAX
+    if len(text) > chars_max:
+        limit = (
+            f"the prompt has {len(text)} characters; the context of {loaded.context_length} "
+            f"tokens takes at most {chars_max}"
+        )
+        raise InvalidRequest.of("text", limit)
 
 
 def _submit(

@@ -4,6 +4,8 @@ Invariants
 - Text that a user wrote stays text: it never turns into special tokens unless the caller asks.
 - A text begins with at most one BOS.
 - Encoding and decoding are safe from any thread; a `Detokenizer` belongs to one stream.
+- Neither keeps the interpreter's lock, however long the text: the library gives it back for a
+  batch, of one here, but not for a single text.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -45,6 +48,8 @@ class Tokenizer:
         """The ids that end a text, in the order of the file that names them; maybe none."""
         self.vocab_size: int = raw.get_vocab_size(with_added_tokens=True)
         """How many ids the tokenizer has, added tokens included; a model may have more rows."""
+        self.piece_chars_max: int = max(map(len, raw.get_vocab(with_added_tokens=True)), default=1)
+        """The longest spelling in the vocabulary; no id stands for more characters of a text."""
 
     def encode(
         self, text: str, *, begin_text: bool = True, parse_special: bool = False
@@ -57,7 +62,7 @@ class Tokenizer:
         as a chat template's.
         """
         raw = self._parsing_raw() if parse_special else self._raw
-        plain = raw.encode(text, add_special_tokens=False)
+        plain: Encoding = raw.encode_batch_fast([text], add_special_tokens=False)[0]
         ids: list[int] = plain.ids
         return self._begin_text(ids, raw.post_process(plain).ids) if begin_text else ids
 
@@ -66,8 +71,8 @@ class Tokenizer:
 
         An id that the tokenizer does not have (padding rows of the model) has no text.
         """
-        text: str = self._raw.decode(ids, skip_special_tokens=skip_special)
-        return text
+        (text,) = self._raw.decode_batch([ids], skip_special_tokens=skip_special)
+        return str(text)
 
     def token_text(self, token_id: int) -> str | None:
         """Return the vocabulary's own spelling of an id, or None where it has no such id."""
