@@ -150,6 +150,8 @@ def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
         return [FieldViolation(kind, "the prompt is empty; at least one token is needed")]
     if kind == "text" and len(pb.text) > config.PROMPT_CHARS_MAX:
         return [FieldViolation("text", f"at most {config.PROMPT_CHARS_MAX} characters")]
+    if len(pb.tokens.ids) > config.TOKENIZE_IDS_MAX:
+        return [FieldViolation("tokens.ids", f"at most {config.TOKENIZE_IDS_MAX} ids")]
     return []
 
 

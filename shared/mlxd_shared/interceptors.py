@@ -1,8 +1,9 @@
 """One server interceptor: every exception becomes a status with details, and nothing leaks.
 
 MlxdError travels as `status.to_status` says. Anything else is a bug: the log gets the traceback
-under an error id, the client gets INTERNAL with that id. CancelledError is re-raised untouched:
-swallowing it leaks the call's objects in grpc.aio.
+under an error id, the client gets INTERNAL with that id. A request that cannot be read is
+InvalidRequest. CancelledError is re-raised untouched: swallowing it leaks the call's objects in
+grpc.aio.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from mlxd_shared.errors import InternalError, MlxdError
+from mlxd_shared.errors import InternalError, InvalidRequest, MlxdError
 from mlxd_shared.logs import get_logger
 from mlxd_shared.status import RemoteError, shorten, to_status
 
@@ -61,18 +63,43 @@ def _wrap(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:  # noqa
         (True, False): handler.stream_unary,
         (True, True): handler.stream_stream,
     }[handler.request_streaming, handler.response_streaming]
+    read = handler.request_deserializer
     guard = _guard_stream if handler.response_streaming else _guard_unary
     wrapped: grpc.RpcMethodHandler[Any, Any] = make(
         guard(behaviour, method),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=read if handler.request_streaming else _lenient(read),
         response_serializer=handler.response_serializer,
     )
     return wrapped
 
 
+class _Unreadable:
+    """Stands for a request that is no message of the method's type."""
+
+
+def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Let what cannot be read reach the guard: outside it, the failure would be UNKNOWN."""
+    if deserialize is None:
+        return None
+
+    def read(raw: bytes) -> Any:  # noqa: ANN401
+        try:
+            return deserialize(raw)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _check_readable(request: object) -> None:
+    if isinstance(request, _Unreadable):
+        raise InvalidRequest.of("request", "is not a message of this method's type")
+
+
 def _guard_unary(behaviour: Any, method: str) -> Any:  # noqa: ANN401
     async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
         try:
+            _check_readable(request)
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
@@ -85,6 +112,7 @@ def _guard_unary(behaviour: Any, method: str) -> Any:  # noqa: ANN401
 def _guard_stream(behaviour: Any, method: str) -> Any:  # noqa: ANN401
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
         try:
+            _check_readable(request)
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     yield message

@@ -123,6 +123,8 @@ BAD_REQUESTS = [
     (generate(text=""), "text", "the prompt is empty"),
     (generate(tokens=inference_pb2.TokenIds()), "tokens", "the prompt is empty"),
     (generate(text="x" * (config.PROMPT_CHARS_MAX + 1)), "text", "at most"),
+    (generate(tokens=inference_pb2.TokenIds(ids=[1] * (config.TOKENIZE_IDS_MAX + 1))),
+     "tokens.ids", "at most"),
     (generate(model="m" * (config.MODEL_NAME_CHARS_MAX + 1)), "model", "at most 512"),
     (generate(max_tokens=0), "max_tokens", "0 is below 1"),
     (generate(max_tokens=-1), "max_tokens", "-1 is below 1"),

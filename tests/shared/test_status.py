@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from structlog.testing import capture_logs
@@ -175,6 +176,36 @@ async def test_an_error_after_a_message(kind: str) -> None:
 
     assert seen == [b"message", b"message"]
     assert public_fields(from_call(caught.value)) == public_fields(error)
+
+
+class Unreadable(grpc.GenericRpcHandler):
+    """Methods whose requests are bytes that are no message."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        async def unary(request: object, context: Context) -> bytes:
+            return b"answer"
+
+        async def stream(request: object, context: Context) -> AsyncIterator[bytes]:
+            yield b"message"
+
+        def read(raw: bytes) -> object:
+            raise DecodeError(SECRET)
+
+        if details.method.endswith("unary_stream"):
+            return grpc.unary_stream_rpc_method_handler(stream, request_deserializer=read)
+        return grpc.unary_unary_rpc_method_handler(unary, request_deserializer=read)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_a_request_that_cannot_be_read_is_invalid(kind: str) -> None:
+    """Not UNKNOWN with the name of a Python class: the caller is told what it did."""
+    async with serving(Unreadable()) as channel:
+        error = from_call(await failure(channel, kind))
+
+    assert isinstance(error, errors.InvalidRequest)
+    assert [violation.field for violation in error.violations] == ["request"]
+    assert SECRET not in error.describe()
 
 
 @pytest.mark.asyncio
