@@ -104,3 +104,21 @@ async def test_a_folder_is_inspected_without_being_taken_in(kind: str, tmp_path:
     assert seen == added == again
     assert (await store.resolve("mine")).digest == added.digest
     assert (await store.add(paths["d"], name="")).aliases == ("mine",)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_digest_never_leads_to_other_content(kind: str, tmp_path: Path) -> None:
+    """A folder whose files have changed is another model: its former digest is not found."""
+    store, paths = make_store(kind, tmp_path)
+    before = await store.resolve("c")
+    assert (await store.resolve(before.digest)).path == paths["c"]
+    if isinstance(store, FakeStore):
+        store.put(paths["c"], "digest-new", facts(3))
+    else:
+        write_tiny_model(paths["c"], seed=9)
+
+    with pytest.raises(ModelNotFound):
+        await store.resolve(before.digest)
+    assert (await store.resolve("c")).digest != before.digest
+    assert store.known(before.digest) is not None  # what is loaded keeps its name

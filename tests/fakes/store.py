@@ -28,8 +28,9 @@ class FakeStore:
         """Return the model of a name, alias or digest."""
         if name in self._names:
             return self._ref(self._names[name])
-        if name in self._refs:
-            return self._refs[name]
+        for known in self._refs.values():
+            if known.digest == name and self._folders[known.path][0] == name:
+                return known
         raise ModelNotFound(name, "no such name")
 
     def only_name(self) -> str:

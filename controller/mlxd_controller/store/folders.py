@@ -57,10 +57,15 @@ class FolderStore:
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
-        if name not in self._paths:
-            return self._by_digest(name)
-        path = self._paths[name]
-        return self._ref(path, await self._read_good(path))
+        if name in self._paths:
+            path = self._paths[name]
+            return self._ref(path, await self._read_good(path))
+        for path in self._folders_of(name):
+            entry = await self._read(path)
+            if self._is(path, name):  # still: a changed folder is another model
+                return self._ref(path, entry)
+        names = ", ".join(sorted(self._paths)[:NAMES_IN_HINT_MAX])
+        raise ModelNotFound(name, f"known: {names}" if names else "none is configured")
 
     def only_name(self) -> str:
         """Return the name to take where none is given; see the port."""
@@ -113,12 +118,9 @@ class FolderStore:
             raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
         return path
 
-    def _by_digest(self, digest: str) -> ModelRef:
-        ref = self._refs.get(digest)
-        if ref is None:
-            names = ", ".join(sorted(self._paths)[:NAMES_IN_HINT_MAX])
-            raise ModelNotFound(digest, f"known: {names}" if names else "none is configured")
-        return ref
+    def _folders_of(self, digest: str) -> list[Path]:
+        """Return the folders that had this digest when they were last read."""
+        return sorted({path for path in self._paths.values() if self._is(path, digest)})
 
     async def _read_good(self, path: Path) -> _Entry:
         entry = await self._read(path)
