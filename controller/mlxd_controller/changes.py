@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlxd_controller.core.state import Model
+from mlxd_shared import config
 from mlxd_shared.errors import QueueFull
 
 WATCH_QUEUE_MAX = 1024
@@ -69,7 +70,13 @@ class Changes:
 
     @contextmanager
     def subscribe(self, digest: str | None = None) -> Iterator[Subscription]:
-        """Hear of every change from now on, of one model or of all."""
+        """Hear of every change from now on, of one model or of all.
+
+        Raises:
+            QueueFull: WATCHERS_MAX hear already.
+        """
+        if len(self._subscriptions) >= config.WATCHERS_MAX:
+            raise QueueFull("watchers", config.WATCHERS_MAX)
         subscription = Subscription(digest)
         self._subscriptions.add(subscription)
         try:

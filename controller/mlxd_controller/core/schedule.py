@@ -184,6 +184,10 @@ def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
     if model is None:
         turn.do(Done(event.ticket))
         return
+    if len(model.unloaders) >= config.UNLOAD_WAITERS_MAX:
+        error = QueueFull("requests that wait for an unload", config.UNLOAD_WAITERS_MAX)
+        turn.do(Refuse(event.ticket, error))
+        return
     model = turn.refuse_waiters(model, ModelUnloaded(model.name))
     model = turn.forget_options(model)
     model = turn.put(replace(model, unloaders=(*model.unloaders, event.ticket)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from mlxd_controller.core.state import RESIDENT
 from mlxd_controller.ports import ModelRef, ModelStore
 from mlxd_controller.runtime import Runtime
+from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, ModelNotFound
 
 
@@ -27,13 +28,17 @@ class Catalog:
 
         Raises:
             ModelNotFound, InvalidModel: see the store.
-            InvalidRequest: `name` is empty and there is not exactly one model.
+            InvalidRequest: `name` is empty and there is not exactly one model, or is too long.
         """
+        if len(name) > config.MODEL_NAME_CHARS_MAX:
+            raise InvalidRequest.of("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")
         name = name or self.store.only_name()
         return self._resident(name) or await self.store.resolve(name)
 
     async def find_to_load(self, model: str, *, name: str, keep: bool) -> ModelRef:
         """Return the model that a load names: as `find`, or a folder's, taken in with `keep`."""
+        if len(model) > config.PATH_CHARS_MAX:
+            raise InvalidRequest.of("model", f"at most {config.PATH_CHARS_MAX} characters")
         if model.startswith("/"):
             if keep:
                 return await self.store.add(Path(model), name=name)

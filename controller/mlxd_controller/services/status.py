@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 
 import psutil
@@ -25,7 +26,7 @@ from mlxd_controller.services.worker_view import worker_to_pb
 from mlxd_controller.workers import Worker
 from mlxd_shared import config
 from mlxd_shared.convert import duration_from_pb, timestamp_to_pb
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.errors import InvalidRequest, QueueFull
 from mlxd_shared.interceptors import Context
 
 
@@ -37,6 +38,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         self._runtime = runtime
         self._clock = clock
         self._started_unix_s = clock.unix_s()
+        self._watchers = 0
 
     async def GetStatus(
         self, request: status_pb2.GetStatusRequest, context: Context
@@ -56,9 +58,20 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             limit = f"at least {config.WATCH_INTERVAL_MIN_S} s"
             raise InvalidRequest.of("interval", limit)
         digest = await self._digest(request.model)
-        while True:
-            yield status_pb2.WatchStatusResponse(status=await self.read(digest))
-            await asyncio.sleep(interval_s)
+        with self._watching():
+            while True:
+                yield status_pb2.WatchStatusResponse(status=await self.read(digest))
+                await asyncio.sleep(interval_s)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        if self._watchers >= config.STATUS_WATCHERS_MAX:
+            raise QueueFull("status watchers", config.STATUS_WATCHERS_MAX)
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
 
     async def _digest(self, model: str) -> str:
         return (await self._catalog.find(model)).digest if model else ""

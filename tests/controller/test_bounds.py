@@ -1,0 +1,89 @@
+"""What clients can pile up in the controller has a bound, with an error of its own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from mlxd.v1 import inference_pb2, model_pb2, status_pb2
+from mlxd_controller.changes import Changes
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest, QueueFull
+from tests.controller.core_conversation import Conversation
+from tests.support.calls import error_of
+from tests.support.controller_stack import Stack, controller_stack
+from tests.support.model_facts import device
+
+LONG = "x" * (config.PATH_CHARS_MAX + 1)
+
+
+def test_waits_for_an_unload_are_bounded() -> None:
+    """One more is refused by name; the others are answered when the model is gone."""
+    talk = Conversation(device(1 << 14))
+    talk.serve("m")
+    waiting = [talk.unload("m")[0] for _ in range(config.UNLOAD_WAITERS_MAX)]
+    late, _ = talk.unload("m")
+
+    error = talk.refusal(late)
+    assert isinstance(error, QueueFull)
+    assert error.limit == config.UNLOAD_WAITERS_MAX
+    assert talk.model("m").unloaders == tuple(waiting)
+
+
+def test_watchers_are_bounded() -> None:
+    """One more is refused by name; there is room again when one has gone."""
+    changes = Changes()
+    with ExitStack() as watching:
+        for _ in range(config.WATCHERS_MAX):
+            watching.enter_context(changes.subscribe())
+        with pytest.raises(QueueFull) as caught, changes.subscribe():
+            pass
+        assert caught.value.limit == config.WATCHERS_MAX
+    with changes.subscribe():
+        pass
+
+
+@pytest.mark.asyncio
+async def test_watchers_of_the_status_are_bounded() -> None:
+    """RESOURCE_EXHAUSTED for one more."""
+    async with controller_stack() as stack:
+        calls = [
+            stack.status.WatchStatus(status_pb2.WatchStatusRequest())
+            for _ in range(config.STATUS_WATCHERS_MAX)
+        ]
+        for call in calls:
+            await anext(aiter(call))
+        late = stack.status.WatchStatus(status_pb2.WatchStatusRequest())
+        assert isinstance(await error_of(late), QueueFull)
+        assert await late.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in calls:
+            call.cancel()
+
+
+def calls_with_a_long_name(stack: Stack) -> list[Any]:
+    """Return a call of every method that names a model."""
+    return [
+        stack.models.GetModel(model_pb2.GetModelRequest(model=LONG)),
+        stack.models.LoadModel(model_pb2.LoadModelRequest(model=LONG)),
+        stack.models.LoadModel(model_pb2.LoadModelRequest(model="/" + LONG)),
+        stack.models.UnloadModel(model_pb2.UnloadModelRequest(model=LONG)),
+        stack.models.WatchModels(model_pb2.WatchModelsRequest(model=LONG)),
+        stack.status.GetStatus(status_pb2.GetStatusRequest(model=LONG)),
+        stack.status.WatchStatus(status_pb2.WatchStatusRequest(model=LONG)),
+        stack.inference.Tokenize(inference_pb2.TokenizeRequest(model=LONG, text="x")),
+        stack.inference.Detokenize(inference_pb2.DetokenizeRequest(model=LONG, token_ids=[1])),
+        stack.inference.Generate(inference_pb2.GenerateRequest(model=LONG, text="x")),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_the_name_of_a_model_is_bounded_everywhere() -> None:
+    """No log line and no answer carries a name of megabytes."""
+    async with controller_stack() as stack:
+        for call in calls_with_a_long_name(stack):
+            error = await error_of(call)
+            assert isinstance(error, InvalidRequest)
+            assert [violation.field for violation in error.violations] == ["model"]
