@@ -28,7 +28,9 @@ class Metrics:
         self.cached_tokens = Counter(
             "mlxd_cached_tokens_total", "Prompt tokens whose state was reused."
         )
-        self.generated_tokens = Counter("mlxd_generation_tokens_total", "Tokens generated.")
+        self.generated_tokens = Counter(
+            "mlxd_generation_tokens_total", "Tokens generated, for streams that broke off too."
+        )
         self.cache_hits = Counter(
             "mlxd_cache_hits_total", "Requests that reused state, by what was reused."
         )

@@ -9,7 +9,9 @@ from mlxd_controller.core import fit
 from mlxd_controller.core.state import Phase, State
 from mlxd_controller.services.gauges import gauges
 from mlxd_controller.workers import Worker
+from mlxd_shared.errors import WorkerLost
 from mlxd_shared.requests import LoadSpec
+from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, request
 from tests.support.model_facts import device, facts
 
@@ -69,6 +71,27 @@ async def test_a_load_that_is_broken_off_has_no_age() -> None:
 
     assert sum(age.histogram.counts) == 1
     assert evictions.value == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["cancelled", "lost"])
+async def test_tokens_of_a_stream_that_breaks_off_are_counted(how: str) -> None:
+    """Three were generated, whether the client left or the worker died then."""
+    async with controller_stack() as stack:
+        stack.workers.script.endless = True
+        call = stack.inference.Generate(request())
+        messages = aiter(call)
+        for _ in range(3):
+            await anext(messages)
+        if how == "cancelled":
+            call.cancel()
+            await stack.runtime.unload("digest-a", grace_s=HOUR_S, force=False)
+        else:
+            stack.workers.launcher.processes[0].end(-9)
+            assert isinstance(await error_of(call), WorkerLost)
+        (point,) = await points(stack, "mlxd_generation_tokens_total")
+
+    assert (dict(point.labels), point.value) == ({"model": "a"}, 3)
 
 
 @pytest.mark.parametrize(("part", "error"), [(0.25, -0.75), (1.5, 0.5)])

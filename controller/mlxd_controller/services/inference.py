@@ -179,14 +179,15 @@ class InferenceService:
         last = b""
         try:
             while True:
-                if lease.aborted is not None:
-                    raise lease.aborted
                 frame = await _read(stream, lease, last)
                 if frame is None:
                     break
                 meter.saw_frame()
                 last = frame
                 yield frame
+        except BaseException:
+            meter.broke_off(_offset(last))
+            raise
         finally:
             stream.cancel()
         message = inference_pb2.GenerateResponse.FromString(last)
@@ -212,6 +213,9 @@ async def _begun(
 
 
 async def _read(stream: RawStream, lease: Lease, last: bytes) -> bytes | None:
+    """Return the next message; raise what ended the stream, an abort of ours first of all."""
+    if lease.aborted is not None:
+        raise lease.aborted
     try:
         frame = await stream.read()
     except RemoteError as error:

@@ -40,6 +40,10 @@ class Meter:
             self._first_s = self._clock.now_s() - self._begun_s
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
+    def broke_off(self, tokens: int) -> None:
+        """Note that the stream has no end, and what it carried up to there."""
+        self._metrics.generated_tokens.add(tokens, model=self.model)
+
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
