@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from mlxd_controller.launcher.environment import worker_environment
 from mlxd_controller.launcher.output import CUT_MARK, LineCutter
@@ -111,6 +112,21 @@ async def test_giving_up_ends_and_reaps_the_process() -> None:
         with pytest.raises(asyncio.CancelledError):
             await launching
     assert children() == before
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_is_given_up_says_nothing_of_it() -> None:
+    """Ending a worker that does not listen yet leaves no traceback in the log."""
+    command = (sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()")
+    with capture_logs() as log:
+        async with launcher_of(command) as launcher:
+            launching = asyncio.create_task(launcher.launch(model="m", incarnation="i-1"))
+            while not any(entry.get("line") == "up" for entry in log):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            launching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await launching
+    assert [entry["line"] for entry in log if "line" in entry] == ["up"]
 
 
 @pytest.mark.asyncio

@@ -23,7 +23,7 @@ from mlxd_shared.errors import (
     ShuttingDown,
 )
 from mlxd_shared.net import parse_address
-from mlxd_worker.app import ExitCode
+from mlxd_worker.app import ExitCode, write_ready
 from tests.support.calls import endless, error_of, greedy, health, ids
 from tests.support.faulty_worker import FAULT
 from tests.support.tiny_model import write_tiny_model
@@ -235,3 +235,12 @@ async def test_no_address_means_a_private_socket() -> None:
         assert is_socket(path)
         assert folder_mode(path) == 0o700
         assert await health(worker.channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_ready_pipe_that_nobody_reads_is_no_failure() -> None:
+    """A launch that was given up ends its worker by a signal, not by an error of the worker's."""
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    write_ready(write_fd, {"address": "unix:x"})
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write_fd)

@@ -51,10 +51,13 @@ class ExitCode(IntEnum):
 
 
 def write_ready(fd: int | None, line: dict[str, object]) -> None:
-    """Write the one line on the ready pipe, if there is one, and close it."""
+    """Write the one line on the ready pipe, if there is one, and close it.
+
+    Whoever has stopped reading has given this process up; a signal or the lifeline tells it so.
+    """
     if fd is None:
         return
-    with os.fdopen(fd, "w", encoding="utf-8") as pipe:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(fd, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(line) + "\n")
 
 

@@ -6,6 +6,8 @@ Invariants:
   later where somebody else holds the pipe open.
 - close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap. It runs once, however often and by
   however many it is called, and is not undone by the cancellation of a caller.
+- What does not listen yet is terminated instead: it has nothing to end, and Python tells at length
+  of an interrupt that meets it while it starts.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class SubprocessWorker:
     async def _close(self) -> int:
         if self._ended.done():
             return self._ended.result()
-        self._signal(signal.SIGINT)
+        self._signal(signal.SIGINT if self._address else signal.SIGTERM)
         await asyncio.wait({self._ended}, timeout=config.WORKER_INTERRUPT_GRACE_S)
         if not self._ended.done():
             self._log.warning("worker did not stop; killing it", pid=self.pid)
