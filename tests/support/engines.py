@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxd_shared.requests import FinishReason, Sampling
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.loop import Engine, Limits
+from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
 from mlxd_worker.engine.request import Event, Failed, Finished, StreamId, Submit
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.loader import inspect_model, load_model
@@ -115,8 +115,9 @@ def tiny_engine(
     waiting_max: int = 64,
     chunk: int = 64,
     clock: Callable[[], float] = time.monotonic,
+    make_decoder: MakeDecoder | None = None,
 ) -> TinyEngine:
-    """Return an engine on the model in `folder`."""
+    """Return an engine on the model in `folder`; its text is the tokenizer's by default."""
     model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
     caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
     tokenizer = load_tokenizer(folder)
@@ -127,6 +128,10 @@ def tiny_engine(
         prefill_chunk_tokens=chunk,
     )
     engine = Engine(
-        model, caches, lambda skip: tokenizer.detokenizer(skip_special=skip), limits, clock=clock
+        model,
+        caches,
+        make_decoder or (lambda skip: tokenizer.detokenizer(skip_special=skip)),
+        limits,
+        clock=clock,
     )
     return TinyEngine(engine, caches, tokenizer)

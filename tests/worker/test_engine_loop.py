@@ -19,6 +19,7 @@ from tests.support.engines import GREEDY, Collected, TinyEngine, tiny_engine
 from tests.support.tiny_model import VOCAB, write_tiny_model
 
 NAN_TOKEN = 300
+STOP = "<end>"
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +193,41 @@ def test_text_held_back_is_flushed(tiny: TinyEngine) -> None:
 
     assert sink.text == whole.text
     assert sink.reason is FinishReason.LENGTH
+
+
+class _Holding:
+    """A decoder that gives nothing before the end."""
+
+    def push(self, token_id: int) -> str:
+        """Hold it back."""
+        del token_id
+        return ""
+
+    def finish(self) -> str:
+        """Give everything."""
+        return "kept" + STOP
+
+
+@pytest.mark.parametrize("end", ["length", "eos", "stop token"])
+def test_a_stop_string_in_the_flushed_tail_is_why_the_stream_ended(folder: Path, end: str) -> None:
+    """What was held back may complete a stop string; it is cut out and named, whatever came."""
+    prompt = prompt_of(5, 4)
+    first, second = tiny_engine(folder).alone(prompt, max_tokens=2).ids
+    assert first != second
+    ends = frozenset([second])
+
+    sink = tiny_engine(folder, make_decoder=lambda _: _Holding()).alone(
+        prompt,
+        stop=(STOP,),
+        max_tokens=1 if end == "length" else 8,
+        eos_ids=ends if end == "eos" else frozenset(),
+        stop_token_ids=ends if end == "stop token" else frozenset(),
+    )
+
+    finished = sink.finished
+    assert (sink.text, sink.ids) == ("kept", [first])
+    assert (finished.reason, finished.stop) == (FinishReason.STOP_STRING, STOP)
+    assert finished.stop_token_id is None
 
 
 def test_length_and_context_end_a_stream(tiny: TinyEngine) -> None:

@@ -315,6 +315,14 @@ def test_equal_logits_are_ranked_by_id(top_k: int) -> None:
     assert set(tokens_of(rows, draws)) <= set(ranked[:top_k])
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_top_p_is_exclusive_to_the_last_bit(top_k: int) -> None:
+    """Where the tokens before one sum up to exactly p, that one is out."""
+    drawn = draw_many([1.0, 1.0], options(top_k=top_k, top_p=0.5), 2000)
+
+    assert set(drawn) == {0}
+
+
 def test_min_p_of_one_keeps_all_the_best() -> None:
     """A token that is as likely as the best one reaches every share of it."""
     rows = mx.broadcast_to(mx.array([[1.0, 2.0, 2.0, 0.0]]), (64, 4))
