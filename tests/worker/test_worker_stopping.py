@@ -27,9 +27,20 @@ from mlxd_worker.app import ExitCode, write_ready
 from tests.support.calls import endless, error_of, greedy, health, ids
 from tests.support.faulty_worker import FAULT
 from tests.support.tiny_model import write_tiny_model
-from tests.support.worker_process import WorkerProcess, refused_worker, running_worker
+from tests.support.worker_process import (
+    STOP_S_MAX,
+    Pipe,
+    WorkerProcess,
+    refused_worker,
+    running_worker,
+)
 
 LONG_CONTEXT = 32_768
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-m", "mlxd_worker", *sys.argv[1:]], close_fds=False)
+sys.stdin.read()
+"""
 SERVICES = ("mlxd.v1.InferenceService", "mlxd.v1.StatusService", "mlxd.v1.WorkerService")
 
 
@@ -146,6 +157,35 @@ async def test_an_orphan_ends() -> None:
         assert await worker.ended() == ExitCode.OK
         assert "the controller is gone" in worker.log
         assert not psutil.pid_exists(worker.pid)
+
+
+@pytest.mark.asyncio
+async def test_an_orphan_whose_pipe_is_still_held_ends() -> None:
+    """A leaked end of the pipe keeps no worker alive: its parent's process id tells, too."""
+    ready, life = Pipe.make(), Pipe.make()
+    fds = (ready.write_fd, life.read_fd)
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT, "--orphan-grace", "0.1"),
+        *("--ready-fd", str(fds[0]), "--life-fd", str(fds[1])),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=fds,
+    )
+    assert parent.stdin is not None
+    assert parent.stderr is not None
+    try:
+        ready.close(*fds[:1])
+        line = await asyncio.to_thread(os.read, ready.read_fd, 4096)
+        assert b"address" in line
+
+        parent.stdin.close()
+        await asyncio.wait_for(parent.wait(), STOP_S_MAX)
+        log = await asyncio.wait_for(parent.stderr.read(), STOP_S_MAX)  # ends with the worker
+
+        assert b"the controller is gone" in log
+    finally:
+        ready.close()
+        life.close()
 
 
 @pytest.mark.asyncio
