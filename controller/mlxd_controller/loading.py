@@ -54,7 +54,11 @@ async def load_worker(
         WorkerExited, WorkerTimedOut, WorkerStartFailed, BackendProblem: no worker.
         MlxdError: what the worker has against the model.
     """
-    process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
+    try:
+        process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
+    except WorkerStartFailed as error:
+        worker.failed_start = error
+        raise
     worker.process = process
     worker.incarnation = process.incarnation  # a worker that others started has its own
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mlxd.v1 import status_pb2
 from mlxd_controller.core.fit import Plan
 from mlxd_controller.ports import Clock, WorkerLink, WorkerProcess
-from mlxd_shared.errors import MlxdError
+from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.logs import get_logger
 
 DEAD_WORKERS_MAX = 16
@@ -38,6 +38,8 @@ class Worker:
     local: bool = True
     """Whether `process.pid` is a process of this machine."""
     process: WorkerProcess | None = None
+    failed_start: WorkerStartFailed | None = None
+    """Why there never was a `process`: what is known of one that ended before it listened."""
     link: WorkerLink | None = None
     loading: asyncio.Task[None] | None = None
     ready_s: float | None = None
@@ -53,11 +55,15 @@ class Worker:
     @property
     def exit_code(self) -> int | None:
         """None while it lives, or never lived."""
-        return None if self.process is None else self.process.exit_code
+        if self.process is not None:
+            return self.process.exit_code
+        return self.failed_start.code if isinstance(self.failed_start, WorkerExited) else None
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""
-        return () if self.process is None else self.process.last_lines()
+        if self.process is not None:
+            return self.process.last_lines()
+        return () if self.failed_start is None else self.failed_start.last_lines
 
     async def ended(self, *, wait_s: float) -> bool:
         """Return whether its process has ended; wait at most `wait_s` for that."""

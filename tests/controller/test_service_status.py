@@ -90,6 +90,17 @@ async def test_a_dead_worker_is_remembered_with_code_error_and_last_lines() -> N
 
 
 @pytest.mark.asyncio
+async def test_a_worker_that_did_not_start_is_remembered_with_code_and_last_lines() -> None:
+    """Its process was never the controller's to ask: the launcher's error has what is known."""
+    async with controller_stack() as stack:
+        stack.workers.launcher.failure = WorkerExited("a", ("no such library",), -9)
+        assert isinstance(await error_of(stack.inference.Generate(request())), WorkerExited)
+        (dead,) = (await status_of(stack)).workers
+        assert (dead.exit_code, dead.state) == (-9, types_pb2.MODEL_STATE_FAILED)
+        assert list(dead.last_lines) == ["no such library"]
+
+
+@pytest.mark.asyncio
 async def test_a_stopped_worker_is_forgotten() -> None:
     """What ended as it was told to is no failure to show."""
     async with controller_stack() as stack:
