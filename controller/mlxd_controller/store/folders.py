@@ -89,14 +89,17 @@ class FolderStore:
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
+        named = sorted(self._paths.items())
+        entries = [await self._read(path) for _, path in named]
         found: dict[str, ModelRef | BrokenRef] = {}
-        for name, path in sorted(self._paths.items()):
-            entry = await self._read(path)
+        digests: set[str] = set()
+        for (name, path), entry in zip(named, entries, strict=True):
             if entry.error is not None:
                 found[name] = BrokenRef(name, path, entry.error)
-                continue
-            ref = self._ref(path, entry)
-            found[ref.name] = ref
+            elif entry.folder is not None and entry.folder.digest not in digests:
+                digests.add(entry.folder.digest)
+                ref = self._ref(path, entry)
+                found[ref.name] = ref
         return tuple(found[name] for name in sorted(found))
 
     def known(self, digest: str) -> ModelRef | None:
