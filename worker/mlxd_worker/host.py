@@ -19,6 +19,7 @@ from mlxd_shared.logs import get_logger
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.facts import Account, Figures, Loaded, LoadJob, Report
+from mlxd_worker.machine.heap import trim_heap
 from mlxd_worker.memory import ledger as accounts
 from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.resident import Resident, make_resident
@@ -77,6 +78,7 @@ class ModelHost:
         before_nbytes = mx.get_active_memory() + mx.get_cache_memory()
         if before_nbytes > target_nbytes:
             mx.clear_cache()
+            trim_heap()
         return before_nbytes, mx.get_active_memory() + mx.get_cache_memory()
 
     def submit(self, request: Submit) -> None:
@@ -144,6 +146,7 @@ class ModelHost:
         # A traceback or a cycle may hold what was dropped.
         gc.collect()
         audit = self._ledger.sweep()
+        trim_heap()
         self._unaccounted_nbytes = audit.unaccounted_nbytes
         return audit
 
