@@ -22,7 +22,8 @@ class ServeSettings:
     None makes a private temporary folder. `preload` names models to load before the first request.
     `security` protects `address` and `metrics`, the HOST:PORT of the endpoint for Prometheus (None:
     there is none); `allow_remote` serves others without it. `workers` are (name, address) of
-    workers that somebody else started, to be used in place of processes of our own.
+    workers that somebody else started, to be used in place of processes of our own. `log_content`
+    puts prompts and outputs into the log, which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -43,5 +44,6 @@ class ServeSettings:
     metrics_vllm_aliases: bool = False
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
+    log_content: bool = False
     log_level: str = "info"
     log_format: LogFormat = "auto"

@@ -80,6 +80,7 @@ WATCHERS_MAX = 1024  # more than LOAD_WAITERS_MAX: whoever waits for a load watc
 STATUS_WATCHERS_MAX = 64  # each reads the process table at its interval
 PATH_CHARS_MAX = 4096
 MAILBOX_MAX = 65_536
+LOGGED_CHARS_MAX = 65_536
 LAST_LINES_MAX = 50
 LINE_CHARS_MAX = 4096
 STATUS_POLL_S = 1.0

@@ -1,7 +1,7 @@
 """Structured logs: one JSON object a line, or colours for a person at a terminal.
 
 The context (request id, model) is bound per task with `structlog.contextvars`. Prompts and outputs
-are never logged, unless `configure` was told so and the caller checks `content_logged`.
+are logged by nobody but the controller's `Transcript`, where an operator asked for it.
 
 A log that nobody reads any more never stops its writer: a worker whose controller was killed has a
 broken pipe for a log, and must still end in good order.

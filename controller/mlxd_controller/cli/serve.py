@@ -129,6 +129,9 @@ RunDir = Annotated[
     Path | None,
     typer.Option(help="Where the workers' sockets are.  [default: a private temporary folder]"),
 ]
+LogContent = Annotated[
+    bool, typer.Option("--log-content", help="Put prompts and outputs into the log; else never.")
+]
 
 
 def serve(
@@ -156,6 +159,7 @@ def serve(
     metrics: Metrics = None,
     metrics_vllm_aliases: VllmAliases = False,
     run_dir: RunDir = None,
+    log_content: LogContent = False,
     log_level: LogLevel = LogLevel.INFO,
     log_format: LogFormat = LogFormat.AUTO,
 ) -> None:
@@ -193,11 +197,16 @@ def serve(
         metrics_vllm_aliases=metrics_vllm_aliases,
         preload=tuple(preload or ()),
         run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
+        log_content=log_content,
         log_level=log_level.value,
         log_format=log_format.value,
     )
-    # Streams cost half as much on it. Imported here: a client command has no use for it.
-    from uvloop import new_event_loop  # noqa: PLC0415
+    _run(settings)
+
+
+def _run(settings: ServeSettings) -> None:
+    """Serve on uvloop, where streams cost half as much."""
+    from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
 
     run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
 

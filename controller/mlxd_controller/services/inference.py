@@ -24,6 +24,7 @@ from mlxd_controller.ports import Clock, ModelRef, RawStream, WorkerLink
 from mlxd_controller.runtime import Lease, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.meter import Meter
+from mlxd_controller.services.transcript import Transcript
 from mlxd_shared import config
 from mlxd_shared.convert import duration_to_pb, generate_from_pb
 from mlxd_shared.errors import (
@@ -56,7 +57,10 @@ _log = get_logger("inference")
 class InferenceService:
     """Implements the service; `add_to_server` registers it."""
 
-    def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, log_content: bool = False
+    ) -> None:
+        self._log_content = log_content
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
@@ -72,11 +76,13 @@ class InferenceService:
             spec = generate_from_pb(request)
             ref = await self._catalog.find(spec.model)
             meter.model = ref.name
-            with self._flight(request) as request_id:
+            transcript = Transcript(wanted=self._log_content)
+            with self._flight(request) as request_id, transcript.of(request):
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 served = self._served(ref, spec.keep_alive_s, request, context, meter)
                 async with aclosing(served) as frames:
                     async for frame in frames:
+                        transcript.saw_frame(frame)
                         yield frame
 
     async def tokenize(

@@ -1,0 +1,34 @@
+"""What people write and read stays out of the log, unless the operator asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxd.client import Client, SamplingOptions
+from mlxd_shared import config
+from tests.support.served import served
+
+PROMPT = "Once upon a time there was a purple walrus"
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+@pytest.mark.asyncio
+async def test_the_log_has_no_content() -> None:
+    """Neither the prompt nor the output is in any line, of controller or worker."""
+    async with served("--log-level", "debug") as server, Client(server.address) as client:
+        done = await client.complete(PROMPT, sampling=GREEDY, max_tokens=30)
+        assert server.logged("generate ended")["finish"] == "length"
+        log = server.log_path.read_text(encoding="utf-8")
+    assert "purple walrus" not in log
+    assert done.text.strip()[:20] not in log
+
+
+@pytest.mark.asyncio
+async def test_the_log_has_what_was_asked_for() -> None:
+    """With --log-content each request leaves its prompt and its output, up to a bound."""
+    async with served("--log-content") as server, Client(server.address) as client:
+        done = await client.complete(PROMPT, sampling=GREEDY, max_tokens=30)
+        line = server.logged("content")
+        assert (line["prompt"], line["output"]) == (PROMPT, done.text)
+        assert line["request_id"]
+        assert len(line["prompt"]) + len(line["output"]) < 2 * config.LOGGED_CHARS_MAX
