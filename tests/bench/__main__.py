@@ -1,8 +1,8 @@
 """`python -m tests.bench`: one stream, every way to the same tokens, medians of alternating runs.
 
-Each round runs every way once, in an order of its own, so that drift of the machine, and what a
-neighbour leaves in the caches, hit all alike. One JSON object a line goes to --out or standard
-output, a table to standard error.
+Each round runs every way once, in an order of its own, so that drift of the machine hits all alike;
+a short run of the same way, untimed and of another prompt, goes before each. One JSON object a line
+goes to --out or standard output, a table to standard error.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+SETTLING_TOKENS = 16
 CONTROLLER, WORKER = "mlxd: controller", "mlxd: worker directly"
 PEER, SHIPPED = "mlx-lm, float32, same BLAS", "mlx-lm as shipped (bf16)"
 
@@ -82,6 +83,8 @@ async def measure(
         prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
         draws.shuffle(names)
         for name in names:
+            # The way before leaves spinning BLAS threads and cold caches: not this one's to pay.
+            await ways[name].run(prompt[::-1], SETTLING_TOKENS)
             timing = await ways[name].run(prompt, new_tokens)
             assert len(timing.ids) == new_tokens, (name, len(timing.ids))
             if run:
@@ -146,4 +149,5 @@ async def main() -> None:
         args.out.write_text(text, encoding="utf-8")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
