@@ -99,7 +99,7 @@ def test_every_blas_call_of_mlx_reaches_the_library(cache: Path, bundled: dict[s
     files = importlib.metadata.distribution(backend).files or ()
     mlx = next(Path(str(file.locate())) for file in files if file.name == "libmlx.so")
     wanted = read_dynamic_symbols(mlx).undefined
-    given = read_dynamic_symbols(find_wheel().library).defined
+    given = read_dynamic_symbols(find_wheel().path).defined
     names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in given})
     assert {"cblas_sgemm", "cblas_dgemm", "sgesdd_", "dgetrf_"} <= set(names)
     code = ORIGINS.replace("NAMES", repr(names))
@@ -260,10 +260,10 @@ def test_cache_folders_follow_the_users_environment(tmp_path: Path) -> None:
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     """Reading symbols of something else, or of half a library, is an error and never a guess."""
     path = tmp_path / "library.so"
-    whole = find_wheel().library.read_bytes()
+    whole = find_wheel().path.read_bytes()
     for content in [b"", b"\x7fELF", b"x" * 4096, whole[:5000], whole[:64]]:
         path.write_bytes(content)
         assert not is_whole(path)
         with pytest.raises(ElfError):
             read_dynamic_symbols(path)
-    assert is_whole(find_wheel().library)
+    assert is_whole(find_wheel().path)

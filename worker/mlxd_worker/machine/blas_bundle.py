@@ -40,7 +40,7 @@ class Wheel:
     """The library as installed."""
 
     version: str
-    library: Path
+    path: Path
     fingerprint: str
 
     @property
@@ -127,15 +127,15 @@ def _build(wheel: Wheel, target: Path) -> None:
         names = Path(scratch) / "names"
         made = Path(scratch) / target.name
         try:
-            symbols = read_dynamic_symbols(wheel.library).defined
+            symbols = read_dynamic_symbols(wheel.path).defined
         except ElfError as error:
             raise BlasError(str(error)) from error
         prefixed = sorted(name for name in symbols if name.startswith(SYMBOL_PREFIX))
         if not prefixed:
-            raise BlasError(f"{wheel.library.name} has no symbol that begins with {SYMBOL_PREFIX}")
+            raise BlasError(f"{wheel.path.name} has no symbol that begins with {SYMBOL_PREFIX}")
         lines = (f"{name} {name.removeprefix(SYMBOL_PREFIX)}\n" for name in prefixed)
         names.write_text("".join(lines), encoding="ascii")
-        _patch(patcher, wheel.library, names, made)
+        _patch(patcher, wheel.path, names, made)
         with made.open("rb") as file:
             os.fsync(file.fileno())
         made.replace(target)

@@ -39,7 +39,6 @@ class ModelFiles:
     """A model's folder, checked: config understood, every tensor accounted for, no weight read."""
 
     path: Path
-    architecture_name: str
     architecture: Architecture[Any]
     config: Any
     facts: tuple[TensorFact, ...]
@@ -71,15 +70,13 @@ def inspect_model(path: Path, *, registry: Registry = REGISTRY) -> ModelFiles:
         InvalidModel: anything that keeps it from being served; names file and key or tensor.
     """
     config = read_config(path)
-    name = architecture_of(config)
-    architecture = registry.find(name)
+    architecture = registry.find(architecture_of(config))
     parsed = architecture.parse(config)
     facts = read_model_dir(path)
     specs = architecture.tensors(parsed)
     _check_tensors(facts, specs)
     return ModelFiles(
         path=path,
-        architecture_name=name,
         architecture=architecture,
         config=parsed,
         facts=facts,
