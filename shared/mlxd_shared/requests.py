@@ -66,6 +66,16 @@ class Weights(enum.Enum):
     FLOAT16 = "float16"
 
 
+class KVFormat(enum.Enum):
+    """How keys and values of layers that remember every position live; other caches keep theirs."""
+
+    MODEL = "model"
+    """As the model computes."""
+    Q8 = "q8"
+    """8 bits a value, and a scale and a bias a group."""
+    Q4 = "q4"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateSpec:
     """One Generate, checked for everything that needs no model.
@@ -98,6 +108,9 @@ class LoadSpec:
     sampling: SamplingOptions = SamplingOptions()
     keep_alive_s: float | None = None
     pinned: bool | None = None
+    kv_format: KVFormat | None = None
+    prefix_cache_bytes: int | None = None
+    """What snapshots of former prompts may take; 0 keeps none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxd_controller.core import fit
+from mlxd_controller.store.caches import cache_sizes, projected_values
 from mlxd_shared.config import GIB, ROWS_MAX_DEFAULT
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_worker.memory.residency import (
@@ -65,10 +66,9 @@ def test_both_sides_choose_alike(
         stored_bytes=2 * values,
         elements=values,
         item_bytes=2,
-        layers=model.layers,
         heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
+        caches=cache_sizes(config, "LlamaForCausalLM"),
+        projected_values=projected_values(config, "LlamaForCausalLM"),
         hidden_size=model.hidden,
         intermediate_size=model.mlp,
         vocab_size=model.vocab,

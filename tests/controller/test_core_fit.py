@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
 from mlxd_shared.requests import LoadSpec, Weights
 from tests.support.model_facts import device, facts
@@ -14,7 +15,9 @@ from tests.support.model_facts import device, facts
 TERMS = ("weights", "kv", "prefix", "activations", "pool", "process")
 WIDE = device(1 << 20)
 # 2 KiB of keys and values a token: what a context costs is easy to see.
-LONG = replace(facts(10, context_max=1 << 16), layers=4, kv_heads=8, head_dim=8)
+LONG = replace(
+    facts(10, context_max=1 << 16), caches=CacheSizes(kv_values_per_token=4 * 2 * 64, head_dim=8)
+)
 HALVES = replace(facts(100), stored_bytes=50 * MIB, item_bytes=2)
 
 
@@ -33,13 +36,12 @@ def test_the_need_is_the_sum_of_its_terms() -> None:
 
 
 def test_keys_and_values_are_counted_to_the_byte() -> None:
-    """KV is context (in classes of 256) x rows x layers x 2 x heads x width x item, and one array
-    in flight."""
+    """KV is context (in classes of 256) x rows x layers x 2 x heads x width x item."""
     spec = LoadSpec(context_length=300, rows_max=3)
     plan = fit.plan(facts(10), spec, WIDE)
 
     layer = 2 * 1 * 8 * 4 * 512 * 3
-    assert named(plan)["kv"] == 2 * layer + layer // 2
+    assert named(plan)["kv"] == 2 * layer
 
 
 def test_what_is_left_open_is_the_models_own() -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from mlxd_controller.store.facts import read_folder
 from mlxd_controller.store.folders import FolderStore
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import LAYERS, write_tiny_model
 
 
 def change_config(folder: Path, **values: Any) -> None:
@@ -39,7 +40,8 @@ def test_facts_of_a_real_model() -> None:
     folder = read_folder(real_input("models", "stories260k"))
     facts = folder.facts
     assert facts.architecture == "LlamaForCausalLM"
-    assert (facts.layers, facts.heads, facts.kv_heads, facts.head_dim) == (5, 8, 4, 8)
+    assert (facts.heads, facts.projected_values) == (8, 16 * 8)
+    assert facts.caches == CacheSizes(kv_values_per_token=5 * 2 * 4 * 8, head_dim=8)
     assert facts.elements == 260_032
     assert facts.stored_bytes == 4 * facts.elements
     assert (facts.vocab_size, facts.context_length_max) == (512, 512)
@@ -94,8 +96,9 @@ def test_absent_keys_with_a_meaning_take_it(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m")
     change_config(folder, num_key_value_heads=None, head_dim=None)
     facts = read_folder(folder).facts
-    assert facts.kv_heads == facts.heads == 4
-    assert facts.head_dim == 8
+    assert facts.heads == 4
+    assert facts.caches.head_dim == 8
+    assert facts.caches.kv_values_per_token == LAYERS * 2 * 4 * 8
 
 
 @pytest.mark.parametrize(

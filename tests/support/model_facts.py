@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxd_controller.core import fit
 from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
 from mlxd_shared.requests import LoadSpec
 
@@ -17,10 +18,9 @@ def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
         stored_bytes=weights_mib * MIB,
         elements=weights_mib * MIB // 4,
         item_bytes=4,
-        layers=2,
         heads=2,
-        kv_heads=1,
-        head_dim=8,
+        caches=CacheSizes(kv_values_per_token=2 * 2 * 1 * 8, head_dim=8),
+        projected_values=(2 + 2 * 1) * 8,
         hidden_size=16,
         intermediate_size=32,
         vocab_size=64,

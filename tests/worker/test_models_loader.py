@@ -266,7 +266,7 @@ def test_sizes_are_known_without_weights(tmp_path: Path) -> None:
 
     assert files.weight_values == sum(array.size for array in weights.values())
     assert files.stored is FloatType.F16
-    assert files.footprint.kv_values_per_token == 2 * 2 * 2 * 8
+    assert files.footprint.caches.kv_values_per_token == 2 * 2 * 2 * 8
     assert files.footprint.context_max == 1024
 
 

@@ -164,7 +164,7 @@ def demand_of(
         return Demand(
             weight_values=weights,
             stored=stored,
-            kv_values=rows_max * context * footprint.kv_values_per_token,
+            kv_values=rows_max * context * footprint.caches.kv_values_per_token,
             activation_values=activation_values(
                 chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
                 span=context,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxd_shared import config
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.units import format_bytes
 
@@ -35,17 +36,17 @@ class ModelFacts:
     """What a model's headers and config.json say about its size.
 
     `stored_bytes` is the tensors' size on disk, `elements` their number once dequantised,
-    `item_bytes` the size of one stored floating-point value.
+    `item_bytes` the size of one stored floating-point value, `projected_values` what the widest
+    layer makes of one position's input, such as queries, keys and values.
     """
 
     architecture: str
     stored_bytes: int
     elements: int
     item_bytes: int
-    layers: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    caches: CacheSizes
+    projected_values: int
     hidden_size: int
     intermediate_size: int
     vocab_size: int
@@ -169,20 +170,15 @@ def _weights(facts: ModelFacts, weights: Weights) -> Term:
 
 def _kv(facts: ModelFacts, *, item_bytes: int, context: int, rows: int) -> Term:
     capacity = -(-context // KV_CLASS_TOKENS) * KV_CLASS_TOKENS
-    layer = 2 * facts.kv_heads * facts.head_dim * item_bytes * capacity * rows
-    # An arena that gains a slot copies one of a layer's two arrays at a time.
-    nbytes = layer * facts.layers + layer // 2
-    note = (
-        f"{capacity} tokens x {rows} rows x {facts.layers} layers x 2 x {facts.kv_heads} heads x "
-        f"{facts.head_dim} x {item_bytes} bytes, and one array in flight"
-    )
+    values = facts.caches.kv_values_per_token
+    nbytes = capacity * rows * values * item_bytes
+    note = f"{capacity} tokens x {rows} rows x {values} values x {item_bytes} bytes"
     return Term("kv", nbytes, note)
 
 
 def _activations(facts: ModelFacts, *, item_bytes: int, chunk: int, context: int) -> Term:
     """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits."""
-    projections = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
-    wide = 3 * facts.hidden_size + projections + 3 * facts.intermediate_size
+    wide = 3 * facts.hidden_size + facts.projected_values + 3 * facts.intermediate_size
     scores = 2 * facts.heads * context
     nbytes = chunk * (wide + scores) * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
     note = f"a prefill of {chunk} tokens against a context of {context}"

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_worker.models.base import Model
 
 Config = TypeVar("Config")
@@ -32,8 +33,8 @@ class Footprint:
     """Sizes that decide what a model takes besides its weights, in values, not bytes."""
 
     context_max: int
-    kv_values_per_token: int
-    """Keys and values of one position over all layers."""
+    caches: CacheSizes
+    """What the layers remember, by kind."""
     activation_values_per_token: int
     """The widest intermediates of one position alive at once, the attention scores apart."""
     heads: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.plan import StepPlan
@@ -194,7 +195,10 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
     joined = (config.heads + 2 * config.kv_heads) * config.head_dim
     return Footprint(
         context_max=config.context_max,
-        kv_values_per_token=2 * config.layers * config.kv_heads * config.head_dim,
+        caches=CacheSizes(
+            kv_values_per_token=2 * config.layers * config.kv_heads * config.head_dim,
+            head_dim=config.head_dim,
+        ),
         activation_values_per_token=4 * config.hidden + 2 * joined + 4 * config.mlp,
         heads=config.heads,
         vocab=config.vocab,

@@ -1,0 +1,127 @@
+"""What each layer of a model remembers, from config.json alone.
+
+Invariants:
+- Layers are named one by one (`layer_types`), or by a rule of their architecture; one that neither
+  makes known counts as one that remembers every position.
+- A window that is no shorter than the context never slides: such a layer counts as a whole one.
+"""
+
+from __future__ import annotations
+
+from mlxd_controller.store.fields import Values, invalid, size
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
+
+QWEN2_WINDOW_DEFAULT = 4096
+QWEN2_WHOLE_LAYERS_DEFAULT = 28
+QWEN3_5_FULL_INTERVAL_DEFAULT = 4
+
+
+def cache_sizes(values: Values, architecture: str) -> CacheSizes:
+    """Return the sizes by kind.
+
+    Raises:
+        InvalidModel: a key that they follow from is missing, mistyped or out of range.
+    """
+    kinds = _kinds(values, architecture)
+    per_layer = 2 * size(values, "num_key_value_heads", default=_heads(values)) * head_dim(values)
+    windows: tuple[WindowedLayers, ...] = ()
+    if kinds.count(SLIDING):
+        window = _window(values, architecture)
+        windows = (WindowedLayers(window, per_layer * kinds.count(SLIDING)),)
+    recurrent = kinds.count(LINEAR)
+    return CacheSizes(
+        kv_values_per_token=per_layer * kinds.count(FULL),
+        head_dim=head_dim(values),
+        windows=windows,
+        recurrent_values_per_row=recurrent * _linear_state_values(values) if recurrent else 0,
+    )
+
+
+def projected_values(values: Values, architecture: str) -> int:
+    """Return what the widest layer makes of one position: queries, keys, values and gates."""
+    heads = _heads(values)
+    kv_heads = size(values, "num_key_value_heads", default=heads)
+    if LINEAR not in _kinds(values, architecture):
+        return (heads + 2 * kv_heads) * head_dim(values)
+    # Where layers alternate, the attention's output is gated by as many values as it has.
+    attention = (2 * heads + 2 * kv_heads) * head_dim(values)
+    mixed, gates = _linear_widths(values)
+    return max(attention, mixed + gates)
+
+
+def head_dim(values: Values) -> int:
+    """Return the width of one head."""
+    hidden = size(values, "hidden_size")
+    return size(values, "head_dim", default=max(1, hidden // _heads(values)))
+
+
+def _heads(values: Values) -> int:
+    return size(values, "num_attention_heads")
+
+
+def _kinds(values: Values, architecture: str) -> list[str]:
+    """Return what each layer is; a window that never slides makes it a whole one."""
+    named = values.get("layer_types")
+    layers = size(values, "num_hidden_layers")
+    kinds = _by_rule(values, architecture, layers) if named is None else _named(named, layers)
+    if SLIDING in kinds and _window(values, architecture) >= _context_max(values):
+        return [FULL if kind == SLIDING else kind for kind in kinds]
+    return kinds
+
+
+def _named(named: object, layers: int) -> list[str]:
+    if not isinstance(named, list):
+        raise invalid("layer_types", f"{named!r} is not a list")
+    if len(named) != layers:
+        raise invalid("layer_types", f"names {len(named)} layers, num_hidden_layers is {layers}")
+    return [kind if kind in (SLIDING, LINEAR) else FULL for kind in named]
+
+
+def _by_rule(values: Values, architecture: str, layers: int) -> list[str]:
+    match architecture:
+        case "MistralForCausalLM" if values.get("sliding_window") is not None:
+            return [SLIDING] * layers
+        case "Qwen2ForCausalLM" if values.get("use_sliding_window") is True:
+            whole = _count(values, "max_window_layers", default=QWEN2_WHOLE_LAYERS_DEFAULT)
+            return [FULL if index < whole else SLIDING for index in range(layers)]
+        case "Qwen3_5ForCausalLM":
+            interval = size(
+                values, "full_attention_interval", default=QWEN3_5_FULL_INTERVAL_DEFAULT
+            )
+            return [LINEAR if (index + 1) % interval else FULL for index in range(layers)]
+        case _:
+            return [FULL] * layers
+
+
+def _window(values: Values, architecture: str) -> int:
+    default = QWEN2_WINDOW_DEFAULT if architecture == "Qwen2ForCausalLM" else None
+    return size(values, "sliding_window", default=default)
+
+
+def _context_max(values: Values) -> int:
+    return size(values, "max_position_embeddings")
+
+
+def _count(values: Values, key: str, *, default: int) -> int:
+    """Return an integer from 0 up."""
+    return 0 if values.get(key) == 0 else size(values, key, default=default)
+
+
+def _linear_state_values(values: Values) -> int:
+    """Return what a layer keeps: its recurrence, and the last inputs of its convolution."""
+    heads = size(values, "linear_num_value_heads")
+    head = size(values, "linear_key_head_dim") * size(values, "linear_value_head_dim")
+    mixed, _ = _linear_widths(values)
+    return heads * head + (size(values, "linear_conv_kernel_dim") - 1) * mixed
+
+
+def _linear_widths(values: Values) -> tuple[int, int]:
+    """Return what goes through the convolution, and what gates its result."""
+    keys = size(values, "linear_num_key_heads") * size(values, "linear_key_head_dim")
+    heads = size(values, "linear_num_value_heads")
+    value_width = heads * size(values, "linear_value_head_dim")
+    return 2 * keys + value_width, value_width + 2 * heads

@@ -1,0 +1,120 @@
+"""What a model's layers remember, as its config.json says it, by kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxd_controller.store.caches import cache_sizes, projected_values
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.errors import InvalidModel
+
+PLAIN: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 8192,
+}
+LAYER = 2 * 2 * 8
+"""Keys and values of one position in one layer."""
+WHOLE = CacheSizes(kv_values_per_token=4 * LAYER, head_dim=8)
+HYBRID: dict[str, Any] = {
+    **PLAIN,
+    "head_dim": 16,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4,
+}
+RECURRENT = 6 * 4 * 5 + 3 * (2 * 3 * 4 + 6 * 5)
+"""One hybrid layer's recurrence, and three inputs of its convolution."""
+
+
+def windowed(window: int, *, layers: int) -> CacheSizes:
+    """Return PLAIN's sizes where `layers` of the four have a window."""
+    return CacheSizes(
+        kv_values_per_token=(4 - layers) * LAYER,
+        head_dim=8,
+        windows=(WindowedLayers(window, layers * LAYER),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "expected"),
+    [
+        ("LlamaForCausalLM", {}, WHOLE),
+        ("LlamaForCausalLM", {"sliding_window": 64}, WHOLE),
+        ("MistralForCausalLM", {}, WHOLE),
+        ("MistralForCausalLM", {"sliding_window": None}, WHOLE),
+        ("MistralForCausalLM", {"sliding_window": 1024}, windowed(1024, layers=4)),
+        ("MistralForCausalLM", {"sliding_window": 8192}, WHOLE),
+        (
+            "MistralForCausalLM",
+            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            windowed(64, layers=2),
+        ),
+        ("Qwen2ForCausalLM", {"sliding_window": 64}, WHOLE),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
+            windowed(64, layers=1),
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": 0},
+            windowed(4096, layers=4),
+        ),
+        ("Qwen2ForCausalLM", {"sliding_window": 64, "use_sliding_window": True}, WHOLE),
+    ],
+)
+def test_layers_with_a_window_are_told_apart(
+    architecture: str, values: dict[str, Any], expected: CacheSizes
+) -> None:
+    """By the architecture's own rule or layer by layer; a window as wide as the context is none."""
+    assert cache_sizes({**PLAIN, **values}, architecture) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [
+        ({}, 1),
+        ({"full_attention_interval": 2}, 2),
+        ({"layer_types": ["linear_attention"] + ["full_attention"] * 3}, 3),
+    ],
+)
+def test_recurrent_layers_keep_a_state_and_no_keys(values: dict[str, Any], whole: int) -> None:
+    """Every fourth layer attends unless the config says otherwise; the rest keep a fixed state."""
+    found = cache_sizes({**HYBRID, **values}, "Qwen3_5ForCausalLM")
+
+    assert found == CacheSizes(
+        kv_values_per_token=whole * 2 * 2 * 16,
+        head_dim=16,
+        recurrent_values_per_row=(4 - whole) * RECURRENT,
+    )
+
+
+def test_the_widest_projection_counts() -> None:
+    """Queries, keys and values; in a hybrid also the gates, of whichever kind is wider."""
+    assert projected_values(PLAIN, "LlamaForCausalLM") == (8 + 2 * 2) * 8
+    assert projected_values(HYBRID, "Qwen3_5ForCausalLM") == (2 * 8 + 2 * 2) * 16
+    wide = {**HYBRID, "linear_value_head_dim": 500}
+    assert projected_values(wide, "Qwen3_5ForCausalLM") == 24 + 3000 + 3000 + 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "field"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window"),
+        ("LlamaForCausalLM", {"layer_types": "full_attention"}, "layer_types"),
+        ("LlamaForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("Qwen3_5ForCausalLM", {}, "linear_num_value_heads"),
+    ],
+)
+def test_a_bad_key_is_named(architecture: str, values: dict[str, Any], field: str) -> None:
+    """What the sizes follow from is there and in range, or the key is named."""
+    with pytest.raises(InvalidModel) as caught:
+        cache_sizes({**PLAIN, **values}, architecture)
+    assert caught.value.field == field
