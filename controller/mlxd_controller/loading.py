@@ -20,6 +20,7 @@ from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed, Worke
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.status import RemoteError
+from mlxd_shared.units import timeout_of
 
 FIRST_STATUS_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -91,7 +92,7 @@ async def _follow(
     async with aclosing(link.load(order)) as steps:
         while True:
             try:
-                async with asyncio.timeout(stall_timeout_s):
+                async with asyncio.timeout(timeout_of(stall_timeout_s)):
                     step = await anext(steps, None)
             except TimeoutError:
                 lines = process.last_lines()

@@ -57,6 +57,8 @@ CONTEXT_LENGTH_MIN = 8
 WORKER_STOP_GRACE_S = 3.0  # below WORKER_INTERRUPT_GRACE_S, after which the controller kills
 PARENT_POLL_S = 1.0
 CONTEXT_LENGTH_LIMIT = 1 << 24
+PREFIX_MEMORY_FRACTION = 0.05  # of a device's memory, for snapshots of former prompts
+PREFIX_CACHE_BYTES_LIMIT = 1 << 50
 
 # --- model files ------------------------------------------------------------------------------
 CONFIG_FILE_BYTES_MAX = 16 * MIB
@@ -66,7 +68,7 @@ SHARDS_MAX = 4096
 
 # --- the controller ---------------------------------------------------------------------------
 DEFAULT_ADDRESS = "127.0.0.1:8555"
-LOAD_STALL_TIMEOUT_S = 120.0
+LOAD_STALL_TIMEOUT_S = 300.0
 LOAD_TOTAL_TIMEOUT_S = 3600.0
 UNLOAD_GRACE_DEFAULT_S = 30.0
 WORKER_INTERRUPT_GRACE_S = 5.0

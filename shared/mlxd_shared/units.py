@@ -63,6 +63,14 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def timeout_of(seconds: float) -> float | None:
+    """Return `seconds` as asyncio's timeouts take them: None is for ever, which math.inf is not.
+
+    An event loop may turn a timeout into milliseconds of an integer, and there is no such infinity.
+    """
+    return None if math.isinf(seconds) else seconds
+
+
 def _sum_of_parts(body: str, original: str) -> float:
     parts = _PART.findall(body)
     if not parts or "".join(number + unit for number, unit in parts) != body:

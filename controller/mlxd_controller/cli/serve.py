@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.environment import (
+    KEEP_ALIVE_VARIABLE,
+    LOAD_TIMEOUT_VARIABLE,
+    keep_alive_s,
+    load_timeout_s,
+)
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import (
     OpenHealth,
@@ -25,7 +32,7 @@ from mlxd_controller.cli.security import (
     named_workers,
 )
 from mlxd_controller.settings import ServeSettings
-from mlxd_shared import config
+from mlxd_shared import config, logs
 from mlxd_shared.secure_channel import ChannelSecurity
 from mlxd_shared.units import format_duration, parse_bytes
 
@@ -81,26 +88,26 @@ Reserve = Annotated[
     ),
 ]
 KeepAlive = Annotated[
-    float,
+    float | None,
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
         help="How long an idle model stays; -1 for ever, 0 not at all."
+        f"  [env var: {KEEP_ALIVE_VARIABLE}]"
         f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
-        show_default=False,
     ),
 ]
 MaxLoaded = Annotated[
     int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
 ]
 LoadTimeout = Annotated[
-    float,
+    float | None,
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help="Give a load up that makes no progress for so long."
+        help="Give a load up that makes no progress for so long; 0 and -1 never."
+        f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
         f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
-        show_default=False,
     ),
 ]
 Preload = Annotated[
@@ -141,9 +148,9 @@ def serve(
     model: Models = None,
     memory_limit: MemoryLimit = None,
     reserve: Reserve = None,
-    keep_alive: KeepAlive = config.KEEP_ALIVE_DEFAULT_S,
+    keep_alive: KeepAlive = None,
     max_loaded: MaxLoaded = None,
-    load_timeout: LoadTimeout = config.LOAD_STALL_TIMEOUT_S,
+    load_timeout: LoadTimeout = None,
     preload: Preload = None,
     allow_remote: AllowRemote = False,
     tls_cert: ServeCert = None,
@@ -173,15 +180,16 @@ def serve(
         worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
     )
     reserve_bytes, reserve_fraction = _reserve(reserve)
+    logs.configure(level=log_level.value, fmt=log_format.value)  # what is passed over is logged
     settings = ServeSettings(
         address=o.server_address(context, address),
         models=tuple(_named_folder(text) for text in model or ()),
         memory_limit_bytes=memory_limit,
         reserve_bytes=reserve_bytes,
         reserve_fraction=reserve_fraction,
-        keep_alive_s=keep_alive,
+        keep_alive_s=keep_alive_s(keep_alive, os.environ),
         max_loaded=max_loaded,
-        load_stall_timeout_s=load_timeout,
+        load_stall_timeout_s=load_timeout_s(load_timeout, os.environ),
         allow_remote=allow_remote,
         security=listener_files(
             context,

@@ -27,6 +27,7 @@ from mlxd_shared.errors import MlxdError, WorkerTimedOut
 from mlxd_shared.logs import get_logger
 from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.status import from_call
+from mlxd_shared.units import timeout_of
 
 WATCH_INTERVAL_S = 1.0
 SILENCE_S_MAX = 10.0
@@ -274,7 +275,7 @@ class AttachedLauncher:
             WorkerTimedOut: none was free and answered in time; the lines say why.
         """
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(timeout_of(self._wait_s)):
                 while (station := self._free(model)) is None:
                     await self._changed.wait()
         except TimeoutError:

@@ -28,6 +28,7 @@ from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, WorkerExited, WorkerStartFailed, WorkerTimedOut
 from mlxd_shared.logs import get_logger
+from mlxd_shared.units import timeout_of
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 RUN_DIR_PREFIX = "mlxd-"
@@ -125,7 +126,7 @@ class SubprocessLauncher:
         try:
             await asyncio.wait(
                 {line, ended},
-                timeout=self._stall_timeout_s,
+                timeout=timeout_of(self._stall_timeout_s),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if line.done() and line.result():
