@@ -65,15 +65,9 @@ def attend_slots(
 
 
 def attend_chunk(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    *,
-    length: int,
-    plan: StepPlan,
-    scale: float,
+    queries: mx.array, keys: mx.array, values: mx.array, *, length: int, scale: float
 ) -> mx.array:
-    """Return what one row's last positions `[1, heads, width, head_dim]` read of its first `length`.
+    """Return what one row's last positions `[1, heads, width, head_dim]` read of all `length`.
 
     Keys and values are `[1, kv_heads, capacity, head_dim]`, the queries' own among them.
     """

@@ -109,6 +109,7 @@ class RotatingCache:
         n is `min(stop, window)`, whatever `start`; the row stands at `stop`, or further where it
         has not wrapped. Lazy, compact.
         """
+        del start
         arena = self._arenas[place.arena]
         count = min(stop, self.window)
         first = (stop - count) % arena.ring
@@ -122,6 +123,7 @@ class RotatingCache:
         Raises:
             RowError: `state` is not that of a row at `stop`, or the place is too small for it.
         """
+        del start
         arena = self._arenas[place.arena]
         keys, values = state
         count = keys.shape[2]
@@ -170,7 +172,7 @@ class RotatingCache:
             self._put_positions(arena, chunk.slot, before, keys, values)
             held = min(chunk.length, arena.ring)
             return attend_chunk(
-                queries, arena.keys[row], arena.values[row], length=held, plan=plan, scale=scale
+                queries, arena.keys[row], arena.values[row], length=held, scale=scale
             )
         held = arena.ring if plan.bounded_shapes else min(before, arena.ring)
         mask = plan.shared(

@@ -14,7 +14,9 @@ from typing import Protocol, Self
 
 import mlx.core as mx
 
+from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache, RowId
+from mlxd_worker.cache.kinds import AttentionGeometry
 from mlxd_worker.cache.rows import RowCaches
 
 
@@ -76,9 +78,30 @@ class Model(Protocol):
         """The most tokens a row may hold."""
         ...
 
-    def new_caches(self) -> list[LayerCache | None]:
-        """Return empty caches, one entry a layer; None for a layer without state."""
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What it computes in, and its keys and values are."""
         ...
+
+    @property
+    def attention(self) -> Sequence[AttentionGeometry | None]:
+        """What each layer's attention remembers; None for a layer that does not attend."""
+        ...
+
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches, one entry a layer; None for a layer without state.
+
+        An architecture whose layers remember keys and values, or nothing, inherits this. kv: the
+        form of the layers that remember every position. context_max: no row will be longer than
+        this; None where it is the model's.
+        """
+        longest = self.context_max if context_max is None else context_max
+        return [
+            None if geometry is None else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
+            for geometry in self.attention
+        ]
 
     def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.

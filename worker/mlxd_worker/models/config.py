@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
 from mlxd_worker.models.rope import RopeConfig, parse_rope
+from mlxd_worker.models.windows import Windows, mistral_windows, refuse_sliding
 
 LAYERS_MAX = 1024
 HEADS_MAX = 4096
@@ -62,8 +63,11 @@ class DecoderConfig:
     norm_eps: float
     rope: RopeConfig
     tied_head: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
+    windows: Windows
+    """One entry a layer."""
 
 
 def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
@@ -73,8 +77,32 @@ def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
         InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
     """
     fields = Fields(config)
+    parsed = parse_decoder(fields)
+    refuse_sliding(fields, layers=parsed.layers)
+    return parsed
+
+
+def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a `MistralForCausalLM`: Llama's, with a window.
+
+    Raises:
+        InvalidModel: as `parse_llama`; or `layer_types` and `sliding_window` contradict each other.
+    """
+    fields = Fields(config)
+    parsed = parse_decoder(fields)
+    windows = mistral_windows(fields, layers=parsed.layers, context_max=parsed.context_max)
+    return replace(parsed, windows=windows)
+
+
+def parse_decoder(fields: Fields) -> DecoderConfig:
+    """Return what the families of decoders have in common; without windows.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
+    """
     _refuse_unsupported(fields)
     hidden = fields.integer("hidden_size", low=1, high=WIDTH_MAX)
+    layers = fields.integer("num_hidden_layers", low=1, high=LAYERS_MAX)
     heads = fields.integer("num_attention_heads", low=1, high=HEADS_MAX)
     kv_heads = fields.integer("num_key_value_heads", low=1, high=heads, default=heads)
     if heads % kv_heads:
@@ -82,9 +110,10 @@ def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
     context_max = fields.integer(
         "max_position_embeddings", low=CONTEXT_LENGTH_MIN, high=CONTEXT_LENGTH_LIMIT
     )
+    biased = fields.flag("attention_bias", default=False)
     return DecoderConfig(
         hidden=hidden,
-        layers=fields.integer("num_hidden_layers", low=1, high=LAYERS_MAX),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_head_dim(fields, hidden, heads),
@@ -94,25 +123,11 @@ def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
         norm_eps=fields.positive("rms_norm_eps", default=1e-6),
         rope=parse_rope(fields),
         tied_head=fields.flag("tie_word_embeddings", default=False),
-        attention_bias=fields.flag("attention_bias", default=False),
+        qkv_bias=biased,
+        output_bias=biased,
         mlp_bias=fields.flag("mlp_bias", default=False),
+        windows=(None,) * layers,
     )
-
-
-def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of a `MistralForCausalLM`: Llama's, with a window that must not matter.
-
-    Raises:
-        InvalidModel: as `parse_llama`; or the sliding window is shorter than the context.
-    """
-    parsed = parse_llama(config)
-    fields = Fields(config)
-    if fields.has("sliding_window"):
-        window = fields.integer("sliding_window", low=1, high=CONTEXT_LENGTH_LIMIT)
-        if window < parsed.context_max:
-            problem = f"a window of {window} tokens in a context of {parsed.context_max}"
-            raise fields.error("sliding_window", f"{problem} is not supported")
-    return parsed
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
@@ -136,8 +151,3 @@ def _refuse_unsupported(fields: Fields) -> None:
     partial = fields.positive("partial_rotary_factor", default=1.0)
     if partial != 1.0:
         raise fields.error("partial_rotary_factor", f"{partial} is not supported, only 1")
-    kinds = fields.values.get("layer_types")
-    if kinds is not None and (
-        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
-    ):
-        raise fields.error("layer_types", f"{kinds!r} is not supported, only 'full_attention'")

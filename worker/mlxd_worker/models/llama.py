@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, SmolLM, Mistral; tied or untied head, with or without biases.
+"""The Llama family: Llama 2 and 3, SmolLM, Mistral; tied or untied head, biases, windows.
 
 Invariants:
 - Rows are flat `[rows * width, hidden]` everywhere but inside attention.
@@ -8,18 +8,18 @@ Invariants:
   (CUDA), the step is compiled around `forward`, not in here.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_shared.cache_sizes import CacheSizes
-from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.kv import KVCache
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
-from mlxd_worker.models.base import Batch
+from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -56,7 +56,7 @@ class Layer:
     down: Linear
 
 
-class LlamaModel:
+class LlamaModel(Model):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
@@ -80,13 +80,19 @@ class LlamaModel:
         """The most tokens a row may hold."""
         return self.config.context_max
 
-    def new_caches(self) -> list[LayerCache | None]:
-        """Return one empty standard cache a layer, of the weights' type."""
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The weights' type."""
+        return self._embedding.dtype
+
+    @property
+    def attention(self) -> tuple[AttentionGeometry, ...]:
+        """Each layer's keys and values."""
         config = self.config
-        return [
-            KVCache(kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=self._embedding.dtype)
-            for _ in range(config.layers)
-        ]
+        return tuple(
+            AttentionGeometry(kv_heads=config.kv_heads, head_dim=config.head_dim, window=window)
+            for window in config.windows
+        )
 
     def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
@@ -95,12 +101,11 @@ class LlamaModel:
             offsets=batch.offsets,
             lengths=batch.lengths,
             width=batch.width,
-            dtype=self._embedding.dtype,
+            dtype=self.dtype,
         )
         rows = self._embedding[batch.tokens.reshape(-1)]
         for layer, cache in zip(self._layers, caches.layers, strict=True):
-            assert isinstance(cache, KVCache)
-            rows = rows + self._attend(layer, rows, cache, plan, batch.offsets)
+            rows = rows + self._attend(layer, rows, as_attention(cache), plan, batch.offsets)
             rows = rows + self._feed_forward(layer, rows)
         return mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps)
 
@@ -120,7 +125,7 @@ class LlamaModel:
         return named
 
     def _attend(
-        self, layer: Layer, rows: mx.array, cache: KVCache, plan: StepPlan, offsets: mx.array
+        self, layer: Layer, rows: mx.array, cache: AttentionCache, plan: StepPlan, offsets: mx.array
     ) -> mx.array:
         config = self.config
         normed = mx.fast.rms_norm(rows, layer.attention_norm, config.norm_eps)
@@ -159,10 +164,10 @@ def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
     hidden, queries = config.hidden, config.heads * config.head_dim
     keys = config.kv_heads * config.head_dim
     shapes = {
-        "self_attn.q_proj": (queries, hidden, config.attention_bias),
-        "self_attn.k_proj": (keys, hidden, config.attention_bias),
-        "self_attn.v_proj": (keys, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, queries, config.attention_bias),
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
         "mlp.gate_proj": (config.mlp, hidden, config.mlp_bias),
         "mlp.up_proj": (config.mlp, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, config.mlp, config.mlp_bias),
@@ -193,11 +198,16 @@ def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
 def llama_footprint(config: DecoderConfig) -> Footprint:
     """Return the sizes that the fit needs besides the weights."""
     joined = (config.heads + 2 * config.kv_heads) * config.head_dim
+    per_layer = 2 * config.kv_heads * config.head_dim
+    windows = Counter(window for window in config.windows if window is not None)
     return Footprint(
         context_max=config.context_max,
         caches=CacheSizes(
-            kv_values_per_token=2 * config.layers * config.kv_heads * config.head_dim,
+            kv_values_per_token=per_layer * config.windows.count(None),
             head_dim=config.head_dim,
+            windows=tuple(
+                WindowedLayers(window, per_layer * count) for window, count in windows.items()
+            ),
         ),
         activation_values_per_token=4 * config.hidden + 2 * joined + 4 * config.mlp,
         heads=config.heads,
@@ -218,8 +228,8 @@ def _take_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
 
     return Layer(
         attention_norm=weights.take(f"{prefix}input_layernorm.weight"),
-        qkv=linear(*_ATTENTION, has_bias=config.attention_bias),
-        output=linear("self_attn.o_proj", has_bias=config.attention_bias),
+        qkv=linear(*_ATTENTION, has_bias=config.qkv_bias),
+        output=linear("self_attn.o_proj", has_bias=config.output_bias),
         mlp_norm=weights.take(f"{prefix}post_attention_layernorm.weight"),
         gate_up=linear(*_GATED, has_bias=config.mlp_bias),
         down=linear("mlp.down_proj", has_bias=config.mlp_bias),

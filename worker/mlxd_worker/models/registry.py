@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models import llama
+from mlxd_worker.models import llama, qwen2
 from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.fields import CONFIG_FILE
 
@@ -62,4 +62,5 @@ class Registry:
 REGISTRY = Registry(
     ("LlamaForCausalLM", llama.LLAMA),
     ("MistralForCausalLM", llama.MISTRAL),
+    ("Qwen2ForCausalLM", qwen2.QWEN2),
 )

@@ -1,0 +1,78 @@
+"""Which cache an attention layer gets, and what a model may ask of any of them.
+
+Invariants:
+- A model never names a cache's class: it states each layer's geometry, and `attention_cache`
+  chooses.
+- A window that the context never exceeds is no window: such a layer remembers everything, so that
+  its entries can be kept and shared range by range.
+- A sliding layer is never quantised, whatever the format: its ring is as small as its window, and
+  it is the layers that remember every position that a format is asked for.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlxd_shared.requests import KVFormat
+from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.rotating import RotatingCache
+
+
+class AttentionCache(LayerCache, Protocol):
+    """A layer's cache that attention reads and writes."""
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+    ) -> mx.array:
+        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
+
+        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order.
+        """
+        ...
+
+
+_ATTENTION = (KVCache, RotatingCache)
+
+
+def attention_cache(
+    *, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None, kv: KVFormat
+) -> AttentionCache:
+    """Return an empty cache for one layer; `kv` says nothing to one with a window."""
+    if window is not None:
+        return RotatingCache(kv_heads=kv_heads, head_dim=head_dim, window=window, dtype=dtype)
+    return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+
+
+def as_attention(cache: LayerCache | None) -> AttentionCache:
+    """Return the cache of an attention layer as what it is; engine thread, every step.
+
+    Raises:
+        TypeError: a bug: the layer has no state, or a recurrent one.
+    """
+    if not isinstance(cache, _ATTENTION):
+        raise TypeError(f"{type(cache).__name__} is not an attention layer's cache")
+    return cache
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGeometry:
+    """What one attention layer remembers of a position, and of how many."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Positions that a query sees, its own among them; None: all before it."""
+
+    def new_cache(self, dtype: mx.Dtype, *, kv: KVFormat, context_max: int) -> AttentionCache:
+        """Return an empty cache for this layer, of rows of up to `context_max` tokens."""
+        slides = self.window is not None and self.window < context_max
+        return attention_cache(
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=dtype,
+            window=self.window if slides else None,
+            kv=kv,
+        )
