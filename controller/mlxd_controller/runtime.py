@@ -227,7 +227,7 @@ class Runtime:
             case ev.Arrived() | ev.LoadAsked():
                 model = self._state.models.get(event.digest)
                 return model is None or model.phase in (Phase.UNLOADED, Phase.FAILED)
-            case ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
+            case ev.Ready() | ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
                 return True
             case _:
                 return False

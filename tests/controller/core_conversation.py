@@ -167,6 +167,9 @@ def check_state(state: State) -> None:
         if resident:
             assert model.worker not in workers, "two models share a worker"
             workers.add(model.worker)
+    if state.device.kind != "cpu":
+        loading = [model for model in state.models.values() if model.phase is Phase.LOADING]
+        assert len(loading) <= 1, "two loads at once on one GPU"
     if state.max_loaded is not None:
         assert len(workers) <= state.max_loaded
     assert state.reserved_bytes <= state.device.budget_bytes, "overcommitted"

@@ -32,9 +32,12 @@ keep_alives = st.sampled_from([None, 0.0, 5.0, math.inf])
 class Scheduler(RuleBasedStateMachine):
     """Requests come and go, workers start, fail, die and end, memory and time pass."""
 
+    kind = "cpu"
+    """Of the device; a GPU takes one load at a time."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation(device(BUDGET_MIB), max_loaded=3)
+        self.talk = Conversation(device(BUDGET_MIB, kind=self.kind), max_loaded=3)
         self.open: dict[str, str] = {}
         """Tickets not released yet, and their models."""
         self.loading: set[int] = set()
@@ -188,11 +191,19 @@ class Scheduler(RuleBasedStateMachine):
         assert not any(model.leases for model in self.talk.state.models.values())
 
 
-Scheduler.TestCase.settings = settings(
-    max_examples=examples(120), stateful_step_count=60, deadline=None, database=None,
-    derandomize=SAME_EACH_TIME,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+class GpuScheduler(Scheduler):
+    """The same on a GPU."""
+
+    kind = "cuda"
+
+
+for machine in (Scheduler, GpuScheduler):
+    machine.TestCase.settings = settings(
+        max_examples=examples(120), stateful_step_count=60, deadline=None, database=None,
+        derandomize=SAME_EACH_TIME,
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
 
 
 TestScheduler = Scheduler.TestCase
+TestGpuScheduler = GpuScheduler.TestCase

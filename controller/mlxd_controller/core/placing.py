@@ -4,6 +4,7 @@ Invariants:
 - A load starts only when its need fits into what is usable less what all resident models reserve.
 - Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
 - Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
+- A GPU takes one load at a time, and none while a worker is leaving it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ def room_of(state: State) -> Room:
     )
 
 
+def busy_device(state: State) -> bool:
+    """Return whether a load must wait for another load, or for the end of a worker, to be over.
+
+    What a load takes of a GPU at its peak is in no figure until it is over, and what a worker held
+    is given back by the driver only when its process is gone. Host memory is the kernel's account.
+    """
+    moving = (Phase.LOADING, Phase.UNLOADING)
+    gpu = state.device.kind != "cpu"
+    return gpu and any(model.phase in moving for model in state.models.values())
+
+
 def victims_of(state: State) -> tuple[evict.Victim, ...]:
     """Return the models that may be evicted now."""
     return tuple(
@@ -80,6 +92,8 @@ def _place(turn: Turn, model: Model, *, claimed_bytes: int, claimed_slots: int) 
     short_bytes = model.plan.need_bytes + claimed_bytes - room.free_bytes
     short_slots = 1 + claimed_slots - room.free_slots
     if short_bytes <= 0 and short_slots <= 0:
+        if busy_device(turn.state):
+            return True
         _start(turn, model)
         return False
     short_bytes -= room.coming_bytes

@@ -9,7 +9,12 @@ from mlxd_controller.core.state import Model, Phase
 from mlxd_controller.ports import Clock
 from mlxd_controller.services.views import PHASE_TO_PB, progress_to_pb
 from mlxd_controller.workers import Worker
-from mlxd_shared.convert import WEIGHTS_TO_PB, duration_to_pb, timestamp_to_pb
+from mlxd_shared.convert import (
+    WEIGHTS_TO_PB,
+    duration_from_pb,
+    duration_to_pb,
+    timestamp_to_pb,
+)
 
 
 def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:
@@ -17,7 +22,9 @@ def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb
     pb = status_pb2.WorkerStatus()
     if worker.figures is not None:
         pb.CopyFrom(worker.figures)
-        pb.figures_age.CopyFrom(duration_to_pb(max(0.0, clock.now_s() - worker.figures_s)))
+        # A worker that is busy tells figures of some age itself; since then they have aged here.
+        age_s = duration_from_pb(pb.figures_age) + max(0.0, clock.now_s() - worker.figures_s)
+        pb.figures_age.CopyFrom(duration_to_pb(age_s))
     pb.incarnation = worker.incarnation
     pb.model_name = worker.name
     pb.model_path = worker.path
