@@ -19,6 +19,7 @@ from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import (
     FinishReason,
     GenerateSpec,
+    KVFormat,
     LoadSpec,
     Sampling,
     SamplingOptions,
@@ -44,6 +45,13 @@ WEIGHTS_TO_PB = {
     Weights.FLOAT16: types_pb2.WEIGHTS_FORMAT_FLOAT16,
 }
 WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
+KV_FORMAT_TO_PB = {
+    None: types_pb2.KV_FORMAT_UNSPECIFIED,
+    KVFormat.MODEL: types_pb2.KV_FORMAT_MODEL,
+    KVFormat.Q8: types_pb2.KV_FORMAT_Q8,
+    KVFormat.Q4: types_pb2.KV_FORMAT_Q4,
+}
+KV_FORMAT_FROM_PB = {number: kv_format for kv_format, number in KV_FORMAT_TO_PB.items()}
 
 
 def duration_to_pb(seconds: float) -> Duration:
@@ -80,6 +88,10 @@ def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
         top_k=pb.top_k if pb.HasField("top_k") else None,
         top_p=pb.top_p if pb.HasField("top_p") else None,
         min_p=pb.min_p if pb.HasField("min_p") else None,
+        repetition_penalty=(pb.repetition_penalty if pb.HasField("repetition_penalty") else None),
+        presence_penalty=(pb.presence_penalty if pb.HasField("presence_penalty") else None),
+        frequency_penalty=(pb.frequency_penalty if pb.HasField("frequency_penalty") else None),
+        repeat_last_n=(pb.repeat_last_n if pb.HasField("repeat_last_n") else None),
         seed=pb.seed if pb.HasField("seed") else None,
         logit_bias=tuple(sorted(pb.logit_bias.items())),
     )
@@ -92,6 +104,10 @@ def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOpt
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repeat_last_n=options.repeat_last_n,
         seed=options.seed,
         logit_bias=dict(options.logit_bias),
     )
@@ -199,22 +215,15 @@ def _unserved_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolati
     """Ranges of fields that are refused anyway: nonsense is still called nonsense."""
     options = pb.sampling
     checks = (
-        ("sampling.repetition_penalty", options.repetition_penalty, 0.0, 10.0),
-        ("sampling.presence_penalty", options.presence_penalty, -10.0, 10.0),
-        ("sampling.frequency_penalty", options.frequency_penalty, -10.0, 10.0),
-        ("sampling.repeat_last_n", options.repeat_last_n, -1, math.inf),
         ("sampling.xtc_probability", options.xtc_probability, 0.0, 1.0),
         ("sampling.xtc_threshold", options.xtc_threshold, 0.0, 0.5),
         ("top_logprobs", pb.top_logprobs, 0, 20),
     )
-    found = [
+    return [
         FieldViolation(name, f"{value} is outside [{low:g}, {high:g}]")
         for name, value, low, high in checks
         if not low <= value <= high
     ]
-    if options.HasField("repetition_penalty") and options.repetition_penalty == 0:
-        found.append(FieldViolation("sampling.repetition_penalty", "0 is outside (0, 10]"))
-    return found
 
 
 def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
@@ -232,8 +241,13 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
     bounds = (
         ("context_length", config.CONTEXT_LENGTH_MIN, config.CONTEXT_LENGTH_LIMIT),
         ("rows_max", 1, config.ROWS_MAX_LIMIT),
+        ("prefix_cache_bytes", 0, config.PREFIX_CACHE_BYTES_LIMIT),
     )
-    given = {"context_length": pb.context_length, "rows_max": pb.rows_max}
+    given = {
+        "context_length": pb.context_length,
+        "rows_max": pb.rows_max,
+        "prefix_cache_bytes": pb.prefix_cache_bytes,
+    }
     found += [
         FieldViolation(f"options.{name}", f"{given[name]} is outside [{low}, {high}]")
         for name, low, high in bounds
@@ -241,6 +255,8 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
     ]
     if pb.weights not in WEIGHTS_FROM_PB:
         found.append(FieldViolation("options.weights", f"{pb.weights} is not a WeightsFormat"))
+    if pb.kv_format not in KV_FORMAT_FROM_PB:
+        found.append(FieldViolation("options.kv_format", f"{pb.kv_format} is not a KvFormat"))
     if found:
         raise InvalidRequest(tuple(found))
     refuse_unserved(pb, prefix="options.")
@@ -251,6 +267,8 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         sampling=sampling,
         keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
         pinned=pb.pinned if pb.HasField("pinned") else None,
+        kv_format=KV_FORMAT_FROM_PB[pb.kv_format],
+        prefix_cache_nbytes=pb.prefix_cache_bytes if pb.HasField("prefix_cache_bytes") else None,
     )
 
 
@@ -263,4 +281,6 @@ def load_to_pb(spec: LoadSpec) -> types_pb2.LoadOptions:
         sampling=sampling_to_pb(spec.sampling),
         keep_alive=None if spec.keep_alive_s is None else duration_to_pb(spec.keep_alive_s),
         pinned=spec.pinned,
+        kv_format=KV_FORMAT_TO_PB[spec.kv_format],
+        prefix_cache_bytes=spec.prefix_cache_nbytes,
     )

@@ -28,14 +28,16 @@ def read_generation_defaults(folder: Path) -> SamplingOptions:
         InvalidModel: the file is too large, unreadable or not a JSON object.
     """
     values = _read(folder / GENERATION_CONFIG_FILE)
+    penalty = SamplingOptions(repetition_penalty=_number(values, "repetition_penalty"))
     if values.get("do_sample") is False:
-        return SamplingOptions(temperature=0.0)
+        return merge(SamplingOptions(temperature=0.0), *(o for o in (penalty,) if _usable(o)))
     top_k = _number(values, "top_k")
     given = (
         SamplingOptions(temperature=_number(values, "temperature")),
         SamplingOptions(top_k=None if top_k is None or not top_k.is_integer() else int(top_k)),
         SamplingOptions(top_p=_number(values, "top_p")),
         SamplingOptions(min_p=_number(values, "min_p")),
+        penalty,
     )
     return merge(*(options for options in given if _usable(options)))
 

@@ -26,13 +26,21 @@ class SamplingOptions:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling values in force. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off."""
+    """Sampling values in force.
+
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and the penalties' defaults are off.
+    repeat_last_n -1 looks at all tokens, 0 at none, which switches every penalty off.
+    """
 
     temperature: float
     top_k: int
@@ -40,9 +48,28 @@ class Sampling:
     min_p: float
     seed: int
     logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64
+
+    @property
+    def penalises(self) -> bool:
+        """Whether recent tokens change the logits."""
+        off = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1, 0, 0)
+        return self.repeat_last_n != 0 and not off
 
 
-DEFAULTS = SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0)
+DEFAULTS = SamplingOptions(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repeat_last_n=64,
+)
 
 
 class FinishReason(enum.Enum):
@@ -109,7 +136,7 @@ class LoadSpec:
     keep_alive_s: float | None = None
     pinned: bool | None = None
     kv_format: KVFormat | None = None
-    prefix_cache_bytes: int | None = None
+    prefix_cache_nbytes: int | None = None
     """What snapshots of former prompts may take; 0 keeps none."""
 
 
@@ -134,8 +161,14 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
         *_Range(-1, (1 << 31) - 1).check(f"{prefix}.top_k", options.top_k),
         *_Range(0, 1).check(f"{prefix}.top_p", options.top_p),
         *_Range(0, 1).check(f"{prefix}.min_p", options.min_p),
+        *_Range(-10, 10).check(f"{prefix}.presence_penalty", options.presence_penalty),
+        *_Range(-10, 10).check(f"{prefix}.frequency_penalty", options.frequency_penalty),
+        *_Range(-1, (1 << 31) - 1).check(f"{prefix}.repeat_last_n", options.repeat_last_n),
         *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
     ]
+    factor = options.repetition_penalty
+    if factor is not None and not 0 < factor <= 10:
+        found.append(FieldViolation(f"{prefix}.repetition_penalty", f"{factor} is outside (0, 10]"))
     for token_id, bias in options.logit_bias:
         found += LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
     return found
@@ -148,6 +181,10 @@ def merge(*layers: SamplingOptions) -> SamplingOptions:
         top_k=_first(layer.top_k for layer in layers),
         top_p=_first(layer.top_p for layer in layers),
         min_p=_first(layer.min_p for layer in layers),
+        repetition_penalty=_first(layer.repetition_penalty for layer in layers),
+        presence_penalty=_first(layer.presence_penalty for layer in layers),
+        frequency_penalty=_first(layer.frequency_penalty for layer in layers),
+        repeat_last_n=_first(layer.repeat_last_n for layer in layers),
         seed=_first(layer.seed for layer in layers),
         logit_bias=next((layer.logit_bias for layer in layers if layer.logit_bias), ()),
     )
@@ -164,6 +201,10 @@ def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
     assert full.top_k is not None
     assert full.top_p is not None
     assert full.min_p is not None
+    assert full.repetition_penalty is not None
+    assert full.presence_penalty is not None
+    assert full.frequency_penalty is not None
+    assert full.repeat_last_n is not None
     return Sampling(
         temperature=full.temperature,
         top_k=max(full.top_k, 0),
@@ -171,6 +212,10 @@ def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
         min_p=full.min_p,
         seed=seed if full.seed is None else full.seed,
         logit_bias=full.logit_bias,
+        repetition_penalty=full.repetition_penalty,
+        presence_penalty=full.presence_penalty,
+        frequency_penalty=full.frequency_penalty,
+        repeat_last_n=full.repeat_last_n,
     )
 
 

@@ -15,10 +15,6 @@ from mlxd_shared.errors import FieldNotServed
 # Full name of the message -> field -> the values that ask for nothing.
 UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
     "mlxd.v1.SamplingOptions": {
-        "repetition_penalty": (1.0,),
-        "presence_penalty": (0.0,),
-        "frequency_penalty": (0.0,),
-        "repeat_last_n": (0,),
         "xtc_probability": (0.0,),
         "xtc_threshold": (),
     },

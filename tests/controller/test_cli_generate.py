@@ -47,6 +47,8 @@ async def test_generate_sends_each_flag() -> None:
             "generate", "demo", "--max-tokens", "4", "--stop", "a", "--stop", "b c",
             "--stop-token-id", "7", "--ignore-eos", "--temperature", "0", "--top-k", "-1",
             "--top-p", "0.5", "--min-p", "0.25", "--seed", "0", "--logit-bias", "3=-1.5",
+            "--repetition-penalty", "1.5", "--presence-penalty", "-0.5",
+            "--frequency-penalty", "0.25", "--repeat-last-n", "-1",
             "--keep-alive", "-1", "--request-id", "mine", "--address", fake.address,
             piped="one\ntwo\n\n",
         )  # fmt: skip
@@ -57,8 +59,9 @@ async def test_generate_sends_each_flag() -> None:
     assert (request.max_tokens, list(request.stop)) == (4, ["a", "b c"])
     assert (list(request.stop_token_ids), request.ignore_eos) == ([7], True)
     assert request.sampling == types_pb2.SamplingOptions(
-        temperature=0, top_k=-1, top_p=0.5, min_p=0.25, seed=0, logit_bias={3: -1.5}
-    )
+        temperature=0, top_k=-1, top_p=0.5, min_p=0.25, seed=0, logit_bias={3: -1.5},
+        repetition_penalty=1.5, presence_penalty=-0.5, frequency_penalty=0.25, repeat_last_n=-1,
+    )  # fmt: skip
     assert (request.keep_alive.seconds, request.request_id) == (-1, "mine")
 
 

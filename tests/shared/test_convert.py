@@ -93,6 +93,8 @@ GOOD_SAMPLING = [
     Options(seed=(1 << 64) - 1),
     Options(logit_bias={0: -100.0, (1 << 32) - 1: 100.0}),
     Options(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0),
+    Options(repetition_penalty=10.0, presence_penalty=-10.0, frequency_penalty=10.0),
+    Options(repeat_last_n=-1),
     Options(repeat_last_n=0, xtc_probability=0.0),
 ]
 BAD_SAMPLING = [
@@ -109,12 +111,12 @@ BAD_SAMPLING = [
     (Options(logit_bias={3: 100.1}), "logit_bias[3]", "[-100, 100]"),
     (Options(logit_bias={3: math.nan}), "logit_bias[3]", "[-100, 100]"),
     (Options(repetition_penalty=0.0), "repetition_penalty", "(0, 10]"),
-    (Options(repetition_penalty=-1.0), "repetition_penalty", "[0, 10]"),
-    (Options(repetition_penalty=10.1), "repetition_penalty", "[0, 10]"),
+    (Options(repetition_penalty=-1.0), "repetition_penalty", "(0, 10]"),
+    (Options(repetition_penalty=10.1), "repetition_penalty", "(0, 10]"),
     (Options(presence_penalty=-10.1), "presence_penalty", "[-10, 10]"),
     (Options(presence_penalty=math.nan), "presence_penalty", "[-10, 10]"),
     (Options(frequency_penalty=10.1), "frequency_penalty", "[-10, 10]"),
-    (Options(repeat_last_n=-2), "repeat_last_n", "[-1, inf]"),
+    (Options(repeat_last_n=-2), "repeat_last_n", "[-1, 2.14748e+09]"),
     (Options(xtc_probability=1.1), "xtc_probability", "[0, 1]"),
     (Options(xtc_threshold=0.6), "xtc_threshold", "[0, 0.5]"),
 ]
@@ -189,10 +191,6 @@ def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: in
 
 
 NOT_SERVED = [
-    (generate(sampling=Options(repetition_penalty=1.1)), "sampling.repetition_penalty"),
-    (generate(sampling=Options(presence_penalty=0.1)), "sampling.presence_penalty"),
-    (generate(sampling=Options(frequency_penalty=0.1)), "sampling.frequency_penalty"),
-    (generate(sampling=Options(repeat_last_n=-1)), "sampling.repeat_last_n"),
     (generate(sampling=Options(xtc_probability=0.5)), "sampling.xtc_probability"),
     (generate(sampling=Options(xtc_threshold=0.1)), "sampling.xtc_threshold"),
     (generate(chat=inference_pb2.ChatPrompt()), "chat"),
@@ -242,6 +240,11 @@ def test_neutral_values_of_unserved_fields_are_good() -> None:
         (types_pb2.LoadOptions(rows_max=0), "options.rows_max"),
         (types_pb2.LoadOptions(rows_max=257), "options.rows_max"),
         (types_pb2.LoadOptions(weights=99), "options.weights"),  # type: ignore[arg-type]
+        (types_pb2.LoadOptions(kv_format=99), "options.kv_format"),  # type: ignore[arg-type]
+        (
+            types_pb2.LoadOptions(prefix_cache_bytes=config.PREFIX_CACHE_BYTES_LIMIT + 1),
+            "options.prefix_cache_bytes",
+        ),
         (types_pb2.LoadOptions(sampling=Options(top_p=2.0)), "options.sampling.top_p"),
     ],
 )
@@ -251,6 +254,12 @@ def test_load_options_out_of_range_are_named(options: types_pb2.LoadOptions, fie
         load_from_pb(options)
 
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_no_prefix_cache_is_not_an_open_one() -> None:
+    """0 bytes is a choice, absent is none."""
+    assert load_from_pb(types_pb2.LoadOptions(prefix_cache_bytes=0)).prefix_cache_nbytes == 0
+    assert load_from_pb(types_pb2.LoadOptions()).prefix_cache_nbytes is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def test_no_sampling_means_greedy(tmp_path: Path) -> None:
     assert defaults(tmp_path, {"do_sample": True, "top_k": 20}) == SamplingOptions(top_k=20)
 
 
+def test_a_repetition_penalty_holds_for_greedy_too(tmp_path: Path) -> None:
+    """The model's own repetition penalty is a default, whether it samples or not."""
+    penalty = SamplingOptions(repetition_penalty=1.1)
+    assert defaults(tmp_path, {"repetition_penalty": 1.1}) == penalty
+    greedy = {"do_sample": False, "repetition_penalty": 1.1}
+    assert defaults(tmp_path, greedy) == replace(penalty, temperature=0.0)
+
+
 def test_without_a_file_nothing_is_said(tmp_path: Path) -> None:
     """The file is optional."""
     assert read_generation_defaults(tmp_path) == SamplingOptions()
@@ -46,6 +55,7 @@ def test_without_a_file_nothing_is_said(tmp_path: Path) -> None:
         {"top_p": 2},
         {"min_p": "a"},
         {"temperature": True},
+        {"repetition_penalty": 0},
         {"top_k": 10**400},
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import replace
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -30,6 +31,7 @@ from mlxd_shared.requests import (
     DEFAULTS,
     FinishReason,
     GenerateSpec,
+    KVFormat,
     LoadSpec,
     Sampling,
     SamplingOptions,
@@ -49,6 +51,10 @@ SAMPLING = st.builds(
     top_k=st.none() | st.integers(-1, HUGE),
     top_p=FLOATS,
     min_p=FLOATS,
+    repetition_penalty=st.none() | st.floats(0.125, 10, width=32),
+    presence_penalty=st.none() | st.floats(-10, 10, width=32),
+    frequency_penalty=st.none() | st.floats(-10, 10, width=32),
+    repeat_last_n=st.none() | st.integers(-1, HUGE),
     seed=st.none() | st.integers(0, (1 << 64) - 1),
     logit_bias=st.dictionaries(
         st.integers(0, (1 << 32) - 1), st.floats(-100, 100, width=32), max_size=4
@@ -71,6 +77,8 @@ def test_sampling_survives_the_wire(options: SamplingOptions) -> None:
         sampling=SAMPLING,
         keep_alive_s=st.none() | st.integers(0, 10**6).map(float) | st.just(math.inf),
         pinned=st.none() | st.booleans(),
+        kv_format=st.none() | st.sampled_from(KVFormat),
+        prefix_cache_nbytes=st.none() | st.integers(0, 1 << 50),
     )
 )
 def test_load_options_survive_the_wire(spec: LoadSpec) -> None:
@@ -129,9 +137,7 @@ def test_absent_values_are_taken_in_order() -> None:
 
     merged = merge(request, load, DEFAULTS)
 
-    assert merged == SamplingOptions(
-        temperature=0.0, top_k=7, top_p=0.9, min_p=0.0, logit_bias=((1, 2.0),)
-    )
+    assert merged == replace(DEFAULTS, temperature=0.0, top_k=7, logit_bias=((1, 2.0),))
 
 
 def test_resolve_turns_off_into_one_form() -> None:

@@ -91,7 +91,7 @@ def test_every_request_field_is_probed_or_refused() -> None:
 
 def _some_value(field: Any) -> Any:
     """Return a value in range that asks for something."""
-    by_name = {"repetition_penalty": 1.1, "repeat_last_n": 32, "top_logprobs": 2}
+    by_name = {"top_logprobs": 2}
     if field.name in by_name:
         return by_name[field.name]
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:

@@ -13,8 +13,9 @@ from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument, run
 from mlxd_controller.cli.progress import LoadBar
 from mlxd_controller.cli.security import Server, server
+from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_shared.errors import ModelNotFound
-from mlxd_shared.requests import LoadSpec, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.units import format_bytes
 
 ModelOrPath = Annotated[
@@ -34,8 +35,26 @@ ContextLength = Annotated[
 ]
 Rows = Annotated[int | None, typer.Option(help="Streams decoded side by side.")]
 WeightsFormat = Annotated[Weights, typer.Option(help="How the weights live in memory.")]
+KeysAndValues = Annotated[
+    KVFormat | None,
+    typer.Option(
+        "--kv-format",
+        help="How keys and values live in memory.  [default: as the model computes]",
+        show_default=False,
+    ),
+]
+PrefixCache = Annotated[
+    int | None,
+    typer.Option(
+        "--prefix-cache",
+        parser=o.size,
+        metavar="SIZE",
+        help="What snapshots of former prompts may take; 0 keeps none."
+        f"  [default: {PREFIX_MEMORY_FRACTION:.0%} of the device's memory, or what fits]",
+        show_default=False,
+    ),
+]
 Pin = Annotated[bool, typer.Option("--pin", help="Never evict it to make room.")]
-
 
 def load(
     context: typer.Context,
@@ -45,12 +64,18 @@ def load(
     context_length: ContextLength = None,
     rows: Rows = None,
     weights: WeightsFormat = Weights.AUTO,
+    kv_format: KeysAndValues = None,
+    prefix_cache: PrefixCache = None,
     keep_alive: o.KeepAlive = None,
     pin: Pin = False,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
     min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    repeat_last_n: o.RepeatLastN = None,
     seed: o.Seed = None,
     logit_bias: o.LogitBias = None,
     as_json: o.Json = False,
@@ -66,11 +91,17 @@ def load(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repeat_last_n=repeat_last_n,
             seed=seed,
             logit_bias=logit_bias,
         ),
         keep_alive_s=keep_alive,
         pinned=True if pin else None,
+        kv_format=kv_format,
+        prefix_cache_nbytes=prefix_cache,
     )
     where = server(context, address)
     run(_load(where, model, name=name, spec=spec, as_json=as_json), address=where.address)
@@ -94,7 +125,7 @@ async def _load(where: Server, text: str, *, name: str, spec: LoadSpec, as_json:
         typer.echo(
             f"{model.name} is {show.state(model)}: {format_bytes(model.resident_nbytes)}"
             f" on {model.device}, context {model.context_length}, {model.rows_max} rows,"
-            f" weights {model.weights.value}"
+            f" {show.form(model)}"
         )
     return ExitCode.OK
 
@@ -106,6 +137,8 @@ def fit(
     context_length: ContextLength = None,
     rows: Rows = None,
     weights: WeightsFormat = Weights.AUTO,
+    kv_format: KeysAndValues = None,
+    prefix_cache: PrefixCache = None,
     as_json: o.Json = False,
     address: o.Address = None,
 ) -> None:
@@ -113,7 +146,13 @@ def fit(
 
     Ends with 5 when the model can never fit.
     """
-    spec = LoadSpec(context_length=context_length, rows_max=rows, weights=weights)
+    spec = LoadSpec(
+        context_length=context_length,
+        rows_max=rows,
+        weights=weights,
+        kv_format=kv_format,
+        prefix_cache_nbytes=prefix_cache,
+    )
     where = server(context, address)
     run(_fit(where, model, spec=spec, as_json=as_json), address=where.address)
 
@@ -156,7 +195,7 @@ def _show_report(report: FitReport) -> None:
             (
                 "plan",
                 (
-                    f"weights {report.weights.value}, context {report.context_length},"
+                    f"{show.form(report)}, context {report.context_length},"
                     f" {report.rows_max} rows, on {report.device}"
                 ),
             ),

@@ -94,6 +94,34 @@ MinP = Annotated[
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Divide positive and multiply negative logits of recent tokens; 1 is off.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Subtract once from every recent token's logit; 0 is off.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Subtract for every occurrence of a recent token; 0 is off.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+RepeatLastN = Annotated[
+    int | None,
+    typer.Option(
+        help="How many last tokens the penalties look at; 0 is off, -1 all.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="Makes the draws repeatable.", rich_help_panel=SAMPLING_PANEL),
@@ -114,6 +142,10 @@ def sampling(
     top_k: int | None,
     top_p: float | None,
     min_p: float | None,
+    repetition_penalty: float | None,
+    presence_penalty: float | None,
+    frequency_penalty: float | None,
+    repeat_last_n: int | None,
     seed: int | None,
     logit_bias: list[str] | None,
 ) -> SamplingOptions:
@@ -127,6 +159,10 @@ def sampling(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repeat_last_n=repeat_last_n,
         seed=seed,
         logit_bias=tuple(bias(text) for text in logit_bias or ()),
     )

@@ -53,6 +53,30 @@ async def each_cut_at_its_tightest_is_greedy(wire: Wire) -> None:
     assert clamped == await wire.sampled(**open_cuts)
 
 
+@covering(
+    "SamplingOptions.repetition_penalty",
+    "SamplingOptions.presence_penalty",
+    "SamplingOptions.frequency_penalty",
+    "SamplingOptions.repeat_last_n",
+)
+async def each_penalty_keeps_a_forced_token_from_coming_twice(wire: Wire) -> None:
+    """What a bias forces comes once and no more in the window; without a window it always comes."""
+    bias = {100: 9.0}
+    forced = types_pb2.SamplingOptions(temperature=0, logit_bias={100: 100.0})
+    assert await wire.ids(sampling=forced, ignore_eos=True) == [100] * 12
+    for name, value in (("presence_penalty", 10), ("frequency_penalty", 10)):
+        options = {"temperature": 0, "logit_bias": bias, name: value}
+        penalised = await wire.ids(sampling=types_pb2.SamplingOptions(**options), ignore_eos=True)
+        free = {**options, "repeat_last_n": 0}
+        unpenalised = await wire.ids(sampling=types_pb2.SamplingOptions(**free), ignore_eos=True)
+        assert penalised != unpenalised
+        assert penalised.count(100) < unpenalised.count(100)
+    options = {"temperature": 0, "logit_bias": {100: 100.0}, "repetition_penalty": 10}
+    repeated = await wire.ids(sampling=types_pb2.SamplingOptions(**options), ignore_eos=True)
+    assert repeated[0] == 100
+    assert repeated[1] != 100
+
+
 @covering("SamplingOptions.logit_bias")
 async def logit_bias_forces_a_token(wire: Wire) -> None:
     """+100 on one id makes every token that id."""

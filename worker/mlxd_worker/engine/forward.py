@@ -41,7 +41,10 @@ def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[int]:
         [row.id for row in rows],
     )
     hidden = model.forward(batch, caches)
-    draws = [Draw(row.request.sampling, position=row.generated) for row in rows]
+    draws = [
+        Draw(row.request.sampling, position=row.generated, recent=row.recent.counts)
+        for row in rows
+    ]
     drawn = sample(model.logits(hidden), draws)
     del hidden
     mx.eval(drawn, caches.state())

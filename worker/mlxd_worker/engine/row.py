@@ -9,10 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.engine.penalties import RecentTokens
 from mlxd_worker.engine.request import Finished, Submit, Tokens, Usage
 from mlxd_worker.engine.sampler import TOKEN_INVALID
 from mlxd_worker.engine.text import Piece, TextStream
@@ -37,6 +38,11 @@ class Row:
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    recent: RecentTokens = field(init=False)
+    """What penalties look at: the last tokens of prompt and output."""
+
+    def __post_init__(self) -> None:
+        self.recent = RecentTokens(self.request.sampling, self.request.prompt)
 
     @property
     def prefill_left(self) -> int:
@@ -83,6 +89,7 @@ class Row:
         offset = self.generated
         self.generated += 1
         self.pending = token_id
+        self.recent.push(token_id)
         piece = self.text.push(token_id)
         if piece.stop is not None:
             return self._finished(FinishReason.STOP_STRING, (token_id,), piece)

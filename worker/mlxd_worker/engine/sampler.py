@@ -7,19 +7,20 @@ Invariants
 - The noise belongs to the token id, not to its rank or to its place in a reduced support. So two
   near ties that swap places keep their own noise, and the narrow and the wide path draw the same
   token.
-- The order is bias, (penalties), top-k, softmax at T, top-p, min-p, draw. The draw is the largest
+- The order is bias, penalties, top-k, softmax at T, top-p, min-p, draw. The draw is the largest
   of `(logit - max) / T + gumbel`, which is the categorical draw from the normalised survivors.
 - Equal logits are ranked by id, lowest first, so every cut is deterministic.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 import mlx.core as mx
 
 from mlxd_shared.requests import Sampling
+from mlxd_worker.engine.penalties import penalised
 
 TOKEN_INVALID: Final = -1
 """Given for a row whose logits hold a NaN, a +inf or nothing above -inf: the model is at fault."""
@@ -49,6 +50,8 @@ class Draw:
     choice: int = 0
     """Which of several completions of one request this is."""
     purpose: Purpose = Purpose.SAMPLE
+    recent: Mapping[int, int] = field(default_factory=dict)
+    """How often each token occurs among the last ones that the penalties look at."""
 
 
 def mix64(value: int) -> int:
@@ -97,6 +100,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     assert rows_count == len(draws), "one draw a row"
     assert logits.dtype == mx.float32, "sampling is done in float32"
     logits = _biased(logits, draws)
+    logits = penalised(logits, [(draw.sampling, draw.recent) for draw in draws])
     groups: dict[str, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_path_of(draw.sampling, vocab_size), []).append(row)

@@ -1,0 +1,79 @@
+"""Penalties on recent tokens: which ones count, and what they do to the logits.
+
+Invariants:
+- A row's penalties depend on its own prompt and output alone; the window slides one token a draw.
+- A logit is first divided (or, below zero, multiplied) by the repetition penalty, then lowered by
+  the presence penalty once and by the frequency penalty for every occurrence in the window.
+- A row without penalties keeps its logits bit for bit, whatever its neighbours ask for.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxd_shared.requests import Sampling
+
+
+class RecentTokens:
+    """The tokens of one stream that penalties look at: its last `window`, or all with -1.
+
+    Takes nothing and stays empty where `sampling` penalises nothing.
+    """
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        """Start with the prompt's last tokens."""
+        window = sampling.repeat_last_n if sampling.penalises else 0
+        self._window: deque[int] = deque(maxlen=None if window < 0 else window)
+        self._counts: Counter[int] = Counter()
+        self._extend(prompt if window < 0 else prompt[len(prompt) - min(window, len(prompt)) :])
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """How often each token occurs in the window; valid until the next `push`."""
+        return self._counts
+
+    def push(self, token_id: int) -> None:
+        """Let the window slide over one more token."""
+        self._extend((token_id,))
+
+    def _extend(self, token_ids: Iterable[int]) -> None:
+        window, counts = self._window, self._counts
+        if window.maxlen == 0:
+            return
+        for token_id in token_ids:
+            if len(window) == window.maxlen:
+                oldest = window[0]
+                counts[oldest] -= 1
+                if not counts[oldest]:
+                    del counts[oldest]
+            window.append(token_id)
+            counts[token_id] += 1
+
+
+def penalised(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]]]) -> mx.array:
+    """Return logits [N, V] with every row's penalties applied, lazy.
+
+    rows: each row's options and how often its recent tokens occur. The result is the input itself
+    where no row penalises anything.
+    """
+    entries = [
+        (row, token_id, options.repetition_penalty, _lowered(options, count))
+        for row, (options, recent) in enumerate(rows)
+        if options.penalises
+        for token_id, count in recent.items()
+    ]
+    if not entries:
+        return logits
+    indices, ids, factors, lowered = zip(*entries, strict=True)
+    at = (mx.array(indices), mx.array(ids))
+    factor = mx.array(factors, dtype=mx.float32)
+    old = logits[at]
+    new = mx.where(old > 0, old / factor, old * factor) - mx.array(lowered, dtype=mx.float32)
+    result = logits[:]  # an object of its own: the caller's keeps its values
+    result[at] = new
+    return result
+
+
+def _lowered(options: Sampling, count: int) -> float:
+    return options.presence_penalty + options.frequency_penalty * count
