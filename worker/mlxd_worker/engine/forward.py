@@ -42,8 +42,7 @@ def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[int]:
     )
     hidden = model.forward(batch, caches)
     draws = [
-        Draw(row.request.sampling, position=row.generated, recent=row.recent.counts)
-        for row in rows
+        Draw(row.request.sampling, position=row.generated, recent=row.recent.counts) for row in rows
     ]
     drawn = sample(model.logits(hidden), draws)
     del hidden
