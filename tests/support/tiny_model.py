@@ -9,6 +9,7 @@ import array
 import json
 import math
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID, byte_level, with_bos
@@ -27,11 +28,8 @@ def write_tiny_model(
 
     nan_token: a token whose embedding is not a number, so that whoever reads it fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with_bos(byte_level()).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>"})
-    _write(folder / "generation_config.json", {"eos_token_id": EOS_ID, "temperature": 0.7})
-    _write(
+    write_text_files(folder)
+    write_json(
         folder / "config.json",
         {
             "architectures": ["LlamaForCausalLM"],
@@ -54,23 +52,37 @@ def write_tiny_model(
         name: _values(draws, shape, row=nan_token if name.startswith("model.embed") else None)
         for name, shape in _shapes().items()
     }
-    _write_safetensors(folder / "model.safetensors", tensors)
+    write_float32(folder / "model.safetensors", _shapes(), tensors.values())
     return folder
 
 
-def _write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
+def write_text_files(folder: Path) -> None:
+    """Write the tokenizer, of `VOCAB` tokens, and the defaults of generation; makes the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with_bos(byte_level()).save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>"})
+    write_json(folder / "generation_config.json", {"eos_token_id": EOS_ID, "temperature": 0.7})
+
+
+def write_float32(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], contents: Iterable[bytes]
+) -> None:
+    """Write a safetensors file of float32 tensors; `contents` in the order of `shapes`."""
     header: dict[str, object] = {}
     position = 0
-    for name, content in tensors.items():
-        end = position + len(content)
-        shape = list(_shapes()[name])
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [position, end]}
+    for name, shape in shapes.items():
+        end = position + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
         position = end
     head = json.dumps(header).encode()
-    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(tensors.values()))
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for content in contents:
+            file.write(content)
 
 
-def _write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """Write one of a model's JSON files."""
     path.write_text(json.dumps(value), encoding="utf-8")
 
 

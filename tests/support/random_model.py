@@ -1,0 +1,104 @@
+"""Random models of any width on disk, whole folders that a worker can load: dense and sliding.
+
+Weights are float32 and the same on every machine for one seed. Whatever the widths, the tokenizer
+is the tiny model's, of 320 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxd_worker.models.architecture import TensorSpec
+from mlxd_worker.models.config import architecture_of
+from mlxd_worker.models.registry import REGISTRY
+from tests.bench.models import Shape
+from tests.support.tiny_model import VOCAB, write_float32, write_json, write_text_files
+from tests.worker.made_tokenizers import BOS_ID, EOS_ID
+
+TINY = Shape(hidden=32, layers=4, heads=4, kv_heads=2, mlp=64, context=512)
+DEMO = Shape(hidden=256, layers=6, heads=8, kv_heads=4, mlp=704, context=8192)
+"""As wide as the built-in model."""
+LARGE = Shape(hidden=512, layers=8, heads=8, kv_heads=8, mlp=1376, context=8192)
+"""A little over 100 MB in float32."""
+
+SPREAD = 1.5
+"""Of the weights: wide enough that greedy output does not fall into a loop at once."""
+
+
+def write_dense_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> Path:
+    """Write a Llama, whose layers all remember everything; return `folder`."""
+    return write_random_model(folder, decoder_config("LlamaForCausalLM", shape), seed=seed)
+
+
+def write_sliding_model(
+    folder: Path, *, window: int, mixed: bool, shape: Shape = TINY, seed: int = 1
+) -> Path:
+    """Write a model with windows of `window` positions; return `folder`.
+
+    mixed: a Qwen2 whose layers slide and remember everything by turns; else a Mistral, whose layers
+    all slide.
+    """
+    if mixed:
+        kinds = ["full_attention" if index % 2 else "sliding_attention"
+                 for index in range(shape.layers)]  # fmt: skip
+        config = decoder_config(
+            "Qwen2ForCausalLM",
+            shape,
+            use_sliding_window=True,
+            sliding_window=window,
+            layer_types=kinds,
+        )
+    else:
+        config = decoder_config("MistralForCausalLM", shape, sliding_window=window)
+    return write_random_model(folder, config, seed=seed)
+
+
+def decoder_config(architecture: str, shape: Shape, **more: Any) -> dict[str, Any]:
+    """Return the config.json of a decoder with a tied head."""
+    return {
+        "architectures": [architecture],
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        **more,
+    }
+
+
+def write_random_model(folder: Path, config: Mapping[str, Any], *, seed: int = 1) -> Path:
+    """Write a model of any registered architecture, with every tensor that it requires.
+
+    Norms are ones, biases small, and all else spread by its fan-in.
+    """
+    write_text_files(folder)
+    write_json(folder / "config.json", dict(config))
+    architecture = REGISTRY.find(architecture_of(config))
+    specs = [spec for spec in architecture.tensors(architecture.parse(config)) if spec.required]
+    shapes = {spec.name: spec.shape for spec in specs}
+    write_float32(folder / "model.safetensors", shapes, _contents(specs, seed))
+    return folder
+
+
+def _contents(specs: list[TensorSpec], seed: int) -> Iterator[bytes]:
+    draws = np.random.Generator(np.random.PCG64(seed))
+    for spec in specs:
+        if "norm" in spec.name:
+            values = np.ones(spec.shape, dtype=np.float32)
+        else:
+            biased = spec.name.endswith("bias")
+            spread = 0.1 if biased else SPREAD / math.sqrt(spec.shape[-1])
+            values = draws.standard_normal(spec.shape, dtype=np.float32) * np.float32(spread)
+        yield values.astype("<f4").tobytes()
