@@ -15,6 +15,7 @@ import grpc
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2
 from mlxd_controller.core.state import Progress
 from mlxd_controller.ports import LoadOrder
+from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.status import RemoteError
 
@@ -105,6 +106,8 @@ class LinkScript:
     endless: bool = False
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[Refusal] = field(default_factory=list)
+    figures_age_s: float = 0.0
+    """How old the figures are that a worker tells, as one in a long step does."""
 
     def __post_init__(self) -> None:
         self.load_gate.set()
@@ -218,6 +221,7 @@ class FakeLink:
         self._check()
         worker = status_pb2.WorkerStatus(pid=self._process.pid)
         worker.memory.total_bytes = 1000
+        worker.figures_age.CopyFrom(duration_to_pb(self._script.figures_age_s))
         return status_pb2.Status(workers=[worker])
 
     async def shutdown(self, *, timeout_s: float) -> None:

@@ -19,11 +19,14 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
 HELD_TOKENS_MAX: Final = 16
-"""Tokens held back for want of a whole character; a longer run is no text and is given out as it
-is."""
+"""Tokens held back for want of one more whole character; a longer run is no text and is given out
+as it is."""
 
 _TAIL_TOKENS: Final = 3
 """An unfinished character has at most three of its four bytes, so at most three tokens."""
+
+_REPLACEMENT: Final = "\ufffd"
+"""What stands in a decoded text for bytes that are no character, or not yet."""
 
 
 class Tokenizer:
@@ -108,7 +111,10 @@ class Detokenizer:
     text: some decoders let one bad byte spoil good ones before it, and what was given out stays.
     """
 
-    __slots__ = ("_anchor", "_context", "_pending", "_raw", "_skip_special", "_stream")
+    __slots__ = (
+        "_anchor", "_context", "_given", "_given_count", "_pending", "_raw", "_skip_special",
+        "_stream",
+    )  # fmt: skip
 
     def __init__(self, raw: RawTokenizer, *, skip_special: bool) -> None:
         self._raw = raw
@@ -118,14 +124,21 @@ class Detokenizer:
         self._anchor: list[int] = raw.encode("a", add_special_tokens=False).ids
         self._context: list[int] = []
         self._pending: list[int] = []
+        # A token may end one character and begin the next: what of the pending ids' text is given
+        # out already, and how many of them there were then.
+        self._given = ""
+        self._given_count = 0
 
     def push(self, token_id: int) -> str:
         """Take one id; return the characters that it completes, maybe none."""
         self._pending.append(token_id)
         text = self._step(token_id)
-        if text is None and len(self._pending) > HELD_TOKENS_MAX:
+        if text is not None:
+            return text
+        whole = self._whole_characters()
+        if not whole and len(self._pending) - self._given_count > HELD_TOKENS_MAX:
             return self._release(len(self._pending) - _TAIL_TOKENS)
-        return text or ""
+        return whole
 
     def finish(self) -> str:
         """Return what was held back, with U+FFFD for a character that was never finished."""
@@ -141,9 +154,23 @@ class Detokenizer:
             if "Invalid prefix" not in str(error):
                 raise
             return self._release(len(self._pending))
-        if text is not None:
-            self._context, self._pending = self._pending, []
-        return text
+        if text is None:
+            return None
+        context, given = self._pending, self._given
+        self._clear(context)
+        return text.removeprefix(given)
+
+    def _whole_characters(self) -> str:
+        """Return what the pending ids add before the character that is unfinished at their end."""
+        text = self._text_behind(self._context, self._pending)
+        sure = "" if text is None else text.rstrip(_REPLACEMENT)
+        new = sure.removeprefix(self._given)
+        if not new or not sure.startswith(self._given):
+            return ""
+        self._given, self._given_count = sure, len(self._pending)
+        if len(self._pending) > HELD_TOKENS_MAX:  # character after character, and never level
+            self._restart(self._pending[-_TAIL_TOKENS:])
+        return new
 
     def _release(self, count: int) -> str:
         """Return the text of the first `count` pending ids, and start afresh behind them."""
@@ -151,10 +178,19 @@ class Detokenizer:
         text = self._text_behind(self._context, head)
         if text is None:
             text = self._text_behind(self._anchor, head)
+        given = self._given
+        more = self._restart(tail)
+        return (text or "").removeprefix(given) + more
+
+    def _restart(self, ids: list[int]) -> str:
+        """Forget what came before `ids`; return the characters that they complete."""
         self._stream = DecodeStream(self._anchor, skip_special_tokens=self._skip_special)
-        self._context, self._pending = self._anchor, []
-        more = "".join(self.push(token_id) for token_id in tail)
-        return (text or "") + more
+        self._clear(self._anchor)
+        return "".join(self.push(token_id) for token_id in ids)
+
+    def _clear(self, context: list[int]) -> None:
+        """Have no ids pending behind `context`, whose text is given out."""
+        self._context, self._pending, self._given, self._given_count = context, [], "", 0
 
     def _text_behind(self, context: list[int], ids: list[int]) -> str | None:
         """Return what `ids` add to the text of `context`, or None where they change it."""
