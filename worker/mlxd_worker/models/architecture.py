@@ -26,6 +26,8 @@ class TensorSpec:
     required: bool = True
     copy_of: str | None = None
     """An optional tensor that must equal another one (a tied head that was stored all the same)."""
+    other_shape: tuple[int, ...] | None = None
+    """A second layout in which checkpoints store it; `Weights.shape` tells which it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,16 @@ class Footprint:
 class Weights(Protocol):
     """Where an architecture takes its tensors from while it is built."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a required tensor as it is stored; nothing is read."""
+        ...
+
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, in the form that the residency plan chose."""
+        ...
+
+    def take_float32(self, name: str) -> mx.array:
+        """Return one small tensor, evaluated, in float32 whatever the plan chose."""
         ...
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:

@@ -76,13 +76,14 @@ def _blocks(inputs: DeltaInputs, state: mx.array) -> tuple[mx.array, mx.array]:
     queries, keys, values, log_decays, rates = (_cut(array, length, key_heads) for array in inputs)
 
     since_start = mx.cumsum(log_decays, axis=-1)
-    causal = mx.tri(length, dtype=mx.bool_)
+    # Masked before as well: what lies ahead would be a growth, and could overflow.
+    causal = mx.tri(length, dtype=mx.float32)
     between = since_start[..., :, None] - since_start[..., None, :]
-    decays = mx.exp(mx.where(causal, between, -mx.inf))
+    decays = mx.exp(between * causal) * causal
     from_start = mx.exp(since_start)[..., None]
     to_end = mx.exp(since_start[..., -1:] - since_start)[..., None]
 
-    likeness = mx.where(mx.tri(length, k=-1, dtype=mx.bool_), keys @ keys.swapaxes(-1, -2), 0.0)
+    likeness = (keys @ keys.swapaxes(-1, -2)) * mx.tri(length, k=-1, dtype=mx.float32)
     solved = _inverse(rates[..., None] * decays * likeness)
     learnt_alone = solved @ (rates[..., None] * values)
     unlearnt = solved @ (rates[..., None] * from_start * keys)

@@ -112,11 +112,17 @@ class _Reader:
         for file in sorted({fact.file for fact in facts}):
             self._lazy.update(_open(file))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor as it is stored."""
+        return self._facts[name].shape
+
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as `dtype`."""
-        array = self._pop(name).astype(self._dtype)
-        self._finish_reading(array, [name])
-        return array
+        return self._taken(name, self._dtype)
+
+    def take_float32(self, name: str) -> mx.array:
+        """Return one tensor, evaluated, as float32."""
+        return self._taken(name, mx.float32)
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
         """Return tensors joined along their first axis, evaluated, as `dtype`."""
@@ -148,6 +154,11 @@ class _Reader:
             raise AssertionError(f"never taken: {_some(left)}")
         self._lazy.clear()
         self._progress(self._total_nbytes, self._total_nbytes)
+
+    def _taken(self, name: str, dtype: mx.Dtype) -> mx.array:
+        array = self._pop(name).astype(dtype)
+        self._finish_reading(array, [name])
+        return array
 
     def _pop(self, name: str) -> mx.array:
         return self._lazy.pop(name)
@@ -188,9 +199,9 @@ def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
         problem = f"tensors of no use to this config: {_some(unexpected)}"
         raise InvalidModel(problem, file=first.file.name, field=first.name)
     for fact in facts:
-        shape = wanted[fact.name].shape
-        if fact.shape != shape:
-            problem = f"shape {list(fact.shape)}, the config says {list(shape)}"
+        spec = wanted[fact.name]
+        if fact.shape not in (spec.shape, spec.other_shape):
+            problem = f"shape {list(fact.shape)}, the config says {list(spec.shape)}"
             raise InvalidModel(problem, file=fact.file.name, field=fact.name)
         if fact.dtype not in set(FloatType):
             problem = f"dtype {fact.dtype} is not one of {', '.join(FloatType)}"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models import llama, qwen2
+from mlxd_worker.models import llama, qwen2, qwen3_5
 from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.fields import CONFIG_FILE
 
@@ -63,4 +63,5 @@ REGISTRY = Registry(
     ("LlamaForCausalLM", llama.LLAMA),
     ("MistralForCausalLM", llama.MISTRAL),
     ("Qwen2ForCausalLM", qwen2.QWEN2),
+    ("Qwen3_5ForCausalLM", qwen3_5.QWEN3_5),
 )

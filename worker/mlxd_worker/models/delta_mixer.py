@@ -1,0 +1,164 @@
+"""A gated delta layer: convolution, gated delta rule, gated norm; what takes attention's place.
+
+Invariants:
+- Products are in the model's type; everything between them is float32, and the result goes back.
+- What a row needs of its past is the recurrence's state (float32) and the convolution's last inputs
+  (the model's type); both are the cache's, before and after.
+- The convolution is `kernel` shifted sums: on a CPU `conv1d` takes twenty times as long.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.recurrent import RecurrentCache, RowState
+from mlxd_worker.models.architecture import TensorSpec, Weights
+from mlxd_worker.models.gated_delta import DeltaInputs, gated_delta
+from mlxd_worker.models.qwen3_5_config import DeltaConfig
+
+LENGTH_EPS = 1e-6
+"""Added to the squared length of a key or a query before it is divided by."""
+_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """One layer's weights."""
+
+    projection: mx.array
+    """[projected, hidden]: queries, keys, values; the gate; rates; decays."""
+    convolution: mx.array
+    """float32 [kernel, mixed], the oldest token's first."""
+    decay: mx.array
+    """float32 [value_heads], below 0: the log of what one unit of time leaves."""
+    time_bias: mx.array
+    """float32 [value_heads]."""
+    norm: mx.array
+    """[value_dim]."""
+    output: mx.array
+    """[hidden, values]."""
+
+
+class DeltaMixer:
+    """One layer. One owner: the engine thread."""
+
+    def __init__(self, config: DeltaConfig, weights: DeltaWeights, *, norm_eps: float) -> None:
+        """Keep the weights."""
+        self.config = config
+        self.weights = weights
+        self._norm_eps = norm_eps
+
+    def __call__(self, rows: mx.array, cache: RecurrentCache, plan: StepPlan) -> mx.array:
+        """Map flat rows `[N * width, hidden]` to as many, and move the rows' states on; lazy."""
+        config, dtype = self.config, rows.dtype
+        tail, state = cache.states(plan)
+        joined = (rows @ self.weights.projection.T).reshape(-1, plan.width, config.projected)
+        mixed, gate, rates, times = mx.split(
+            joined,
+            [config.mixed, config.mixed + config.values, config.projected - config.value_heads],
+            axis=-1,
+        )
+        history = mx.concatenate([tail, mixed], axis=1)
+        inputs = self._inputs(self._convolve(history, plan.width), rates, times)
+        result, state = gated_delta(inputs, state)
+        cache.put(plan, (history[:, plan.width :], state))
+
+        normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
+        gated = normed * _silu(gate.astype(mx.float32).reshape(result.shape))
+        return gated.astype(dtype).reshape(rows.shape[0], -1) @ self.weights.output.T
+
+    def _convolve(self, history: mx.array, width: int) -> mx.array:
+        """Return float32 [N, width, mixed] from inputs [N, kernel - 1 + width, mixed]."""
+        history = history.astype(mx.float32)
+        taps = self.weights.convolution
+        total = history[:, :width] * taps[0]
+        for age in range(1, self.config.kernel):
+            total = total + history[:, age : age + width] * taps[age]
+        return _silu(total)
+
+    def _inputs(self, mixed: mx.array, rates: mx.array, times: mx.array) -> DeltaInputs:
+        config = self.config
+        rows, width, _ = mixed.shape
+        heads = mixed[..., : 2 * config.keys]
+        heads = heads.reshape(rows, width, 2 * config.key_heads, config.key_dim)
+        # To length one: the root mean square leaves them as long as the root of their width.
+        scale = config.key_dim**-0.5
+        heads = scale * mx.fast.rms_norm(heads, None, LENGTH_EPS / config.key_dim)
+        values = mixed[..., 2 * config.keys :]
+        spent = mx.logaddexp(times.astype(mx.float32) + self.weights.time_bias, mx.array(0.0))
+        return DeltaInputs(
+            queries=scale * heads[..., : config.key_heads, :],
+            keys=heads[..., config.key_heads :, :],
+            values=values.reshape(rows, width, config.value_heads, config.value_dim),
+            log_decays=self.weights.decay * spent,
+            rates=mx.sigmoid(rates.astype(mx.float32)),
+        )
+
+
+def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
+    """Return an empty cache for one layer of a model that computes in `dtype`."""
+    return RecurrentCache(
+        (
+            RowState("tail", (config.kernel - 1, config.mixed), dtype),
+            RowState("state", (config.value_heads, config.value_dim, config.key_dim), mx.float32),
+        )
+    )
+
+
+def delta_tensors(config: DeltaConfig, prefix: str, *, hidden: int) -> tuple[TensorSpec, ...]:
+    """Return one layer's tensors."""
+    shapes = {
+        "in_proj_qkv.weight": (config.mixed, hidden),
+        "in_proj_z.weight": (config.values, hidden),
+        "in_proj_b.weight": (config.value_heads, hidden),
+        "in_proj_a.weight": (config.value_heads, hidden),
+        "A_log": (config.value_heads,),
+        "dt_bias": (config.value_heads,),
+        "norm.weight": (config.value_dim,),
+        "out_proj.weight": (hidden, config.values),
+    }
+    convolution = TensorSpec(
+        f"{prefix}conv1d.weight",
+        (config.mixed, 1, config.kernel),
+        other_shape=(config.mixed, config.kernel, 1),
+    )
+    return (convolution, *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()))
+
+
+def stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
+    """Tell whether the layer's convolution is stored as MLX has it, and not as published."""
+    return weights.shape(f"{prefix}conv1d.weight") == (config.mixed, config.kernel, 1)
+
+
+def take_delta(config: DeltaConfig, weights: Weights, prefix: str) -> DeltaWeights:
+    """Take one layer's tensors; either layout of the convolution."""
+    taps = weights.take_float32(f"{prefix}conv1d.weight").reshape(config.mixed, config.kernel)
+    convolution = mx.contiguous(taps.T)
+    decay = -mx.exp(weights.take_float32(f"{prefix}A_log"))
+    mx.eval(convolution, decay)
+    return DeltaWeights(
+        projection=weights.take_stacked([f"{prefix}{name}.weight" for name in _PROJECTIONS]),
+        convolution=convolution,
+        decay=decay,
+        time_bias=weights.take_float32(f"{prefix}dt_bias"),
+        norm=weights.take(f"{prefix}norm.weight"),
+        output=weights.take(f"{prefix}out_proj.weight"),
+    )
+
+
+def delta_arrays(weights: DeltaWeights) -> Mapping[str, mx.array]:
+    """Return one layer's arrays by name."""
+    return {
+        "projection": weights.projection,
+        "convolution": weights.convolution,
+        "decay": weights.decay,
+        "time_bias": weights.time_bias,
+        "norm": weights.norm,
+        "output": weights.output,
+    }
+
+
+def _silu(array: mx.array) -> mx.array:
+    return array * mx.sigmoid(array)
