@@ -5,10 +5,12 @@ from __future__ import annotations
 import grpc
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_shared.convert import FINISH_FROM_PB, duration_from_pb
+from mlxd_shared.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
 from mlxd_shared.metrics import Counter, Histogram, counter_to_pb, histogram_to_pb
 
 NO_FINISH = "none"
+UNKNOWN_REASON = "unknown"
+"""The label of what a worker of another version may call a reason."""
 UNKNOWN_MODEL = "unknown"
 """The label of requests that name no model of ours, so that clients cannot grow the metrics."""
 
@@ -32,7 +34,7 @@ class Metrics:
             "mlxd_generation_tokens_total", "Tokens generated, for streams that broke off too."
         )
         self.cache_hits = Counter(
-            "mlxd_cache_hits_total", "Requests that reused state, by what was reused."
+            "mlxd_cache_hits_total", "Requests that reused state, by why it was not more."
         )
         self.cache_misses = Counter(
             "mlxd_cache_misses_total", "Requests that reused no state, by why."
@@ -82,10 +84,9 @@ class Metrics:
         self.prompt_tokens.add(usage.prompt_tokens, model=model)
         self.cached_tokens.add(usage.cached_tokens, model=model)
         self.generated_tokens.add(usage.completion_tokens, model=model)
-        if usage.cached_tokens:
-            self.cache_hits.add(model=model, reason="prefix")
-        else:
-            self.cache_misses.add(model=model, reason="cold")
+        reason = CACHE_REASON_FROM_PB.get(usage.cache_reason)
+        lookups = self.cache_hits if usage.cached_tokens else self.cache_misses
+        lookups.add(model=model, reason=UNKNOWN_REASON if reason is None else reason.value)
         self.queue.observe(duration_from_pb(usage.queue_duration), model=model)
         self.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
         gaps = usage.completion_tokens - 1

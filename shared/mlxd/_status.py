@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from mlxd import messages as m
-from mlxd._wire import moment_from_pb, progress_from_pb, state_from_pb, weights_from_pb
+from mlxd._wire import (
+    kv_format_from_pb,
+    moment_from_pb,
+    progress_from_pb,
+    state_from_pb,
+    weights_from_pb,
+)
 from mlxd.v1 import status_pb2
 from mlxd_shared.convert import duration_from_pb, sampling_from_pb
 
@@ -71,6 +77,8 @@ def _worker(pb: status_pb2.WorkerStatus) -> m.WorkerStatus:
         cpu_s=pb.cpu_seconds,
         start_time=moment_from_pb(pb.start_time),
         effective_sampling=sampling_from_pb(pb.effective_sampling),
+        kv_format=kv_format_from_pb(pb.kv_format),
+        prefix_cache_nbytes=pb.prefix_cache_bytes,
     )
 
 

@@ -18,7 +18,9 @@ from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.convert import (
+    CACHE_REASON_FROM_PB,
     FINISH_FROM_PB,
+    KV_FORMAT_FROM_PB,
     WEIGHTS_FROM_PB,
     duration_from_pb,
     duration_to_pb,
@@ -28,7 +30,7 @@ from mlxd_shared.convert import (
     timestamp_from_pb,
 )
 from mlxd_shared.errors import FieldViolation, InvalidRequest
-from mlxd_shared.requests import LoadSpec, SamplingOptions, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 
 Prompt = str | Sequence[int]
 MODEL_STATES = {
@@ -124,6 +126,7 @@ def load_request_to_pb(
     _refuse(
         *_UINT32.check("options.context_length", (options.context_length,)),
         *_UINT32.check("options.rows_max", (options.rows_max,)),
+        *_UINT64.check("options.prefix_cache_bytes", (options.prefix_cache_nbytes,)),
         *_sampling_violations(options.sampling, prefix="options.sampling"),
         *_seconds("options.keep_alive", options.keep_alive_s),
     )
@@ -186,6 +189,7 @@ def _usage_from_pb(pb: types_pb2.Usage) -> m.Usage:
         seed=pb.seed,
         migrations=pb.migrations,
         near_ties=pb.near_ties,
+        cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
     )
 
 
@@ -197,6 +201,11 @@ def progress_from_pb(pb: types_pb2.LoadProgress) -> m.LoadProgress:
 def weights_from_pb(number: types_pb2.WeightsFormat.ValueType) -> Weights:
     """Return the format; AUTO for one that this client does not know."""
     return WEIGHTS_FROM_PB.get(number, Weights.AUTO)
+
+
+def kv_format_from_pb(number: types_pb2.KvFormat.ValueType) -> KVFormat | None:
+    """Return the format; None where none is in force, or for one that this client does not know."""
+    return KV_FORMAT_FROM_PB.get(number)
 
 
 def state_from_pb(number: types_pb2.ModelState.ValueType) -> m.ModelState:
@@ -235,6 +244,8 @@ def model_from_pb(pb: types_pb2.Model) -> m.Model:
         last_used_time=moment_from_pb(pb.last_used_time),
         expire_time=moment_from_pb(pb.expire_time),
         worker_incarnation=pb.worker_incarnation,
+        kv_format=kv_format_from_pb(pb.kv_format),
+        prefix_cache_nbytes=pb.prefix_cache_bytes,
     )
 
 
@@ -256,6 +267,8 @@ def fit_from_pb(pb: types_pb2.FitReport) -> m.FitReport:
         rows_max=pb.rows_max,
         would_evict=tuple(pb.would_evict),
         suggestions=tuple(pb.suggestions),
+        kv_format=kv_format_from_pb(pb.kv_format),
+        prefix_cache_nbytes=pb.prefix_cache_bytes,
     )
 
 

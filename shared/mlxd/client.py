@@ -37,7 +37,7 @@ from mlxd_shared import config
 from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.net import parse_address
-from mlxd_shared.requests import FinishReason, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.requests import FinishReason, KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.status import RemoteError
 
@@ -50,6 +50,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "FitReport",
+    "KVFormat",
     "LoadSpec",
     "LoadUpdate",
     "MlxdError",

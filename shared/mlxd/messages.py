@@ -10,7 +10,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_shared.requests import FinishReason, SamplingOptions, Weights
+from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Usage:
     seed: int
     migrations: int
     near_ties: int
+    cache_reason: CacheReason | None = None
+    """Why no more than `cached_tokens` was reused."""
 
     @property
     def first_token_s(self) -> float:
@@ -98,7 +101,10 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, as the controller knows it. `expire_time` None means for as long as it runs."""
+    """A model, as the controller knows it. `expire_time` None means for as long as it runs.
+
+    `kv_format` is None while it is not loaded.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -123,6 +129,8 @@ class Model:
     last_used_time: dt.datetime | None
     expire_time: dt.datetime | None
     worker_incarnation: str
+    kv_format: KVFormat | None
+    prefix_cache_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,8 @@ class FitReport:
     rows_max: int
     would_evict: tuple[str, ...]
     suggestions: tuple[str, ...]
+    kv_format: KVFormat | None
+    prefix_cache_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +276,8 @@ class WorkerStatus:
     cpu_s: float
     start_time: dt.datetime | None
     effective_sampling: SamplingOptions
+    kv_format: KVFormat | None
+    prefix_cache_nbytes: int
 
 
 class MetricKind(enum.Enum):

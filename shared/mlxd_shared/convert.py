@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
+from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import (
     FinishReason,
@@ -36,6 +37,13 @@ FINISH_TO_PB = {
     FinishReason.CONTEXT: types_pb2.FINISH_REASON_CONTEXT,
     FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
 }
+CACHE_REASON_TO_PB = {
+    CacheReason.NONE: types_pb2.CACHE_REASON_NONE,
+    CacheReason.DIVERGED: types_pb2.CACHE_REASON_DIVERGED,
+    CacheReason.NON_TRIMMABLE_DIVERGENCE: types_pb2.CACHE_REASON_NON_TRIMMABLE_DIVERGENCE,
+    CacheReason.EVICTED: types_pb2.CACHE_REASON_EVICTED,
+}
+CACHE_REASON_FROM_PB = {number: reason for reason, number in CACHE_REASON_TO_PB.items()}
 FINISH_FROM_PB = {number: reason for reason, number in FINISH_TO_PB.items()}
 WEIGHTS_TO_PB = {
     Weights.AUTO: types_pb2.WEIGHTS_FORMAT_UNSPECIFIED,

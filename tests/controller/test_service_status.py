@@ -128,7 +128,7 @@ async def test_counters_count_what_happened() -> None:
         assert value(status, "mlxd_model_loads_total", model="a", reason="request") == 2
         assert value(status, "mlxd_worker_restarts_total", reason="WorkerLost") == 1
         assert value(status, "mlxd_model_evictions_total", reason="asked") == 1
-        assert value(status, "mlxd_cache_misses_total", reason="cold") == 2
+        assert value(status, "mlxd_cache_misses_total", reason="evicted") == 2
 
 
 @pytest.mark.asyncio

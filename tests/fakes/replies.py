@@ -32,6 +32,7 @@ def last(
         usage=types_pb2.Usage(
             prompt_tokens=5,
             cached_tokens=2,
+            cache_reason=types_pb2.CACHE_REASON_DIVERGED,
             completion_tokens=done,
             total_tokens=5 + done,
             queue_duration=duration_to_pb(0.001),
@@ -75,6 +76,8 @@ def model(name: str = "demo", *, state: str = "READY", error: str = "") -> types
         pinned=False,
         last_used_time=timestamp_to_pb(NOON),
         worker_incarnation="w-1" if loaded else "",
+        kv_format=types_pb2.KV_FORMAT_Q8 if loaded else types_pb2.KV_FORMAT_UNSPECIFIED,
+        prefix_cache_bytes=3 * MIB if loaded else 0,
     )
 
 
@@ -110,6 +113,8 @@ def fit(
         rows_max=4,
         would_evict=evict,
         suggestions=[] if ever else ["a context of 64 tokens"],
+        kv_format=types_pb2.KV_FORMAT_Q8,
+        prefix_cache_bytes=3 * MIB,
     )
 
 
@@ -182,6 +187,8 @@ def worker(
             name="OpenBLAS", version="0.3.30", threads=2, reason="from the scipy-openblas32 package"
         ),
         weights=types_pb2.WEIGHTS_FORMAT_FLOAT32,
+        kv_format=types_pb2.KV_FORMAT_Q8,
+        prefix_cache_bytes=3 * MIB,
         cpu_seconds=1.5,
         start_time=timestamp_to_pb(NOON),
     )

@@ -143,6 +143,7 @@ class FakeStream:
         else:
             message.finish.reason = types_pb2.FINISH_REASON_LENGTH
             message.usage.completion_tokens = index
+            message.usage.cache_reason = types_pb2.CACHE_REASON_EVICTED
         return message.SerializeToString()
 
     def cancel(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from mlxd.client import (
     BrokenStream,
     Client,
+    KVFormat,
     LoadSpec,
     SamplingOptions,
     Weights,
@@ -66,6 +67,10 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda c: c.detokenize([1 << 32]), "token_ids"),
         (lambda c: c.fit("m", options=LoadSpec(context_length=-1)), "options.context_length"),
         (lambda c: c.fit("m", options=LoadSpec(rows_max=-1)), "options.rows_max"),
+        (
+            lambda c: c.fit("m", options=LoadSpec(prefix_cache_nbytes=-1)),
+            "options.prefix_cache_bytes",
+        ),
         (lambda c: c.fit("m", options=LoadSpec(keep_alive_s=1e12)), "options.keep_alive"),
         (lambda c: c.fit("m", options=LoadSpec(keep_alive_s=math.nan)), "options.keep_alive"),
         (lambda c: c.unload("m", grace_s=1e300), "grace"),
@@ -146,6 +151,7 @@ async def test_fit_only_reckons() -> None:
     assert report.terms[0] == FitTerm("weights", 10 * replies.MIB, "float32 of 8-bit")
     assert sum(term.nbytes for term in report.terms) == report.need_nbytes
     assert report.weights is Weights.FLOAT32
+    assert (report.kv_format, report.prefix_cache_nbytes) == (KVFormat.Q8, 3 * replies.MIB)
     request = fake.requests[0]
     assert isinstance(request, model_pb2.LoadModelRequest)
     assert request.validate_only
@@ -186,6 +192,7 @@ async def test_models_reads_every_page() -> None:
     assert one.effective_sampling == SamplingOptions(temperature=0.5, top_k=40)
     assert one.last_used_time == dt.datetime.fromtimestamp(replies.NOON, dt.UTC)
     assert one.expire_time is None
+    assert (one.kv_format, one.prefix_cache_nbytes) == (KVFormat.Q8, 3 * replies.MIB)
 
 
 @pytest.mark.asyncio
@@ -219,6 +226,7 @@ async def test_status_carries_every_figure() -> None:
     assert dead.exit_code == -9
     assert dead.last_lines == ("going down",)
     assert alive.memory.accounts[0].nbytes == alive.memory.total_nbytes
+    assert (alive.kv_format, alive.prefix_cache_nbytes) == (KVFormat.Q8, 3 * replies.MIB)
     assert alive.memory.unaccounted_nbytes == -64
     assert alive.memory.devices == {"cpu": 12 * replies.MIB}
     assert alive.math_library.name == "OpenBLAS"

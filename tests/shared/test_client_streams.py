@@ -55,6 +55,7 @@ async def test_generate_gives_deltas_and_one_end() -> None:
     assert (finished.request_id, finished.model_digest) == ("r-1", replies.DIGEST)
     usage = finished.usage
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (5, 2, 4)
+    assert usage.cache_reason == "diverged"
     assert (usage.total_tokens, usage.seed) == (9, (1 << 64) - 1)
     assert usage.first_token_s == pytest.approx(0.261)
     assert usage.tokens_per_s == pytest.approx(6.0)

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 import pytest
 
 from mlxd_shared import config
+from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import DuplicateRequest, InternalError, QueueFull
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.engine.request import Event, Failed, Finished, Tokens, Usage
 from mlxd_worker.outbox import Outbox, StreamReader
 from mlxd_worker.streams import Streams
 
-USAGE = Usage(1, 0, 1, 0.0, 0.0, 0.0, 0)
+USAGE = Usage(1, 0, CacheReason.NONE, 1, 0.0, 0.0, 0.0, 0)
 
 
 def token(offset: int) -> Tokens:

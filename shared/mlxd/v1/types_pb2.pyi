@@ -59,6 +59,36 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 6
 """The stream was ended by the server's operator before it was complete."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _CacheReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_REASON_UNSPECIFIED: _CacheReason.ValueType  # 0
+    CACHE_REASON_NONE: _CacheReason.ValueType  # 1
+    """Nothing: the rest of the prompt was never cached."""
+    CACHE_REASON_DIVERGED: _CacheReason.ValueType  # 2
+    """What was cached goes on with other tokens."""
+    CACHE_REASON_NON_TRIMMABLE_DIVERGENCE: _CacheReason.ValueType  # 3
+    """More tokens matched, but a layer whose state cannot be cut was not kept at that length."""
+    CACHE_REASON_EVICTED: _CacheReason.ValueType  # 4
+    """More was cached once and had to make room."""
+
+class CacheReason(_CacheReason, metaclass=_CacheReasonEnumTypeWrapper):
+    """What kept a worker from reusing more of a prompt. At least one token is always evaluated."""
+
+CACHE_REASON_UNSPECIFIED: CacheReason.ValueType  # 0
+CACHE_REASON_NONE: CacheReason.ValueType  # 1
+"""Nothing: the rest of the prompt was never cached."""
+CACHE_REASON_DIVERGED: CacheReason.ValueType  # 2
+"""What was cached goes on with other tokens."""
+CACHE_REASON_NON_TRIMMABLE_DIVERGENCE: CacheReason.ValueType  # 3
+"""More tokens matched, but a layer whose state cannot be cut was not kept at that length."""
+CACHE_REASON_EVICTED: CacheReason.ValueType  # 4
+"""More was cached once and had to make room."""
+Global___CacheReason: _TypeAlias = CacheReason  # noqa: Y015
+
 class _ModelState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -118,6 +148,36 @@ WEIGHTS_FORMAT_FLOAT32: WeightsFormat.ValueType  # 2
 WEIGHTS_FORMAT_BFLOAT16: WeightsFormat.ValueType  # 3
 WEIGHTS_FORMAT_FLOAT16: WeightsFormat.ValueType  # 4
 Global___WeightsFormat: _TypeAlias = WeightsFormat  # noqa: Y015
+
+class _KvFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KvFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KV_FORMAT_UNSPECIFIED: _KvFormat.ValueType  # 0
+    """As the model computes, unless an earlier load has fixed another."""
+    KV_FORMAT_MODEL: _KvFormat.ValueType  # 1
+    """As the model computes."""
+    KV_FORMAT_Q8: _KvFormat.ValueType  # 2
+    """8 bits a value, and a scale and a bias for each group of 64 (or 32)."""
+    KV_FORMAT_Q4: _KvFormat.ValueType  # 3
+    """4 bits, likewise."""
+
+class KvFormat(_KvFormat, metaclass=_KvFormatEnumTypeWrapper):
+    """How keys and values live in memory, in layers that remember every position; sliding windows and
+    recurrent states are kept as the model computes them.
+    """
+
+KV_FORMAT_UNSPECIFIED: KvFormat.ValueType  # 0
+"""As the model computes, unless an earlier load has fixed another."""
+KV_FORMAT_MODEL: KvFormat.ValueType  # 1
+"""As the model computes."""
+KV_FORMAT_Q8: KvFormat.ValueType  # 2
+"""8 bits a value, and a scale and a bias for each group of 64 (or 32)."""
+KV_FORMAT_Q4: KvFormat.ValueType  # 3
+"""4 bits, likewise."""
+Global___KvFormat: _TypeAlias = KvFormat  # noqa: Y015
 
 @_typing.final
 class SamplingOptions(_message.Message):
@@ -311,6 +371,7 @@ class Usage(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MIGRATIONS_FIELD_NUMBER: _builtins.int
     NEAR_TIES_FIELD_NUMBER: _builtins.int
+    CACHE_REASON_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """All tokens of the prompt, cached ones included."""
     cached_tokens: _builtins.int
@@ -324,6 +385,8 @@ class Usage(_message.Message):
     """How often the stream moved to a new worker."""
     near_ties: _builtins.int
     """Positions after a migration at which the two best scores were too close to call."""
+    cache_reason: Global___CacheReason.ValueType
+    """Why no more than cached_tokens was reused."""
     @_builtins.property
     def queue_duration(self) -> _duration_pb2.Duration:
         """From the worker's acceptance to the first prefill."""
@@ -354,10 +417,11 @@ class Usage(_message.Message):
         seed: _builtins.int = ...,
         migrations: _builtins.int = ...,
         near_ties: _builtins.int = ...,
+        cache_reason: Global___CacheReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion_duration", b"completion_duration", "load_duration", b"load_duration", "prompt_duration", b"prompt_duration", "queue_duration", b"queue_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_duration", b"completion_duration", "completion_tokens", b"completion_tokens", "load_duration", b"load_duration", "migrations", b"migrations", "near_ties", b"near_ties", "prompt_duration", b"prompt_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration", "seed", b"seed", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_reason", b"cache_reason", "cached_tokens", b"cached_tokens", "completion_duration", b"completion_duration", "completion_tokens", b"completion_tokens", "load_duration", b"load_duration", "migrations", b"migrations", "near_ties", b"near_ties", "prompt_duration", b"prompt_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration", "seed", b"seed", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,6 +440,8 @@ class LoadOptions(_message.Message):
     KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and completion together; default: the model's own maximum, or what fits."""
     rows_max: _builtins.int
@@ -385,6 +451,12 @@ class LoadOptions(_message.Message):
     """Never evicted to make room."""
     priority: _builtins.int
     """Higher is evicted later."""
+    kv_format: Global___KvFormat.ValueType
+    """Refused for a model whose heads no group divides."""
+    prefix_cache_bytes: _builtins.int
+    """What snapshots of former prompts may take, so that a prompt which begins alike need not be
+    evaluated again; 0 keeps none. Default: a twentieth of the device's memory, or what fits.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingOptions:
         """Defaults for requests that leave a sampling value absent."""
@@ -403,15 +475,19 @@ class LoadOptions(_message.Message):
         keep_alive: _duration_pb2.Duration | None = ...,
         pinned: _builtins.bool | None = ...,
         priority: _builtins.int | None = ...,
+        kv_format: Global___KvFormat.ValueType = ...,
+        prefix_cache_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "pinned", b"pinned", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "pinned", b"pinned", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "kv_format", b"kv_format", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_length: _TypeAlias = _typing.Literal["context_length"]  # noqa: Y015
     _WhichOneofArgType__context_length: _TypeAlias = _typing.Literal["_context_length", b"_context_length"]  # noqa: Y015
     _WhichOneofReturnType__pinned: _TypeAlias = _typing.Literal["pinned"]  # noqa: Y015
     _WhichOneofArgType__pinned: _TypeAlias = _typing.Literal["_pinned", b"_pinned"]  # noqa: Y015
+    _WhichOneofReturnType__prefix_cache_bytes: _TypeAlias = _typing.Literal["prefix_cache_bytes"]  # noqa: Y015
+    _WhichOneofArgType__prefix_cache_bytes: _TypeAlias = _typing.Literal["_prefix_cache_bytes", b"_prefix_cache_bytes"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__rows_max: _TypeAlias = _typing.Literal["rows_max"]  # noqa: Y015
@@ -420,6 +496,8 @@ class LoadOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__context_length) -> _WhichOneofReturnType__context_length | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned) -> _WhichOneofReturnType__pinned | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_cache_bytes) -> _WhichOneofReturnType__prefix_cache_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -505,6 +583,8 @@ class FitReport(_message.Message):
     ROWS_MAX_FIELD_NUMBER: _builtins.int
     WOULD_EVICT_FIELD_NUMBER: _builtins.int
     SUGGESTIONS_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     model_digest: _builtins.str
     fits_now: _builtins.bool
@@ -522,6 +602,8 @@ class FitReport(_message.Message):
     """The plan that the terms describe."""
     context_length: _builtins.int
     rows_max: _builtins.int
+    kv_format: Global___KvFormat.ValueType
+    prefix_cache_bytes: _builtins.int
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___FitTerm]: ...
     @_builtins.property
@@ -550,10 +632,12 @@ class FitReport(_message.Message):
         rows_max: _builtins.int = ...,
         would_evict: _abc.Iterable[_builtins.str] | None = ...,
         suggestions: _abc.Iterable[_builtins.str] | None = ...,
+        kv_format: Global___KvFormat.ValueType = ...,
+        prefix_cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "kv_format", b"kv_format", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "prefix_cache_bytes", b"prefix_cache_bytes", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,6 +672,8 @@ class Model(_message.Message):
     LAST_USED_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -615,6 +701,9 @@ class Model(_message.Message):
     priority: _builtins.int
     worker_incarnation: _builtins.str
     """The worker process that serves it now; empty while none does."""
+    kv_format: Global___KvFormat.ValueType
+    """In force; UNSPECIFIED and 0 while not loaded."""
+    prefix_cache_bytes: _builtins.int
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -655,10 +744,12 @@ class Model(_message.Message):
         last_used_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         worker_incarnation: _builtins.str = ...,
+        kv_format: Global___KvFormat.ValueType = ...,
+        prefix_cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

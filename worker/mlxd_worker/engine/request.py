@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
+from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.requests import FinishReason, Sampling
 
@@ -25,6 +26,9 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int
+    """The part of the prompt whose state was reused."""
+    cache_reason: CacheReason
+    """Why it was not more."""
     completion_tokens: int
     queue_s: float
     """From submission to the first prefill."""

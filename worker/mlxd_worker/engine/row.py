@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.engine.penalties import RecentTokens
@@ -35,6 +36,8 @@ class Row:
     """The token to evaluate next, once the prompt is prefilled."""
     cached: int = 0
     """Prompt tokens whose state was reused."""
+    cache_reason: CacheReason = CacheReason.NONE
+    """Why it was not more."""
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -108,6 +111,7 @@ class Row:
         return Usage(
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached,
+            cache_reason=self.cache_reason,
             completion_tokens=self.generated,
             queue_s=started_s - submitted_s,
             prompt_s=first_s - started_s,

@@ -15,7 +15,12 @@ from contextlib import aclosing
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from mlxd_shared import config
-from mlxd_shared.convert import FINISH_TO_PB, duration_to_pb, generate_from_pb
+from mlxd_shared.convert import (
+    CACHE_REASON_TO_PB,
+    FINISH_TO_PB,
+    duration_to_pb,
+    generate_from_pb,
+)
 from mlxd_shared.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.interceptors import Context
 from mlxd_worker.engine.request import Finished, Usage
@@ -114,6 +119,7 @@ def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
     return types_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
+        cache_reason=CACHE_REASON_TO_PB[usage.cache_reason],
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         queue_duration=duration_to_pb(usage.queue_s),
