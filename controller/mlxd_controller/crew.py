@@ -22,7 +22,7 @@ from mlxd_controller.ports import Clock, ModelRef, ModelStore
 from mlxd_controller.runtime import Ports
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.worker_link import GrpcLink
-from mlxd_shared.convert import WEIGHTS_FROM_PB
+from mlxd_shared.convert import KV_FORMAT_FROM_PB, WEIGHTS_FROM_PB
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec
 
@@ -150,6 +150,12 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
             continue
-        weights = WEIGHTS_FROM_PB[figures.weights]
-        found.append((ref, LoadSpec(figures.context_length, figures.rows_max, weights)))
+        spec = LoadSpec(
+            context_length=figures.context_length,
+            rows_max=figures.rows_max,
+            weights=WEIGHTS_FROM_PB[figures.weights],
+            kv_format=KV_FORMAT_FROM_PB[figures.kv_format],
+            prefix_cache_nbytes=figures.prefix_cache_bytes,
+        )
+        found.append((ref, spec))
     return found

@@ -34,6 +34,8 @@ def order_of(action: StartLoad) -> LoadOrder:
         context_length=action.plan.context_length,
         rows_max=action.plan.rows_max,
         weights=action.plan.weights,
+        kv_format=action.plan.kv_format,
+        prefix_cache_nbytes=action.plan.prefix_bytes,
         sampling=action.spec.sampling,
     )
     return LoadOrder(action.digest, action.name, action.path, spec)

@@ -13,12 +13,30 @@ from dataclasses import dataclass
 from mlxd_shared.requests import KVFormat
 
 KV_GROUP_VALUES = (64, 32)
-"""Values that share one scale and one bias, the first that divides a head's width."""
+"""Values that share one scale and one bias: the first of these that divides a head's width."""
 
 KV_BITS = {KVFormat.Q8: 8, KVFormat.Q4: 4}
 
 RECURRENT_VALUE_NBYTES = 4
 """Recurrent states are float32 whatever the model computes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An amount of memory of which a part depends on the form that the model computes in."""
+
+    values: int
+    """Values in that form."""
+    fixed_nbytes: int
+    """Bytes that are the same in every form."""
+
+    def __add__(self, other: Held) -> Held:
+        """Return both together."""
+        return Held(self.values + other.values, self.fixed_nbytes + other.fixed_nbytes)
+
+    def nbytes(self, item_nbytes: int) -> int:
+        """Return the bytes where one value of the form takes `item_nbytes`."""
+        return self.values * item_nbytes + self.fixed_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +61,26 @@ class CacheSizes:
     recurrent_values_per_row: int = 0
     """Float32 values of one row's recurrent and convolution states over all layers."""
 
-    def kv_token_nbytes(self, kv_format: KVFormat, *, item_nbytes: int) -> int:
-        """Return the bytes of one position in the layers that remember every position.
+    def kv_format_problem(self, kv_format: KVFormat | None) -> str | None:
+        """Return why this model's keys and values cannot live in a format; None where they can."""
+        if kv_format not in KV_BITS or not self.kv_values_per_token:
+            return None
+        if kv_group_values(self.head_dim) is not None:
+            return None
+        groups = " or ".join(str(group) for group in KV_GROUP_VALUES)
+        return f"heads of {self.head_dim} values do not divide into groups of {groups}"
 
-        item_nbytes: bytes of one value as the model computes. The head's width must be one that
-        `kv_group_values` accepts where the format is quantised.
-        """
-        return kv_nbytes(
-            self.kv_values_per_token, kv_format, head_dim=self.head_dim, item_nbytes=item_nbytes
+    def held(self, slots: tuple[tuple[int, int], ...], kv_format: KVFormat) -> Held:
+        """Return what arenas take. slots: pairs of a capacity in tokens and how many such slots."""
+        whole = sum(capacity * count for capacity, count in slots)
+        states = sum(count for _, count in slots) * self.recurrent_values_per_row
+        sliding = sum(
+            min(layers.window, capacity) * count * layers.kv_values_per_token
+            for layers in self.windows
+            for capacity, count in slots
         )
+        kv = kv_held(whole * self.kv_values_per_token, kv_format, head_dim=self.head_dim)
+        return kv + Held(sliding, states * RECURRENT_VALUE_NBYTES)
 
 
 def kv_group_values(head_dim: int) -> int | None:
@@ -59,14 +88,14 @@ def kv_group_values(head_dim: int) -> int | None:
     return next((group for group in KV_GROUP_VALUES if head_dim % group == 0), None)
 
 
-def kv_nbytes(values: int, kv_format: KVFormat, *, head_dim: int, item_nbytes: int) -> int:
-    """Return the bytes of `values` keys or values, whole heads of `head_dim`.
+def kv_held(values: int, kv_format: KVFormat, *, head_dim: int) -> Held:
+    """Return what keys or values take, whole heads of `head_dim`.
 
-    Quantised: `bits / 8` bytes a value, and a scale and a bias of `item_nbytes` for each group.
+    Quantised: `bits / 8` bytes a value; and a scale and a bias a group, in the model's form.
     """
     bits = KV_BITS.get(kv_format)
-    if bits is None:
-        return values * item_nbytes
+    if bits is None or not values:
+        return Held(values, 0)
     group = kv_group_values(head_dim)
     assert group is not None, "the load refuses such a width"
-    return values * bits // 8 + 2 * (values // group) * item_nbytes
+    return Held(2 * (values // group), values * bits // 8)

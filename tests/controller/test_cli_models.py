@@ -76,18 +76,24 @@ async def test_load_sends_an_absolute_path_and_its_options(tmp_path: Path) -> No
     async with serving(Answers(load=replies.load_steps())) as fake:
         ran = await mlxd(
             "load", "./mine", "--name", "n", "--context", "512", "--rows", "2",
-            "--weights", "stored", "--keep-alive", "5m", "--pin", "--temperature", "0.25",
+            "--weights", "stored", "--kv-format", "q4", "--prefix-cache", "1.5M",
+            "--keep-alive", "5m", "--pin", "--temperature", "0.25",
             "--address", fake.address, cwd=tmp_path,
         )  # fmt: skip
         request = only(fake, model_pb2.LoadModelRequest)
 
     assert ran.code == 0
-    assert ran.out == ("demo is ready: 12.0 MiB on cpu, context 512, 4 rows, weights float32\n")
+    assert ran.out == (
+        "demo is ready: 12.0 MiB on cpu, context 512, 4 rows, weights float32,"
+        " keys and values in 8 bits, prefix cache 3.0 MiB\n"
+    )
     assert ran.err == "demo: LOADING\ndemo: READY\n"
     assert (request.model, request.name) == (str(tmp_path / "mine"), "n")
     options = request.options
     assert (options.context_length, options.rows_max) == (512, 2)
     assert options.weights == types_pb2.WEIGHTS_FORMAT_STORED
+    assert options.kv_format == types_pb2.KV_FORMAT_Q4
+    assert options.prefix_cache_bytes == 3 << 19
     assert (options.keep_alive.seconds, options.pinned) == (300, True)
     assert options.sampling == types_pb2.SamplingOptions(temperature=0.25)
 
@@ -128,16 +134,23 @@ async def test_fit_explains_every_term() -> None:
     """Each term with its bytes and note, the sum, the budget and the verdict."""
     step = model_pb2.LoadModelResponse(fit=replies.fit(now=False, evict=("other",)))
     async with serving(Answers(load=[step])) as fake:
-        ran = await mlxd("fit", "demo", "--context", "512", "--address", fake.address)
+        ran = await mlxd(
+            "fit", "demo", "--context", "512", "--kv-format", "model", "--prefix-cache", "0",
+            "--address", fake.address,
+        )  # fmt: skip
         request = only(fake, model_pb2.LoadModelRequest)
 
     assert request.validate_only
     assert request.options.context_length == 512
+    assert request.options.kv_format == types_pb2.KV_FORMAT_MODEL
+    assert request.options.HasField("prefix_cache_bytes")
+    assert request.options.prefix_cache_bytes == 0
     assert ran.code == 0
     rows = ran.rows
     assert ["weights", "10485760", "10.0 MiB", "float32 of 8-bit"] in rows
     assert ["total", "11534336", "11.0 MiB"] in rows
     assert ["budget", "100.0 MiB"] in rows
+    assert "keys and values in 8 bits, prefix cache 3.0 MiB" in ran.out
     assert ["verdict", "fits after evicting"] in rows
     assert ["would evict", "other"] in rows
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
-from mlxd_shared.requests import LoadSpec, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from tests.support.model_facts import device, facts
 
 TERMS = ("weights", "kv", "prefix", "activations", "pool", "process")
@@ -94,6 +94,90 @@ def test_a_forced_form_is_taken(weights: Weights) -> None:
     assert plan.weights is weights
     size = {Weights.FLOAT32: 100, Weights.BFLOAT16: 50, Weights.STORED: 50}[weights]
     assert named(plan)["weights"] == size * MIB
+
+
+def roomy(*, prefix_fraction: float = 0.25) -> fit.Device:
+    """A device on which a quarter goes to former prompts by default."""
+    return device(4000, prefix_fraction=prefix_fraction)
+
+
+def test_an_open_prefix_cache_is_a_share_of_the_device() -> None:
+    """A fraction of the budget, and the note says which."""
+    plan = fit.plan(facts(10), LoadSpec(), roomy())
+
+    assert plan.prefix_bytes == named(plan)["prefix"] == 1000 * MIB
+    assert next(term.note for term in plan.terms if term.name == "prefix").startswith("25%")
+
+
+@pytest.mark.parametrize("nbytes", [0, 3 * MIB, 9000 * MIB])
+def test_a_prefix_cache_that_was_asked_for_stands(nbytes: int) -> None:
+    """To the byte, none at all included; one that does not fit makes the plan not fit."""
+    plan = fit.plan(facts(10), LoadSpec(prefix_cache_nbytes=nbytes), roomy())
+
+    assert plan.prefix_bytes == nbytes
+    assert plan.least_bytes == plan.need_bytes
+    assert (plan.need_bytes <= roomy().budget_bytes) == (nbytes < 4000 * MIB)
+
+
+def test_an_open_prefix_cache_gives_way_before_anything_else() -> None:
+    """It shrinks to what is left, down to nothing, while context and form stay the best."""
+    alone = fit.plan(LONG, LoadSpec(prefix_cache_nbytes=0), WIDE)
+    tight = device(alone.need_bytes // MIB + 7, prefix_fraction=0.5)
+    plan = fit.plan(LONG, LoadSpec(), tight)
+
+    assert (plan.context_length, plan.weights) == (alone.context_length, alone.weights)
+    assert 6 * MIB < plan.prefix_bytes <= 7 * MIB
+    assert plan.need_bytes == tight.budget_bytes
+    tighter = device(alone.need_bytes // MIB, prefix_fraction=0.5)
+    shortened = fit.plan(LONG, LoadSpec(), tighter)
+    assert shortened.context_length < alone.context_length
+    assert shortened.prefix_bytes > 0, "what the shorter context leaves"
+
+
+def test_a_plan_takes_of_its_prefix_cache_what_the_room_allows() -> None:
+    """An open one is cut to the room, never below nothing; one that was asked for is not."""
+    plan = fit.plan(facts(10), LoadSpec(), roomy())
+    assert plan.within(plan.need_bytes) == plan
+    cut = plan.within(plan.least_bytes + 5)
+    assert (cut.prefix_bytes, cut.need_bytes) == (5, plan.least_bytes + 5)
+    assert plan.within(0).need_bytes == plan.least_bytes
+    asked = fit.plan(facts(10), LoadSpec(prefix_cache_nbytes=MIB), roomy())
+    assert asked.within(0) == asked
+
+
+def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
+    """Bits and, for each group of 64, a scale and a bias in the model's form."""
+    wide = replace(facts(10), caches=CacheSizes(kv_values_per_token=4 * 128, head_dim=128))
+    tokens = 1024 * ROWS_MAX_DEFAULT
+    for kv_format, bits in ((KVFormat.Q8, 8), (KVFormat.Q4, 4)):
+        plan = fit.plan(wide, LoadSpec(kv_format=kv_format), WIDE)
+        assert plan.kv_format is kv_format
+        assert named(plan)["kv"] == tokens * 4 * (128 * bits // 8 + 2 * 2 * 4)
+
+
+def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
+    """A window's positions end at its width; a state is there once a row, in float32, always."""
+    caches = CacheSizes(
+        kv_values_per_token=32,
+        head_dim=8,
+        windows=(WindowedLayers(window=100, kv_values_per_token=16),),
+        recurrent_values_per_row=7,
+    )
+    spec = LoadSpec(context_length=512, rows_max=2, weights=Weights.BFLOAT16)
+    plan = fit.plan(replace(facts(10), caches=caches), spec, WIDE)
+
+    assert named(plan)["kv"] == 2 * (512 * 32 * 2 + 100 * 16 * 2 + 7 * 4)
+
+
+def test_eight_bits_are_suggested_only_where_heads_divide_into_groups() -> None:
+    """Of heads 64 wide they make a long context fit; of heads 8 wide they cannot be had."""
+    wide = replace(LONG, caches=CacheSizes(kv_values_per_token=4 * 2 * 64, head_dim=64))
+    asked = LoadSpec(context_length=1 << 16, weights=Weights.FLOAT32, prefix_cache_nbytes=0)
+    packed = fit.plan(wide, replace(asked, kv_format=KVFormat.Q8), WIDE)
+    small = device(packed.need_bytes // MIB + 1)
+    hint = "keys and values in 8 bits (kv_format q8)"
+    assert hint in fit.suggestions(wide, fit.plan(wide, asked, small), small)
+    assert hint not in fit.suggestions(LONG, fit.plan(LONG, asked, small), small)
 
 
 def test_every_suggestion_would_fit() -> None:

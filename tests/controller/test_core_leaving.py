@@ -10,6 +10,8 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Phase, StopReason, next_wake_s
 from mlxd_shared import config
+from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.config import MIB
 from mlxd_shared.errors import (
     InvalidRequest,
     ModelDraining,
@@ -18,7 +20,7 @@ from mlxd_shared.errors import (
     ShuttingDown,
     WorkerExited,
 )
-from mlxd_shared.requests import LoadSpec, SamplingOptions, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from tests.controller.core_conversation import Conversation
 from tests.support.model_facts import device, facts, need_mib
 
@@ -156,7 +158,13 @@ def test_a_worker_that_dies_while_draining_completes_the_unload() -> None:
 def test_a_load_fixes_options_until_an_operator_unloads() -> None:
     """Options survive expiry and eviction, and are forgotten by UnloadModel."""
     talk = Conversation(ROOMY)
-    spec = LoadSpec(context_length=256, rows_max=2, keep_alive_s=5.0)
+    spec = LoadSpec(
+        context_length=256,
+        rows_max=2,
+        keep_alive_s=5.0,
+        kv_format=KVFormat.MODEL,
+        prefix_cache_nbytes=MIB,
+    )
     talk.load("m", spec)
     talk.ready("m")
     talk.wait(5)
@@ -164,7 +172,7 @@ def test_a_load_fixes_options_until_an_operator_unloads() -> None:
     talk.serve("m")
     plan = talk.model("m").plan
     assert plan is not None
-    assert (plan.context_length, plan.rows_max) == (256, 2)
+    assert (plan.context_length, plan.rows_max, plan.prefix_bytes) == (256, 2, MIB)
     talk.unload("m", force=True)
     talk.gone("m")
     talk.serve("m")
@@ -184,18 +192,22 @@ def test_other_options_for_a_loaded_model_are_refused_by_name() -> None:
         rows_max=1,
         weights=Weights.BFLOAT16,
         sampling=SamplingOptions(top_k=3),
+        kv_format=KVFormat.Q8,
+        prefix_cache_nbytes=5,
     )
     error = talk.refusal(talk.load("m", other)[0])
     assert isinstance(error, InvalidRequest)
     assert [violation.field for violation in error.violations] == [
-        "options.context_length", "options.rows_max", "options.weights", "options.sampling",
+        "options.context_length", "options.rows_max", "options.weights", "options.kv_format",
+        "options.prefix_cache_bytes", "options.sampling",
     ]  # fmt: skip
 
 
 def test_a_refused_load_leaves_no_trace() -> None:
     """Options that cannot be had are not remembered for the next request."""
     talk = Conversation(device(need_mib(10) + 10))
-    long = replace(facts(10, context_max=1 << 20), layers=64)
+    caches = CacheSizes(kv_values_per_token=64 * 2 * 8, head_dim=8)
+    long = replace(facts(10, context_max=1 << 20), caches=caches)
     ticket, _ = talk.load("m", LoadSpec(context_length=1 << 20), model=long)
     assert isinstance(talk.refusal(ticket), ModelTooLarge)
     assert "m" not in talk.state.models
@@ -255,3 +267,19 @@ def test_a_report_about_a_loaded_model_describes_the_plan_in_force() -> None:
     found = report(talk.state, "x", facts(10), LoadSpec())
     assert found.fits_now
     assert found.plan == talk.model("x").plan
+
+
+def test_a_report_cuts_an_open_prefix_cache_to_the_room_it_would_have() -> None:
+    """The terms are those of the load that would follow: beside others, or after evicting them."""
+    budget_mib = need_mib(10) * 2 + 4
+    talk = Conversation(device(budget_mib, prefix_fraction=0.25))
+    talk.load("first", LoadSpec(prefix_cache_nbytes=0))
+    talk.ready("first")
+
+    beside = report(talk.state, "m", facts(10), LoadSpec())
+    assert beside.fits_now
+    assert beside.plan.need_bytes == beside.available_bytes
+    wider = LoadSpec(context_length=1024, rows_max=64)
+    after = report(talk.state, "m", facts(30), wider)
+    assert (after.fits_now, after.would_evict) == (False, ("first",))
+    assert after.plan.need_bytes <= budget_mib * MIB

@@ -180,6 +180,20 @@ def test_the_least_recently_used_idle_model_makes_room() -> None:
     assert talk.phase("new") is Phase.READY
 
 
+def test_an_open_prefix_cache_evicts_nobody() -> None:
+    """A load starts with what is free, less than its share or nothing; the order is the plan's."""
+    budget_mib = need_mib(10) * 2 + 4
+    talk = Conversation(device(budget_mib, prefix_fraction=0.25))
+    talk.load("first", LoadSpec(prefix_cache_nbytes=0))
+    talk.ready("first")
+    _, (start,) = talk.arrive("second")
+    assert isinstance(start, a.StartLoad)
+    assert 0 < start.plan.prefix_bytes < budget_mib * MIB // 4
+    assert talk.model("second").plan == start.plan
+    assert talk.state.reserved_bytes == budget_mib * MIB
+    assert talk.phase("first") is Phase.READY
+
+
 def test_no_room_while_everybody_is_busy_says_when_to_come_back() -> None:
     """Busy and pinned models are never evicted: refused with a time to retry."""
     talk = Conversation(TWO)

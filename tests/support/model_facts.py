@@ -28,11 +28,20 @@ def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
     )
 
 
-def device(budget_mib: int, *, usable_mib: int | None = None, kind: str = "cpu") -> Device:
-    """Return a device with a budget, all of it usable unless said otherwise."""
+def device(
+    budget_mib: int,
+    *,
+    usable_mib: int | None = None,
+    kind: str = "cpu",
+    prefix_fraction: float = 0.0,
+) -> Device:
+    """Return a device with a budget, all of it usable unless said otherwise.
+
+    A prefix cache takes nothing of it unless asked for, so that needs are easy to add up.
+    """
     budget = budget_mib * MIB
     usable = budget if usable_mib is None else usable_mib * MIB
-    return Device("cpu", kind, 2 * budget, budget, budget, usable)
+    return Device("cpu", kind, 2 * budget, budget, budget, usable, prefix_fraction)
 
 
 def need_mib(weights_mib: int) -> int:

@@ -56,6 +56,7 @@ PrefixCache = Annotated[
 ]
 Pin = Annotated[bool, typer.Option("--pin", help="Never evict it to make room.")]
 
+
 def load(
     context: typer.Context,
     model: ModelOrPath,

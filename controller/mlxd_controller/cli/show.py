@@ -17,11 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxd.messages import Model, ModelState
-from mlxd_shared.units import format_duration
+from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
+from mlxd_shared.requests import KVFormat
+from mlxd_shared.units import format_bytes, format_duration
 
 DIGEST_CHARS = 12
 _WIDE = 10_000
+_KV_TEXT = {
+    KVFormat.MODEL: "as the model computes",
+    KVFormat.Q8: "in 8 bits",
+    KVFormat.Q4: "in 4 bits",
+}
 
 
 def console(*, err: bool = False) -> Console:
@@ -101,6 +107,15 @@ def until(model: Model, now: dt.datetime) -> str:
         return "pinned" if model.pinned else "for ever"
     left_s = (model.expire_time - now).total_seconds()
     return f"in {format_duration(left_s)}" if left_s > 0 else "now"
+
+
+def form(held: FitReport | Model | WorkerStatus) -> str:
+    """Return how a model lives in memory; a server that does not say keeps KV as it computes."""
+    return (
+        f"weights {held.weights.value}, keys and values"
+        f" {_KV_TEXT[held.kv_format or KVFormat.MODEL]},"
+        f" prefix cache {format_bytes(held.prefix_cache_nbytes)}"
+    )
 
 
 def state(model: Model) -> str:

@@ -147,6 +147,10 @@ def _figures(worker: WorkerStatus) -> list[tuple[str, str]]:
             ),
         ),
         (
+            "in force",
+            show.form(worker),
+        ),
+        (
             "context",
             (
                 f"{worker.context_length} of {worker.context_length_max} tokens; in use"

@@ -4,20 +4,23 @@ Invariants:
 - A plan's need is the sum of its terms, nothing else; each term says how it was reckoned.
 - What was asked for is never changed: a context that was asked for and does not fit is reported as
   not fitting. Only what was left open is chosen, and the choice stands in the plan.
+- An open prefix cache gives way first, down to nothing, before a context is shortened or another
+  form taken, and before anybody is evicted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxd_shared import config
 from mlxd_shared.cache_sizes import CacheSizes
-from mlxd_shared.requests import LoadSpec, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.units import format_bytes
 
 KV_CLASS_TOKENS = 256
 """A row's keys and values are allotted in multiples of this many tokens."""
 
+PREFIX_TERM = "prefix"
 PROCESS_TERM = "process"
 PROCESS_BYTES = 96 * config.MIB
 """A worker before it holds a model: interpreter, MLX, BLAS, gRPC, tokenizer."""
@@ -57,7 +60,8 @@ class ModelFacts:
 class Device:
     """One memory: `budget_bytes` is what mlxd may ever use of it, after the reserve.
 
-    `usable_bytes`, at most the budget, leaves out what other programs hold now.
+    `usable_bytes`, at most the budget, leaves out what other programs hold now. `prefix_fraction`
+    of the budget is what one model keeps of former prompts, where nobody says.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Device:
     reserve_bytes: int
     budget_bytes: int
     usable_bytes: int
+    prefix_fraction: float = config.PREFIX_MEMORY_FRACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +83,48 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """How a model is to live. `prefix_bytes` None leaves the prefix cache open."""
+
+    weights: Weights
+    context_length: int
+    rows_max: int
+    kv_format: KVFormat
+    prefix_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How a model would live on a device, and what that needs."""
 
     device: str
-    weights: Weights
-    context_length: int
-    rows_max: int
+    choice: Choice
     terms: tuple[Term, ...]
+
+    @property
+    def weights(self) -> Weights:
+        """The form of the weights."""
+        return self.choice.weights
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and completion together."""
+        return self.choice.context_length
+
+    @property
+    def rows_max(self) -> int:
+        """Streams decoded side by side."""
+        return self.choice.rows_max
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """The form of keys and values."""
+        return self.choice.kv_format
+
+    @property
+    def prefix_bytes(self) -> int:
+        """What snapshots of former prompts may take."""
+        return sum(term.nbytes for term in self.terms if term.name == PREFIX_TERM)
 
     @property
     def need_bytes(self) -> int:
@@ -93,9 +132,23 @@ class Plan:
         return sum(term.nbytes for term in self.terms)
 
     @property
+    def least_bytes(self) -> int:
+        """The need without what may be given up: an open prefix cache."""
+        return self.need_bytes - (self.prefix_bytes if self.choice.prefix_bytes is None else 0)
+
+    @property
     def arrays_bytes(self) -> int:
         """The need but for the process itself: what MLX is to hold at most."""
         return sum(term.nbytes for term in self.terms if term.name != PROCESS_TERM)
+
+    def within(self, room_bytes: int) -> Plan:
+        """Return the plan with as much of an open prefix cache as fits into `room_bytes`."""
+        spare = max(0, room_bytes - self.least_bytes)
+        if self.choice.prefix_bytes is not None or self.prefix_bytes <= spare:
+            return self
+        shrunk = Term(PREFIX_TERM, spare, "what is left of the memory that is free")
+        terms = (shrunk if term.name == PREFIX_TERM else term for term in self.terms)
+        return replace(self, terms=tuple(terms))
 
 
 def plan(facts: ModelFacts, spec: LoadSpec, device: Device) -> Plan:
@@ -104,11 +157,7 @@ def plan(facts: ModelFacts, spec: LoadSpec, device: Device) -> Plan:
     "Best" is the fastest form of the weights that fits the device's budget, with the longest
     context that does. Where nothing fits, the smallest plan is returned.
     """
-    rows_max = spec.rows_max or config.ROWS_MAX_DEFAULT
-    candidates = [
-        _longest(facts, spec, device, weights=weights, rows_max=rows_max)
-        for weights in _forms(spec, device)
-    ]
+    candidates = [_longest(facts, spec, device, weights) for weights in _forms(spec, device)]
     enough = min(facts.context_length_max, CONTEXT_USEFUL_TOKENS)
     for candidate in candidates:
         fits = candidate.need_bytes <= device.budget_bytes
@@ -124,16 +173,20 @@ def _forms(spec: LoadSpec, device: Device) -> tuple[Weights, ...]:
     return (Weights.FLOAT32, Weights.STORED) if device.kind == "cpu" else (Weights.STORED,)
 
 
-def _longest(
-    facts: ModelFacts, spec: LoadSpec, device: Device, *, weights: Weights, rows_max: int
-) -> Plan:
+def _longest(facts: ModelFacts, spec: LoadSpec, device: Device, weights: Weights) -> Plan:
+    choice = Choice(
+        weights=weights,
+        context_length=spec.context_length or facts.context_length_max,
+        rows_max=spec.rows_max or config.ROWS_MAX_DEFAULT,
+        kv_format=spec.kv_format or KVFormat.MODEL,
+        prefix_bytes=spec.prefix_cache_nbytes,
+    )
+    found = reckon(facts, device, choice)
     if spec.context_length is not None:
-        return reckon(facts, device, weights=weights, context=spec.context_length, rows=rows_max)
-    context = facts.context_length_max
-    found = reckon(facts, device, weights=weights, context=context, rows=rows_max)
-    while found.need_bytes > device.budget_bytes and context > KV_CLASS_TOKENS:
-        context = _power_of_two_below(context)
-        found = reckon(facts, device, weights=weights, context=context, rows=rows_max)
+        return found
+    while found.need_bytes > device.budget_bytes and found.context_length > KV_CLASS_TOKENS:
+        choice = replace(choice, context_length=_power_of_two_below(choice.context_length))
+        found = reckon(facts, device, choice)
     return found
 
 
@@ -141,15 +194,13 @@ def _power_of_two_below(number: int) -> int:
     return 1 << ((number - 1).bit_length() - 1)
 
 
-def reckon(facts: ModelFacts, device: Device, *, weights: Weights, context: int, rows: int) -> Plan:
+def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
     """Return the plan with exactly these choices, whether it fits or not."""
-    item_bytes = _ITEM_BYTES.get(weights, facts.item_bytes)
-    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
-    activations = _activations(facts, item_bytes=item_bytes, chunk=chunk, context=context)
-    terms = (
-        _weights(facts, weights),
-        _kv(facts, item_bytes=item_bytes, context=context, rows=rows),
-        Term("prefix", 0, "no prefix is kept between requests"),
+    item_bytes = _ITEM_BYTES.get(choice.weights, facts.item_bytes)
+    activations = _activations(facts, choice, item_bytes=item_bytes)
+    rest = (
+        _weights(facts, choice.weights),
+        _kv(facts, choice, item_bytes=item_bytes),
         activations,
         Term(
             "pool",
@@ -158,7 +209,9 @@ def reckon(facts: ModelFacts, device: Device, *, weights: Weights, context: int,
         ),
         Term(PROCESS_TERM, PROCESS_BYTES, "interpreter and libraries"),
     )
-    return Plan(device.name, weights, context, rows, terms)
+    free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
+    prefix = _prefix(device, choice, free_bytes=free_bytes)
+    return Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
 
 
 def _weights(facts: ModelFacts, weights: Weights) -> Term:
@@ -168,16 +221,35 @@ def _weights(facts: ModelFacts, weights: Weights) -> Term:
     return Term("weights", nbytes, f"{facts.elements:,} values as {weights.value}")
 
 
-def _kv(facts: ModelFacts, *, item_bytes: int, context: int, rows: int) -> Term:
-    capacity = -(-context // KV_CLASS_TOKENS) * KV_CLASS_TOKENS
-    values = facts.caches.kv_values_per_token
-    nbytes = capacity * rows * values * item_bytes
-    note = f"{capacity} tokens x {rows} rows x {values} values x {item_bytes} bytes"
-    return Term("kv", nbytes, note)
+def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int) -> Term:
+    capacity = -(-choice.context_length // KV_CLASS_TOKENS) * KV_CLASS_TOKENS
+    rows, caches = choice.rows_max, facts.caches
+    held = caches.held(((capacity, rows),), choice.kv_format)
+    parts = [f"{caches.kv_values_per_token} values a token as {choice.kv_format.value}"]
+    parts += [
+        f"{layers.kv_values_per_token} in a window of {layers.window}" for layers in caches.windows
+    ]
+    if caches.recurrent_values_per_row:
+        parts.append(f"{caches.recurrent_values_per_row} a row in recurrent states")
+    note = f"{rows} rows of {capacity} tokens; {', '.join(parts)}"
+    return Term("kv", held.nbytes(item_bytes), note)
 
 
-def _activations(facts: ModelFacts, *, item_bytes: int, chunk: int, context: int) -> Term:
+def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
+    if choice.prefix_bytes is not None:
+        note = "as asked for" if choice.prefix_bytes else "no prefix is to be kept"
+        return Term(PREFIX_TERM, choice.prefix_bytes, note)
+    wanted = int(device.budget_bytes * device.prefix_fraction)
+    note = f"{device.prefix_fraction:.0%} of the device's memory"
+    if wanted <= free_bytes:
+        return Term(PREFIX_TERM, wanted, note)
+    return Term(PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
+
+
+def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int) -> Term:
     """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits."""
+    context = choice.context_length
+    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
     wide = 3 * facts.hidden_size + facts.projected_values + 3 * facts.intermediate_size
     scores = 2 * facts.heads * context
     nbytes = chunk * (wide + scores) * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
@@ -188,35 +260,33 @@ def _activations(facts: ModelFacts, *, item_bytes: int, chunk: int, context: int
 def suggestions(facts: ModelFacts, chosen: Plan, device: Device) -> tuple[str, ...]:
     """Return what would make a plan that is over the budget fit, for people; each was reckoned."""
     found: list[str] = []
-    context = chosen.context_length
+    choice = chosen.choice
+
+    def fits(changed: Choice) -> bool:
+        return reckon(facts, device, changed).need_bytes <= device.budget_bytes
+
+    context = choice.context_length
     while context > KV_CLASS_TOKENS:
         context = _power_of_two_below(context)
-        if _fits(facts, chosen, device, context=context):
+        if fits(replace(choice, context_length=context)):
             found.append(f"a context of {context} tokens")
             break
-    if chosen.rows_max > 1 and _fits(facts, chosen, device, rows=1):
+    if choice.rows_max > 1 and fits(replace(choice, rows_max=1)):
         found.append("one stream at a time (rows_max 1)")
-    if chosen.weights is Weights.FLOAT32 and _fits(facts, chosen, device, weights=Weights.STORED):
+    if choice.weights is Weights.FLOAT32 and fits(replace(choice, weights=Weights.STORED)):
         found.append("weights as stored")
+    if choice.prefix_bytes and fits(replace(choice, prefix_bytes=None)):
+        found.append("a smaller prefix cache")
+    packed = _packed(facts, choice)
+    if packed is not None and fits(packed):
+        found.append("keys and values in 8 bits (kv_format q8)")
     if not found:
         found.append(f"a machine with {format_bytes(chosen.need_bytes)} for models")
     return tuple(found)
 
 
-def _fits(
-    facts: ModelFacts,
-    chosen: Plan,
-    device: Device,
-    *,
-    context: int | None = None,
-    rows: int | None = None,
-    weights: Weights | None = None,
-) -> bool:
-    changed = reckon(
-        facts,
-        device,
-        weights=weights or chosen.weights,
-        context=context or chosen.context_length,
-        rows=rows or chosen.rows_max,
-    )
-    return changed.need_bytes <= device.budget_bytes
+def _packed(facts: ModelFacts, choice: Choice) -> Choice | None:
+    """Return the choice with quantised keys and values, where the model's heads allow it."""
+    if choice.kv_format is not KVFormat.MODEL or facts.caches.kv_format_problem(KVFormat.Q8):
+        return None
+    return replace(choice, kv_format=KVFormat.Q8)

@@ -16,6 +16,12 @@ def merged(given: LoadSpec, before: LoadSpec) -> LoadSpec:
         sampling=merge(given.sampling, before.sampling),
         keep_alive_s=before.keep_alive_s if given.keep_alive_s is None else given.keep_alive_s,
         pinned=before.pinned if given.pinned is None else given.pinned,
+        kv_format=given.kv_format or before.kv_format,
+        prefix_cache_nbytes=(
+            before.prefix_cache_nbytes
+            if given.prefix_cache_nbytes is None
+            else given.prefix_cache_nbytes
+        ),
     )
 
 
@@ -30,6 +36,8 @@ def conflict(model: Model, given: LoadSpec) -> InvalidRequest | None:
         ("rows_max", given.rows_max, plan.rows_max),
         ("weights", None if given.weights is Weights.AUTO else given.weights.value,
          plan.weights.value),
+        ("kv_format", given.kv_format and given.kv_format.value, plan.kv_format.value),
+        ("prefix_cache_bytes", given.prefix_cache_nbytes, plan.prefix_bytes),
     )  # fmt: skip
     found = [
         FieldViolation(f"options.{name}", f"loaded with {in_force}; unload the model first")

@@ -2,6 +2,7 @@
 
 Invariants:
 - A load starts only when its need fits into what is usable less what all resident models reserve.
+  Nobody is evicted, and nobody waits, for what only an open prefix cache would take.
 - Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
 - Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
 - A GPU takes one load at a time, and none while a worker is leaving it.
@@ -81,7 +82,7 @@ def place_all(turn: Turn) -> None:
     for model in sorted(queued, key=lambda m: m.queued_at):
         if _place(turn, model, claimed_bytes=claimed_bytes, claimed_slots=claimed_slots):
             assert model.plan is not None
-            claimed_bytes += model.plan.need_bytes
+            claimed_bytes += model.plan.least_bytes
             claimed_slots += 1
 
 
@@ -89,12 +90,12 @@ def _place(turn: Turn, model: Model, *, claimed_bytes: int, claimed_slots: int) 
     """Return whether `model` goes on waiting, and so has a claim on what becomes free."""
     assert model.plan is not None
     room = room_of(turn.state)
-    short_bytes = model.plan.need_bytes + claimed_bytes - room.free_bytes
+    short_bytes = model.plan.least_bytes + claimed_bytes - room.free_bytes
     short_slots = 1 + claimed_slots - room.free_slots
     if short_bytes <= 0 and short_slots <= 0:
         if busy_device(turn.state):
             return True
-        _start(turn, model)
+        _start(turn, model, model.plan.within(room.free_bytes - claimed_bytes))
         return False
     short_bytes -= room.coming_bytes
     short_slots -= room.coming_slots
@@ -113,7 +114,7 @@ def _place(turn: Turn, model: Model, *, claimed_bytes: int, claimed_slots: int) 
 
 def _no_room(model: Model, room: Room) -> NoRoom:
     assert model.plan is not None
-    return NoRoom(model.name, model.plan.need_bytes, max(0, room.free_bytes), RETRY_AFTER_S)
+    return NoRoom(model.name, model.plan.least_bytes, max(0, room.free_bytes), RETRY_AFTER_S)
 
 
 def _refuse(turn: Turn, model: Model, error: MlxdError) -> None:
@@ -121,8 +122,7 @@ def _refuse(turn: Turn, model: Model, error: MlxdError) -> None:
     turn.gone(refused, Phase.UNLOADED, None)
 
 
-def _start(turn: Turn, model: Model) -> None:
-    assert model.plan is not None
+def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
     worker = turn.state.next_worker
     restart = "" if model.error is None else type(model.error).__name__
     turn.state = replace(turn.state, next_worker=worker + 1)
@@ -132,7 +132,7 @@ def _start(turn: Turn, model: Model) -> None:
             digest=model.digest,
             name=model.name,
             path=model.path,
-            plan=model.plan,
+            plan=plan,
             spec=model.spec,
             reason="load" if model.wanted else "request",
             restart=restart,
@@ -142,6 +142,7 @@ def _start(turn: Turn, model: Model) -> None:
         replace(
             model,
             phase=Phase.LOADING,
+            plan=plan,
             worker=worker,
             error=None,
             progress=Progress("starting", 0, model.facts.stored_bytes),

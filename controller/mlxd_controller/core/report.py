@@ -39,19 +39,19 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
     available, slots = room.free_bytes, room.free_slots
     if model is not None and resident:
         available, slots = available + model.reserved_bytes, slots + 1
-    if model is not None and model.plan is not None and model.phase in JOINABLE:
-        plan = model.plan
-    else:
-        plan = fit.plan(facts, spec, device)
+    in_force = model.plan if model is not None and model.phase in JOINABLE else None
+    plan = in_force or fit.plan(facts, spec, device)
     ever = plan.need_bytes <= device.budget_bytes
-    now = plan.need_bytes <= available and slots > 0
+    now = plan.least_bytes <= available and slots > 0
     chosen = None
     if ever and not now:
         chosen = evict.choose(
             victims_of(state),
-            shortfall_bytes=plan.need_bytes - available,
+            shortfall_bytes=plan.least_bytes - available,
             shortfall_slots=1 - slots,
         )
+    if in_force is None and (now or chosen):
+        plan = plan.within(available + sum(victim.nbytes for victim in chosen or ()))
     return Report(
         plan=plan,
         device=device,

@@ -76,7 +76,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         ref = await self._catalog.find_to_load(
             request.model, name=request.name, keep=not request.validate_only
         )
-        _check_context(ref, spec)
+        _check_facts(ref, spec)
         if request.validate_only:
             self._check_options(ref, spec)
         fit: types_pb2.FitReport | None = self._fit(ref, spec)
@@ -148,13 +148,16 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return report_to_pb(found, ref, names)
 
 
-def _check_context(ref: ModelRef, spec: LoadSpec) -> None:
+def _check_facts(ref: ModelRef, spec: LoadSpec) -> None:
     most = ref.facts.context_length_max
     if spec.context_length is not None and spec.context_length > most:
         limit = f"{spec.context_length} is above the model's maximum of {most}"
         raise InvalidRequest.of("options.context_length", limit)
     if most < config.CONTEXT_LENGTH_MIN:
         raise InvalidModel(f"{most} is below {config.CONTEXT_LENGTH_MIN}", "config.json")
+    problem = ref.facts.caches.kv_format_problem(spec.kv_format)
+    if problem is not None:
+        raise InvalidRequest.of("options.kv_format", problem)
 
 
 async def _until_ready(

@@ -9,7 +9,7 @@ from mlxd_controller.core.report import Report
 from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress
 from mlxd_controller.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.workers import Worker
-from mlxd_shared.convert import WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
+from mlxd_shared.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
 from mlxd_shared.requests import DEFAULTS, LoadSpec, merge
 
 PHASE_TO_PB = {
@@ -71,6 +71,8 @@ def model_to_pb(
         pb.context_length = model.plan.context_length
         pb.rows_max = model.plan.rows_max
         pb.weights = WEIGHTS_TO_PB[model.plan.weights]
+        pb.kv_format = KV_FORMAT_TO_PB[model.plan.kv_format]
+        pb.prefix_cache_bytes = model.plan.prefix_bytes
     _add_times(pb, model, clock)
     if worker is not None:
         _add_worker(pb, worker)
@@ -121,4 +123,6 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         rows_max=plan.rows_max,
         would_evict=[names.get(digest, digest) for digest in report.would_evict],
         suggestions=report.suggestions,
+        kv_format=KV_FORMAT_TO_PB[plan.kv_format],
+        prefix_cache_bytes=plan.prefix_bytes,
     )

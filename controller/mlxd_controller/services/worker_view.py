@@ -10,6 +10,7 @@ from mlxd_controller.ports import Clock
 from mlxd_controller.services.views import PHASE_TO_PB, progress_to_pb
 from mlxd_controller.workers import Worker
 from mlxd_shared.convert import (
+    KV_FORMAT_TO_PB,
     WEIGHTS_TO_PB,
     duration_from_pb,
     duration_to_pb,
@@ -34,6 +35,9 @@ def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb
     pb.context_length = pb.context_length or worker.plan.context_length
     pb.rows_max = pb.rows_max or worker.plan.rows_max
     pb.weights = pb.weights or WEIGHTS_TO_PB[worker.plan.weights]
+    if not pb.kv_format:  # one that is loading has told nothing of it yet
+        pb.kv_format = KV_FORMAT_TO_PB[worker.plan.kv_format]
+        pb.prefix_cache_bytes = worker.plan.prefix_bytes
     if model is not None and model.phase is Phase.LOADING:
         pb.progress.CopyFrom(progress_to_pb(model.progress))
     _add_process(pb, worker)
