@@ -247,7 +247,7 @@ def test_a_state_of_another_row_is_refused() -> None:
 
 
 def test_a_row_crosses_into_a_larger_ring() -> None:
-    """Out of an arena shorter than the window, positions keep their columns and go on from there."""
+    """Out of an arena shorter than the window, positions keep their columns and go on."""
     pair = Pair(window=24, capacity=16, slots=1)
     pair.chunk(0, 15)
     larger = Place(ArenaId(8), 64, 1)

@@ -11,6 +11,7 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import architecture_of, parse_llama, parse_mistral, read_config
+from mlxd_worker.models.qwen2 import parse_qwen2
 from mlxd_worker.models.registry import REGISTRY, DuplicateArchitecture, Registry
 from mlxd_worker.models.rope import Llama3Scaling, RopeConfig
 from tests.real_inputs import real_input
@@ -62,6 +63,9 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "sliding layers": (
         {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types", "sliding",
     ),
+    "unknown layers": ({"layer_types": ["full_attention", "conv"]}, "layer_types", "'conv'"),
+    "layers not listed": ({"layer_types": "full_attention"}, "layer_types", "not a list"),
+    "too few layers": ({"layer_types": ["full_attention"]}, "layer_types", "names 1 layers of 2"),
     "rope as list": ({"rope_scaling": []}, "rope_scaling", "not an object"),
     "rope without kind": ({"rope_scaling": {"factor": 2.0}}, "rope_scaling", "no rope_type"),
     "yarn": ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type", "'yarn'"),
@@ -110,12 +114,99 @@ def test_defaults_follow_the_family() -> None:
     assert config.rope == RopeConfig(base=10000.0)
 
 
-def test_a_window_counts_only_inside_the_context() -> None:
-    """Mistral's sliding window is fine where it cannot act, and refused by name where it would."""
-    assert parse_mistral(config_with(sliding_window=1024)).context_max == 1024
-    assert parse_mistral(config_with(sliding_window=None)).context_max == 1024
-    with pytest.raises(InvalidModel, match="sliding_window: a window of 1023 tokens"):
-        parse_mistral(config_with(sliding_window=1023))
+SLIDING, FULL = "sliding_attention", "full_attention"
+FAMILIES = {"mistral": parse_mistral, "qwen2": parse_qwen2}
+WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int | None, int | None]]] = {
+    "mistral without": ("mistral", {}, (None, None)),
+    "mistral": ("mistral", {"sliding_window": 1023}, (1023, 1023)),
+    "mistral as long as the context": ("mistral", {"sliding_window": 1024}, (None, None)),
+    "mistral mixed": (
+        "mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8),
+    ),
+    "mistral whole": ("mistral", {"layer_types": [FULL, FULL]}, (None, None)),
+    "mistral whole as the window is long": (
+        "mistral", {"layer_types": [FULL, FULL], "sliding_window": 4096}, (None, None),
+    ),
+    "qwen2 without": ("qwen2", {}, (None, None)),
+    "qwen2 not used": (
+        "qwen2",
+        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+        (None, None),
+    ),
+    "qwen2 later layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        (None, 8),
+    ),
+    "qwen2 all layers": (
+        "qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, (8, 8),
+    ),
+    "qwen2 by default none of the first 28": (
+        "qwen2", {"use_sliding_window": True, "sliding_window": 8}, (None, None),
+    ),
+    "qwen2 named": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": [SLIDING, FULL]},
+        (8, None),
+    ),
+    "qwen2 default window": (
+        "qwen2",
+        {"use_sliding_window": True, "max_window_layers": 1, "max_position_embeddings": 8192},
+        (None, 4096),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_each_layer_gets_its_window(name: str) -> None:
+    """Which layers slide is the family's rule or the list; a window that cannot act is none."""
+    family, changes, windows = WINDOWS[name]
+
+    assert FAMILIES[family](config_with(**changes)).windows == windows
+
+
+REFUSED_WINDOWS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "mistral named, no window": (
+        "mistral", {"layer_types": [SLIDING, FULL]}, "sliding_window", "missing",
+    ),
+    "mistral window, none named": (
+        "mistral", {"layer_types": [FULL, FULL], "sliding_window": 8}, "layer_types", "names no",
+    ),
+    "mistral window of nothing": ("mistral", {"sliding_window": 0}, "sliding_window", "not in 1.."),
+    "mistral window as text": ("mistral", {"sliding_window": "8"}, "sliding_window", "integer"),
+    "qwen2 named, not used": (
+        "qwen2", {"layer_types": [SLIDING, FULL], "sliding_window": 8}, "layer_types",
+        "use_sliding_window is not true",
+    ),
+    "qwen2 use as number": ("qwen2", {"use_sliding_window": 1}, "use_sliding_window", "true or"),
+    "qwen2 whole layers": (
+        "qwen2", {"max_window_layers": -1}, "max_window_layers", "not in 0..",
+    ),
+    "qwen2 without biases": ("qwen2", {"attention_bias": False}, "attention_bias", "false"),
+    "qwen2 of pictures": ("qwen2", {"use_mrope": True}, "use_mrope", "not supported"),
+    "qwen2 rotating in three": (
+        "qwen2", {"rope_scaling": {"type": "mrope"}}, "rope_scaling.type", "'mrope'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_WINDOWS)
+def test_a_window_that_leaves_a_doubt_is_refused(name: str) -> None:
+    """Keys of a window that are wrong or contradict each other are refused by name."""
+    family, changes, field, words = REFUSED_WINDOWS[name]
+
+    with pytest.raises(InvalidModel) as caught:
+        FAMILIES[family](config_with(**changes))
+
+    assert caught.value.field == field
+    assert words in caught.value.problem
+
+
+def test_qwen2_has_biases_before_attention_only() -> None:
+    """A Qwen2 adds biases to queries, keys and values whatever its config says, and to no more."""
+    config = parse_qwen2(config_with(attention_bias=None))
+
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
 
 
 def test_llama3_stretches_slow_rotations_only() -> None:

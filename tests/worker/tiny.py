@@ -13,9 +13,9 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.config import parse_llama
-from mlxd_worker.models.llama import llama_tensors
+from mlxd_worker.models.config import architecture_of
 from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.registry import REGISTRY
 
 BASE_CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,8 @@ def random_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.
     """Return weights for every required tensor, lively enough that logits differ."""
     keys = iter(mx.random.split(mx.random.key(seed), 4096))
     weights: dict[str, mx.array] = {}
-    for spec in llama_tensors(parse_llama(config)):
+    architecture = REGISTRY.find(architecture_of(config))
+    for spec in architecture.tensors(architecture.parse(config)):
         if not spec.required:
             continue
         noise = mx.random.normal(spec.shape, key=next(keys))
