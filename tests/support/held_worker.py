@@ -1,0 +1,61 @@
+"""A worker, real but for one thing: each of its steps waits until nobody locks a file.
+
+So a test makes a step as long as it likes, and knows that it is not over before it lets go.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxd_shared import logs
+from mlxd_worker.__main__ import run
+from mlxd_worker.machine.backend import BackendKind
+from mlxd_worker.options import parse_options
+
+if TYPE_CHECKING:
+    from mlxd_worker.host import ModelHost
+
+LOCK_VARIABLE = "TEST_STEP_LOCK"
+"""Names the file, in the worker's environment."""
+
+
+@contextmanager
+def steps_held(path: Path) -> Iterator[None]:
+    """Let no step go on during the body."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def make_held_host(kind: BackendKind) -> ModelHost:
+    """Return a host whose steps can be held; imports MLX."""
+    from mlxd_worker.host import ModelHost  # noqa: PLC0415 - after the BLAS, on the engine thread
+    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+
+    class HeldHost(ModelHost):
+        """Steps when it may."""
+
+        def step(self) -> None:
+            """Wait, then step."""
+            with Path(os.environ[LOCK_VARIABLE]).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+            super().step()
+
+    return HeldHost(device=DeviceKind(kind.value))
+
+
+def main() -> None:
+    """Run it with the worker's own command line."""
+    options = parse_options()
+    logs.configure(level=options.log_level, fmt=options.log_format)
+    sys.exit(run(options, make_host=make_held_host))
+
+
+if __name__ == "__main__":
+    main()
