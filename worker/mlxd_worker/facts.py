@@ -58,6 +58,17 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixFigures:
+    """What one model's prefix cache has done since the process began."""
+
+    lookups: tuple[tuple[str, str, int], ...] = ()
+    """Result ("hit" or "miss"), reason, and how often."""
+    hit_tokens: int = 0
+    evictions: int = 0
+    evicted_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """The engine's figures at one moment (`at_s`, on the monotonic clock)."""
 
@@ -71,5 +82,9 @@ class Figures:
     mlx_active_nbytes: int = 0
     mlx_cache_nbytes: int = 0
     mlx_peak_nbytes: int = 0
+    prefix_snapshots: int = 0
+    """Open snapshots, those of running rows included."""
+    prefixes: tuple[tuple[str, PrefixFigures], ...] = ()
+    """By model; all that this process has had."""
     unaccounted_nbytes: int = 0
     """MLX's active bytes less the accounts, when the engine was last idle."""

@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxd_shared.errors import InvalidRequest, ModelUnloaded
 from mlxd_shared.requests import GenerateSpec, check_vocabulary, merge, resolve
@@ -54,7 +54,10 @@ async def generate(
         if worker.loaded is not loaded:
             raise ModelUnloaded(loaded.job.name)
         reader = worker.engine.reader()
-        request = _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s)
+        request = replace(
+            _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s),
+            request_id=request_id,
+        )
         worker.engine.submit(request)
         first, ended = True, False
         try:

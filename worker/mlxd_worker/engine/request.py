@@ -102,6 +102,8 @@ class Submit:
     skip_special_tokens: bool
     submitted_s: float
     sink: Sink
+    request_id: str = ""
+    """What the request is called in logs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ class Row:
     context_length: int
     offset: int = 0
     """Tokens of this row in the caches."""
-    generated: int = 0
-    """Tokens generated so far, stop and end-of-sequence tokens not counted."""
+    output: list[int] = field(default_factory=list)
+    """The ids generated so far, without the stop or end-of-sequence token."""
     pending: int = -1
     """The token to evaluate next, once the prompt is prefilled."""
     cached: int = 0
@@ -46,6 +46,11 @@ class Row:
 
     def __post_init__(self) -> None:
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        """How many tokens have been generated."""
+        return len(self.output)
 
     @property
     def prefill_left(self) -> int:
@@ -90,7 +95,7 @@ class Row:
         if token_id in request.eos_ids:
             return self._end_before(FinishReason.EOS, token_id)
         offset = self.generated
-        self.generated += 1
+        self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
         piece = self.text.push(token_id)
