@@ -17,7 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("mlxd")
 
-pytest_plugins = ["tests.plugins.backend", "tests.plugins.skips"]
+pytest_plugins = ["tests.plugins.backend", "tests.plugins.leaks", "tests.plugins.skips"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,6 +42,8 @@ class Captures(Generic[T]):
         self._offsets = tuple(offsets)
         self._base = offset
         self._results: list[T | None] = []
+        if offsets and offsets[0] == offset:
+            self.fire(None)
 
     @property
     def next_stop(self) -> int | None:

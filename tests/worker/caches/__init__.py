@@ -1,0 +1,1 @@
+"""Every kind of cache under one contract, against a reference that keeps the whole history."""
