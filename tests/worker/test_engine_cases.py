@@ -68,7 +68,7 @@ def chain_engine(folder: Path, **options: object) -> TinyEngine:
         if name.endswith("norm.weight"):
             weights[name] = mx.ones_like(weights[name])
     weights["model.embed_tokens.weight"] = units
-    weights["lm_head.weight"] = 10 * mx.roll(units, 1, axis=0)
+    weights["lm_head.weight"] = 10 * mx.concatenate([units[-1:], units[:-1]])
     write_model(folder, config, weights)
     return tiny_engine(folder, make_decoder=lambda _: Digits(), **options)  # type: ignore[arg-type]
 

@@ -1,0 +1,60 @@
+"""What docs/evidence names as proof is there: no file and no test goes without being missed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.tree import ROOT
+
+FOLDER = ROOT / "docs" / "evidence"
+DOCUMENTS = sorted(path.name for path in FOLDER.glob("*.md"))
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Return the names of the functions in a file, tests and their helpers alike."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def node_ids(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, test or "") of each proof; `::test` goes on with the path before it."""
+    for line in text.splitlines():
+        path = ""
+        for quoted in re.findall(r"`([^`]+)`", line):
+            if quoted.startswith("tests/"):
+                path, _, test = quoted.partition("::")
+                yield path, test.partition("[")[0]
+            elif quoted.startswith("::"):
+                yield path, quoted[2:].partition("[")[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_test_that_is_named_exists(document: str) -> None:
+    """A proof is a file of tests, a folder of them, or a test in a file."""
+    found = list(node_ids((FOLDER / document).read_text(encoding="utf-8")))
+
+    for path, test in found:
+        assert (ROOT / path).exists(), path
+        assert not test or test in names_in(ROOT / path), f"{path}::{test}"
+    assert found or document == "README.md"
+
+
+def test_a_proof_that_is_gone_is_found() -> None:
+    """Paths and tests are read as they are written, with parameters and without."""
+    line = "| 1 | `tests/a.py::test_x[1]`, `::test_y`; `tests/b.py` | `make bench` |"
+
+    assert list(node_ids(line)) == [
+        ("tests/a.py", "test_x"),
+        ("tests/a.py", "test_y"),
+        ("tests/b.py", ""),
+    ]
+    assert "test_a_proof_that_is_gone_is_found" in names_in(Path(__file__))
+    assert "test_nobody_wrote" not in names_in(Path(__file__))
