@@ -3,10 +3,10 @@
 Invariants:
 - A model never names a cache's class: it states each layer's geometry, and `attention_cache`
   chooses.
-- A window that the context never exceeds is no window: such a layer remembers everything, so that
-  its entries can be kept and shared range by range.
-- A sliding layer is never quantised, whatever the format: its ring is as small as its window, and
-  it is the layers that remember every position that a format is asked for.
+- A window as long as the longest row is no window: such a layer remembers everything, so that its
+  entries can be kept and shared range by range.
+- A layer with a window is never quantised, whatever the format: its ring does not grow, and the
+  format is for the layers that do. The fit reckons so too.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_shared.arena_sizes import CAPACITY_MIN
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.quantized import QuantizedKVCache
+from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.rotating import RotatingCache
 
 
@@ -34,16 +37,31 @@ class AttentionCache(LayerCache, Protocol):
         ...
 
 
-_ATTENTION = (KVCache, RotatingCache)
+_ATTENTION = (KVCache, QuantizedKVCache, RotatingCache)
 
 
 def attention_cache(
-    *, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None, kv: KVFormat
+    *,
+    kv_heads: int,
+    head_dim: int,
+    dtype: mx.Dtype,
+    window: int | None,
+    kv: KVFormat,
+    context_max: int,
 ) -> AttentionCache:
-    """Return an empty cache for one layer; `kv` says nothing to one with a window."""
-    if window is not None:
+    """Return an empty cache for one layer, of rows of up to `context_max` tokens.
+
+    `kv` says nothing to a layer with a window.
+    """
+    if window is None and kv is not KVFormat.MODEL:
+        return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
+    # No arena holds more than the context rounded up.
+    capacity_max = -(-context_max // CAPACITY_MIN) * CAPACITY_MIN
+    if window is not None and window < capacity_max:
         return RotatingCache(kv_heads=kv_heads, head_dim=head_dim, window=window, dtype=dtype)
-    return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    if kv is KVFormat.MODEL:
+        return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
 
 
 def as_attention(cache: LayerCache | None) -> AttentionCache:
@@ -68,11 +86,11 @@ class AttentionGeometry:
 
     def new_cache(self, dtype: mx.Dtype, *, kv: KVFormat, context_max: int) -> AttentionCache:
         """Return an empty cache for this layer, of rows of up to `context_max` tokens."""
-        slides = self.window is not None and self.window < context_max
         return attention_cache(
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
-            window=self.window if slides else None,
+            window=self.window,
             kv=kv,
+            context_max=context_max,
         )
