@@ -18,6 +18,8 @@ STATE = RowState("state", (2, 4, 5), mx.float32)
 FIRST, SECOND = ArenaId(1), ArenaId(2)
 SLACK_NBYTES = 16 << 10
 """Index arrays and what a batch leaves behind."""
+EARLIER_NBYTES = 2 << 20
+"""What other work of the step takes, well below an arena of this test."""
 
 
 def opened(*, slots: int = 4) -> RecurrentCache:
@@ -162,13 +164,15 @@ def test_a_step_writes_in_place(rows: int) -> None:
     for _ in range(3):
         before = mx.get_active_memory()
         mx.reset_peak_memory()
+        # The queue has work before this layer's: a lazy read would still be waiting behind it.
+        earlier = mx.sum(mx.sin(mx.full((1, 64), 0.5) @ mx.full((64, 1 << 12), 0.5)))
         (state,) = cache.states(plan)
-        mixed = 0.5 * state + mx.sum(mx.sin(state), axis=-1, keepdims=True)
+        mixed = earlier + mx.sum(mx.sin(state), axis=-1, keepdims=True) + 0.5 * state
         cache.put(plan, (mixed,))
-        del state, mixed
+        del state, mixed, earlier
         mx.eval(list(cache.arrays().values()))
 
-        assert mx.get_peak_memory() - before <= 8 * rows * row_nbytes + SLACK_NBYTES
+        assert mx.get_peak_memory() - before <= 8 * rows * row_nbytes + EARLIER_NBYTES
         assert abs(mx.get_active_memory() - before) <= SLACK_NBYTES
 
 
@@ -191,19 +195,18 @@ def test_nothing_of_the_step_stays_alive_with_its_state() -> None:
 
 def test_what_is_read_is_a_copy_of_its_own() -> None:
     """States that were read keep their values, and their memory only, whatever the row does."""
+    before = mx.get_active_memory()
     cache = opened(slots=512)
     at = place(FIRST, 100)
     put(cache, one_row(at), [5])
-    before = mx.get_active_memory()
     kept = cache.read(at, 0, 1)
     mx.eval(kept)
-    taken = mx.get_active_memory() - before
 
     put(cache, one_row(at), [6])
     cache.close(FIRST)
     cache.close(SECOND)
 
-    assert taken <= cache.slot_nbytes(256) + SLACK_NBYTES
+    assert mx.get_active_memory() - before <= cache.slot_nbytes(256) + SLACK_NBYTES
     assert {value for array in kept for value in floats(array.flatten())} == {5}
 
 
