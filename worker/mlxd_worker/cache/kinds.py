@@ -20,7 +20,6 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.quantized import QuantizedKVCache
-from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.rotating import RotatingCache
 
 
@@ -53,15 +52,13 @@ def attention_cache(
 
     `kv` says nothing to a layer with a window.
     """
-    if window is None and kv is not KVFormat.MODEL:
-        return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
     # No arena holds more than the context rounded up.
     capacity_max = -(-context_max // CAPACITY_MIN) * CAPACITY_MIN
     if window is not None and window < capacity_max:
         return RotatingCache(kv_heads=kv_heads, head_dim=head_dim, window=window, dtype=dtype)
-    if kv is KVFormat.MODEL:
-        return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
-    return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
+    if window is None and kv is not KVFormat.MODEL:
+        return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
+    return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
 
 
 def as_attention(cache: LayerCache | None) -> AttentionCache:
