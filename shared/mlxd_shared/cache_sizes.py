@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxd_shared.arena_sizes import capacity_classes, kv_tokens_bound, slots_bound
 from mlxd_shared.requests import KVFormat
 
 KV_GROUP_VALUES = (64, 32)
 """Values that share one scale and one bias: the first of these that divides a head's width."""
 
 KV_BITS = {KVFormat.Q8: 8, KVFormat.Q4: 4}
+
+UNPACKED_LAYERS = 2
+"""Layers whose quantised keys and values exist unpacked at one moment."""
 
 RECURRENT_VALUE_NBYTES = 4
 """Recurrent states are float32 whatever the model computes in."""
@@ -54,6 +58,8 @@ class CacheSizes:
 
     kv_values_per_token: int
     """Keys and values of one position over all layers that remember every position."""
+    kv_heads: int
+    """Heads of keys, and of values, in one layer."""
     head_dim: int
     """Width of one head's keys, and of its values."""
     windows: tuple[WindowedLayers, ...] = ()
@@ -63,24 +69,32 @@ class CacheSizes:
 
     def kv_format_problem(self, kv_format: KVFormat | None) -> str | None:
         """Return why this model's keys and values cannot live in a format; None where they can."""
-        if kv_format not in KV_BITS or not self.kv_values_per_token:
-            return None
-        if kv_group_values(self.head_dim) is not None:
+        if kv_format not in KV_BITS or kv_group_values(self.head_dim) is not None:
             return None
         groups = " or ".join(str(group) for group in KV_GROUP_VALUES)
         return f"heads of {self.head_dim} values do not divide into groups of {groups}"
 
-    def held(self, slots: tuple[tuple[int, int], ...], kv_format: KVFormat) -> Held:
-        """Return what arenas take. slots: pairs of a capacity in tokens and how many such slots."""
-        whole = sum(capacity * count for capacity, count in slots)
-        states = sum(count for _, count in slots) * self.recurrent_values_per_row
-        sliding = sum(
-            min(layers.window, capacity) * count * layers.kv_values_per_token
-            for layers in self.windows
-            for capacity, count in slots
-        )
-        kv = kv_held(whole * self.kv_values_per_token, kv_format, head_dim=self.head_dim)
-        return kv + Held(sliding, states * RECURRENT_VALUE_NBYTES)
+    def held(self, *, context_max: int, rows_max: int, kv_format: KVFormat) -> Held:
+        """Return the most that all arenas together ever take, however rows come and go."""
+        tokens, slots = kv_tokens_bound(context_max, rows_max), slots_bound(rows_max)
+        capacity_max = capacity_classes(context_max, rows_max)[-1]
+        whole, sliding = self.kv_values_per_token, 0
+        for layers in self.windows:
+            if layers.window < capacity_max:
+                sliding += layers.kv_values_per_token * min(tokens, slots * layers.window)
+            else:  # a window that no row outgrows is none
+                whole += layers.kv_values_per_token
+        kv = kv_held(tokens * whole, kv_format, head_dim=self.head_dim)
+        states = slots * self.recurrent_values_per_row * RECURRENT_VALUE_NBYTES
+        return kv + Held(sliding, states)
+
+    def unpacked_values(self, tokens: int, kv_format: KVFormat) -> int:
+        """Return the values alive at once where `tokens` quantised positions are unpacked.
+
+        One layer's are read while the next one's are made; measured: 2.0 layers.
+        """
+        layer = 2 * self.kv_heads * self.head_dim
+        return UNPACKED_LAYERS * layer * tokens if kv_format in KV_BITS else 0
 
 
 def kv_group_values(head_dim: int) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
+from mlxd_shared.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
@@ -16,7 +17,7 @@ TERMS = ("weights", "kv", "prefix", "activations", "pool", "process")
 WIDE = device(1 << 20)
 # 2 KiB of keys and values a token: what a context costs is easy to see.
 LONG = replace(
-    facts(10, context_max=1 << 16), caches=CacheSizes(kv_values_per_token=4 * 2 * 64, head_dim=8)
+    facts(10, context_max=1 << 16), caches=CacheSizes(4 * 2 * 64, kv_heads=8, head_dim=8)
 )
 HALVES = replace(facts(100), stored_bytes=50 * MIB, item_bytes=2)
 
@@ -147,7 +148,7 @@ def test_a_plan_takes_of_its_prefix_cache_what_the_room_allows() -> None:
 
 def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
     """Bits and, for each group of 64, a scale and a bias in the model's form."""
-    wide = replace(facts(10), caches=CacheSizes(kv_values_per_token=4 * 128, head_dim=128))
+    wide = replace(facts(10), caches=CacheSizes(4 * 128, kv_heads=1, head_dim=128))
     tokens = 1024 * ROWS_MAX_DEFAULT
     for kv_format, bits in ((KVFormat.Q8, 8), (KVFormat.Q4, 4)):
         plan = fit.plan(wide, LoadSpec(kv_format=kv_format), WIDE)
@@ -156,22 +157,42 @@ def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
 
 
 def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
-    """A window's positions end at its width; a state is there once a row, in float32, always."""
+    """A window's positions end at its width, and one that no row outgrows is none; a state is there
+    once a slot, in float32, always."""
     caches = CacheSizes(
         kv_values_per_token=32,
-        head_dim=8,
-        windows=(WindowedLayers(window=100, kv_values_per_token=16),),
+        kv_heads=1,
+        head_dim=32,
+        windows=(WindowedLayers(100, kv_values_per_token=128), WindowedLayers(512, 64)),
         recurrent_values_per_row=7,
     )
-    spec = LoadSpec(context_length=512, rows_max=2, weights=Weights.BFLOAT16)
-    plan = fit.plan(replace(facts(10), caches=caches), spec, WIDE)
+    spec = LoadSpec(context_length=300, rows_max=2, weights=Weights.BFLOAT16)
+    model = replace(facts(10), caches=caches)
+    tokens, slots = kv_tokens_bound(300, 2), slots_bound(2)
+    sliding, states = slots * 100 * 128 * 2, slots * 7 * 4
 
-    assert named(plan)["kv"] == 2 * (512 * 32 * 2 + 100 * 16 * 2 + 7 * 4)
+    assert tokens == 2 * 512
+    whole = tokens * (32 + 64) * 2
+    assert named(fit.plan(model, spec, WIDE))["kv"] == whole + sliding + states
+    packed = fit.plan(model, replace(spec, kv_format=KVFormat.Q8), WIDE)
+    assert named(packed)["kv"] == tokens * (96 + 3 * 2 * 2) + sliding + states
+
+
+def test_unpacking_counts_as_activations() -> None:
+    """Two layers' keys and values of all rows on a CPU, of one row elsewhere."""
+    model = replace(facts(10), caches=CacheSizes(16 * 128, kv_heads=1, head_dim=64))
+    spec = LoadSpec(rows_max=4, weights=Weights.FLOAT32)
+    for kind, rows in (("cpu", 4), ("metal", 1)):
+        here = replace(WIDE, kind=kind)
+        plain = fit.plan(model, spec, here)
+        packed = fit.plan(model, replace(spec, kv_format=KVFormat.Q4), here)
+        more = named(packed)["activations"] - named(plain)["activations"]
+        assert more == 2 * 128 * 1024 * rows * 4
 
 
 def test_eight_bits_are_suggested_only_where_heads_divide_into_groups() -> None:
     """Of heads 64 wide they make a long context fit; of heads 8 wide they cannot be had."""
-    wide = replace(LONG, caches=CacheSizes(kv_values_per_token=4 * 2 * 64, head_dim=64))
+    wide = replace(LONG, caches=CacheSizes(4 * 2 * 64, kv_heads=1, head_dim=64))
     asked = LoadSpec(context_length=1 << 16, weights=Weights.FLOAT32, prefix_cache_nbytes=0)
     packed = fit.plan(wide, replace(asked, kv_format=KVFormat.Q8), WIDE)
     small = device(packed.need_bytes // MIB + 1)

@@ -206,7 +206,7 @@ def test_other_options_for_a_loaded_model_are_refused_by_name() -> None:
 def test_a_refused_load_leaves_no_trace() -> None:
     """Options that cannot be had are not remembered for the next request."""
     talk = Conversation(device(need_mib(10) + 10))
-    caches = CacheSizes(kv_values_per_token=64 * 2 * 8, head_dim=8)
+    caches = CacheSizes(kv_values_per_token=64 * 2 * 8, kv_heads=1, head_dim=8)
     long = replace(facts(10, context_max=1 << 20), caches=caches)
     ticket, _ = talk.load("m", LoadSpec(context_length=1 << 20), model=long)
     assert isinstance(talk.refusal(ticket), ModelTooLarge)

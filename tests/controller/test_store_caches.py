@@ -19,7 +19,7 @@ PLAIN: dict[str, Any] = {
 }
 LAYER = 2 * 2 * 8
 """Keys and values of one position in one layer."""
-WHOLE = CacheSizes(kv_values_per_token=4 * LAYER, head_dim=8)
+WHOLE = CacheSizes(kv_values_per_token=4 * LAYER, kv_heads=2, head_dim=8)
 HYBRID: dict[str, Any] = {
     **PLAIN,
     "head_dim": 16,
@@ -37,6 +37,7 @@ def windowed(window: int, *, layers: int) -> CacheSizes:
     """Return PLAIN's sizes where `layers` of the four have a window."""
     return CacheSizes(
         kv_values_per_token=(4 - layers) * LAYER,
+        kv_heads=2,
         head_dim=8,
         windows=(WindowedLayers(window, layers * LAYER),),
     )
@@ -91,6 +92,7 @@ def test_recurrent_layers_keep_a_state_and_no_keys(values: dict[str, Any], whole
 
     assert found == CacheSizes(
         kv_values_per_token=whole * 2 * 2 * 16,
+        kv_heads=2,
         head_dim=16,
         recurrent_values_per_row=(4 - whole) * RECURRENT,
     )

@@ -19,7 +19,7 @@ def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
         elements=weights_mib * MIB // 4,
         item_bytes=4,
         heads=2,
-        caches=CacheSizes(kv_values_per_token=2 * 2 * 1 * 8, head_dim=8),
+        caches=CacheSizes(kv_values_per_token=2 * 2 * 1 * 8, kv_heads=1, head_dim=8),
         projected_values=(2 + 2 * 1) * 8,
         hidden_size=16,
         intermediate_size=32,

@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mlxd_shared import config
+from mlxd_shared.arena_sizes import kv_tokens_bound
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.units import format_bytes
 
-KV_CLASS_TOKENS = 256
-"""A row's keys and values are allotted in multiples of this many tokens."""
+CONTEXT_FLOOR_TOKENS = 256
+"""An open context is not shortened further than to this."""
 
 PREFIX_TERM = "prefix"
 PROCESS_TERM = "process"
@@ -184,7 +185,7 @@ def _longest(facts: ModelFacts, spec: LoadSpec, device: Device, weights: Weights
     found = reckon(facts, device, choice)
     if spec.context_length is not None:
         return found
-    while found.need_bytes > device.budget_bytes and found.context_length > KV_CLASS_TOKENS:
+    while found.need_bytes > device.budget_bytes and found.context_length > CONTEXT_FLOOR_TOKENS:
         choice = replace(choice, context_length=_power_of_two_below(choice.context_length))
         found = reckon(facts, device, choice)
     return found
@@ -197,7 +198,7 @@ def _power_of_two_below(number: int) -> int:
 def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
     """Return the plan with exactly these choices, whether it fits or not."""
     item_bytes = _ITEM_BYTES.get(choice.weights, facts.item_bytes)
-    activations = _activations(facts, choice, item_bytes=item_bytes)
+    activations = _activations(facts, choice, item_bytes=item_bytes, on_cpu=device.kind == "cpu")
     rest = (
         _weights(facts, choice.weights),
         _kv(facts, choice, item_bytes=item_bytes),
@@ -222,17 +223,18 @@ def _weights(facts: ModelFacts, weights: Weights) -> Term:
 
 
 def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int) -> Term:
-    capacity = -(-choice.context_length // KV_CLASS_TOKENS) * KV_CLASS_TOKENS
-    rows, caches = choice.rows_max, facts.caches
-    held = caches.held(((capacity, rows),), choice.kv_format)
-    parts = [f"{caches.kv_values_per_token} values a token as {choice.kv_format.value}"]
+    context, rows, caches = choice.context_length, choice.rows_max, facts.caches
+    held = caches.held(context_max=context, rows_max=rows, kv_format=choice.kv_format)
+    tokens = kv_tokens_bound(context, rows)
+    form = "" if choice.kv_format is KVFormat.MODEL else f" as {choice.kv_format.value}"
+    parts = [f"{tokens} tokens x {caches.kv_values_per_token} values{form}"]
     parts += [
-        f"{layers.kv_values_per_token} in a window of {layers.window}" for layers in caches.windows
+        f"{layers.kv_values_per_token} values in a window of {layers.window}"
+        for layers in caches.windows
     ]
     if caches.recurrent_values_per_row:
-        parts.append(f"{caches.recurrent_values_per_row} a row in recurrent states")
-    note = f"{rows} rows of {capacity} tokens; {', '.join(parts)}"
-    return Term("kv", held.nbytes(item_bytes), note)
+        parts.append(f"states of {caches.recurrent_values_per_row} float32 values a row")
+    return Term("kv", held.nbytes(item_bytes), ", ".join(parts))
 
 
 def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
@@ -246,13 +248,18 @@ def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
     return Term(PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
 
 
-def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int) -> Term:
-    """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits."""
+def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
+    """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits.
+
+    Quantised keys and values are unpacked to be read: on a CPU all rows', elsewhere one prompt's.
+    """
     context = choice.context_length
     chunk = min(config.PREFILL_CHUNK_TOKENS, context)
     wide = 3 * facts.hidden_size + facts.projected_values + 3 * facts.intermediate_size
     scores = 2 * facts.heads * context
-    nbytes = chunk * (wide + scores) * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
+    read = kv_tokens_bound(context, choice.rows_max if on_cpu else 1)
+    values = chunk * (wide + scores) + facts.caches.unpacked_values(read, choice.kv_format)
+    nbytes = values * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
     note = f"a prefill of {chunk} tokens against a context of {context}"
     return Term("activations", nbytes, note)
 
@@ -266,7 +273,7 @@ def suggestions(facts: ModelFacts, chosen: Plan, device: Device) -> tuple[str, .
         return reckon(facts, device, changed).need_bytes <= device.budget_bytes
 
     context = choice.context_length
-    while context > KV_CLASS_TOKENS:
+    while context > CONTEXT_FLOOR_TOKENS:
         context = _power_of_two_below(context)
         if fits(replace(choice, context_length=context)):
             found.append(f"a context of {context} tokens")

@@ -27,7 +27,8 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
         InvalidModel: a key that they follow from is missing, mistyped or out of range.
     """
     kinds = _kinds(values, architecture)
-    per_layer = 2 * size(values, "num_key_value_heads", default=_heads(values)) * head_dim(values)
+    kv_heads = size(values, "num_key_value_heads", default=_heads(values))
+    per_layer = 2 * kv_heads * head_dim(values)
     windows: tuple[WindowedLayers, ...] = ()
     if kinds.count(SLIDING):
         window = _window(values, architecture)
@@ -35,6 +36,7 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
     recurrent = kinds.count(LINEAR)
     return CacheSizes(
         kv_values_per_token=per_layer * kinds.count(FULL),
+        kv_heads=kv_heads,
         head_dim=head_dim(values),
         windows=windows,
         recurrent_values_per_row=recurrent * _linear_state_values(values) if recurrent else 0,

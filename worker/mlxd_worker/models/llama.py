@@ -204,6 +204,7 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
         context_max=config.context_max,
         caches=CacheSizes(
             kv_values_per_token=per_layer * config.windows.count(None),
+            kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             windows=tuple(
                 WindowedLayers(window, per_layer * count) for window, count in windows.items()

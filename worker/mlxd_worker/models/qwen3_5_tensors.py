@@ -39,6 +39,7 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
         context_max=decoder.context_max,
         caches=CacheSizes(
             kv_values_per_token=2 * decoder.kv_heads * decoder.head_dim * sum(config.full),
+            kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             recurrent_values_per_row=delta.state_values * config.full.count(False),
         ),
