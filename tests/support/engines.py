@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_shared.requests import FinishReason, Sampling
+from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
 from mlxd_worker.engine.request import Event, Failed, Finished, StreamId, Submit
@@ -68,6 +69,7 @@ class TinyEngine:
     engine: Engine
     caches: RowCaches
     tokenizer: Tokenizer
+    prefix: PrefixCache
 
     def submit(
         self, prompt: Iterable[int], *, sink: Collected | None = None, **given: Any
@@ -116,8 +118,12 @@ def tiny_engine(
     chunk: int = 64,
     clock: Callable[[], float] = time.monotonic,
     make_decoder: MakeDecoder | None = None,
+    prefix_nbytes: int = 0,
 ) -> TinyEngine:
-    """Return an engine on the model in `folder`; its text is the tokenizer's by default."""
+    """Return an engine on the model in `folder`; its text is the tokenizer's by default.
+
+    `prefix_nbytes`: what snapshots of former prompts may take; by default none are kept.
+    """
     model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
     caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
     tokenizer = load_tokenizer(folder)
@@ -127,11 +133,13 @@ def tiny_engine(
         waiting_max=waiting_max,
         prefill_chunk_tokens=chunk,
     )
+    prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
     engine = Engine(
         model,
         caches,
         make_decoder or (lambda skip: tokenizer.detokenizer(skip_special=skip)),
         limits,
+        prefix=prefix,
         clock=clock,
     )
-    return TinyEngine(engine, caches, tokenizer)
+    return TinyEngine(engine, caches, tokenizer, prefix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ from mlxd_worker.cache import evicted
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.evicted import EvictedRuns
 from mlxd_worker.cache.lookup import Target, best_target
+from mlxd_worker.cache.trie_node import key_of
 
 WINDOW = 8
 S, Q, R, X = Kind.STANDARD, Kind.QUANTIZED, Kind.ROTATING, Kind.RECURRENT
@@ -88,30 +90,45 @@ def test_nothing_is_found_on_an_empty_path() -> None:
     assert find([node(0, 5, S)], 0, S) == Target(0, ())
 
 
+def runs_of(*runs: Iterable[int]) -> EvictedRuns:
+    """Return a memory of `runs`, evicted in this order."""
+    memory = EvictedRuns()
+    for run in runs:
+        memory.remember(key_of(list(run)))
+    return memory
+
+
 def test_evicted_runs_are_remembered_to_the_token() -> None:
     """A prompt is told how much of it was there once, from its beginning on."""
-    runs = EvictedRuns()
-    runs.remember((1, 2, 3, 4))
-    runs.remember((1, 2, 9))
+    memory = runs_of((1, 2, 3, 4), (1, 2, 9))
 
     prompts: list[tuple[int, ...]] = [(), (5,), (1,), (1, 2, 3, 7), (1, 2, 3, 4, 5), (1, 2, 9, 9)]
-    assert [runs.matched(prompt) for prompt in prompts] == [0, 0, 1, 3, 4, 3]
+    assert [memory.matched(key_of(prompt)) for prompt in prompts] == [0, 0, 1, 3, 4, 3]
 
 
 def test_a_run_inside_another_is_remembered_once() -> None:
     """Leaf after leaf, an evicted conversation is one run, whatever comes first."""
-    runs = EvictedRuns()
-    for length in (3, 5, 4):
-        runs.remember(range(length))
-    assert (len(runs), runs.tokens) == (1, 5)
+    memory = runs_of(*(range(length) for length in (3, 5, 4)))
+    assert (len(memory), memory.tokens) == (1, 5)
 
 
 def test_the_memory_of_what_was_evicted_is_bounded() -> None:
     """The oldest runs are forgotten, by number and by tokens; a huge one is cut."""
-    runs = EvictedRuns()
-    for first in range(evicted.RUNS_MAX + 1):
-        runs.remember((first, 1))
-    assert (len(runs), runs.matched((0, 1)), runs.matched((1, 1))) == (evicted.RUNS_MAX, 0, 2)
+    memory = runs_of(*((first, 1) for first in range(evicted.RUNS_MAX + 1)))
+    assert len(memory) == evicted.RUNS_MAX
+    assert [memory.matched(key_of((first, 1))) for first in (0, 1)] == [0, 2]
 
-    runs.remember(range(evicted.TOKENS_MAX + 1))
-    assert (len(runs), runs.tokens) == (1, evicted.TOKENS_MAX)
+    memory.remember(key_of(range(evicted.TOKENS_MAX + 1)))
+    assert (len(memory), memory.tokens) == (1, evicted.TOKENS_MAX)
+
+
+def test_an_evicted_state_is_remembered_for_its_own_length() -> None:
+    """The state at the end of some tokens went: whoever begins with all of them is told so."""
+    memory = EvictedRuns()
+    memory.remember(key_of((1, 2, 3)), states_only=True)
+
+    assert memory.had_state(key_of((1, 2, 3, 4)), beyond=2)
+    assert not memory.had_state(key_of((1, 2, 3, 4)), beyond=3)
+    assert not memory.had_state(key_of((1, 2, 4, 4)), beyond=0)
+    assert not memory.had_state(key_of((1, 2, 3)), beyond=0)
+    assert memory.matched(key_of((1, 2, 3))) == 0

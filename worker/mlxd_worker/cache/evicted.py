@@ -3,23 +3,28 @@
 Invariants:
 - At most `RUNS_MAX` runs of `TOKENS_MAX` tokens in all are remembered, the latest; no run is the
   beginning of another. A longer run is remembered by its beginning.
+- Of the states that were evicted while their tokens stayed, `STATES_MAX` are remembered, by length
+  and hash.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections import deque
+
+from mlxd_worker.cache.trie_node import Key, common, length, part
 
 RUNS_MAX = 64
 TOKENS_MAX = 1 << 20
 """4 MiB."""
+STATES_MAX = 256
 
 
 class EvictedRuns:
     """The token runs, from a prompt's beginning on, whose snapshots were evicted last."""
 
     def __init__(self) -> None:
-        self._runs: list[array[int]] = []
+        self._runs: list[Key] = []
+        self._states: deque[tuple[int, int]] = deque(maxlen=STATES_MAX)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -27,36 +32,32 @@ class EvictedRuns:
     @property
     def tokens(self) -> int:
         """Tokens remembered."""
-        return sum(map(len, self._runs))
+        return sum(map(length, self._runs))
 
-    def remember(self, tokens: Sequence[int]) -> None:
-        """Note that what was kept for the end of `tokens` is gone."""
-        run = array("i", tokens[:TOKENS_MAX])
-        for known in self._runs:
-            if known[: len(run)] == run:
-                return
-        self._runs = [known for known in self._runs if run[: len(known)] != known]
+    def remember(self, key: Key, *, states_only: bool = False) -> None:
+        """Note that what was kept for the end of `key` is gone, or only the state at its end."""
+        if states_only:
+            self._states.append((length(key), hash(key)))
+            return
+        run = part(key, 0, TOKENS_MAX)
+        if any(known.startswith(run) for known in self._runs):
+            return
+        self._runs = [known for known in self._runs if not run.startswith(known)]
         self._runs.append(run)
         while len(self._runs) > RUNS_MAX or self.tokens > TOKENS_MAX:
             del self._runs[0]
 
-    def matched(self, prompt: Sequence[int]) -> int:
-        """Return how much of `prompt`, from its beginning, is the beginning of an evicted run."""
-        wanted = array("i", prompt)
+    def matched(self, key: Key) -> int:
+        """Return how much of `key`, from its beginning, is the beginning of an evicted run."""
         best = 0
         for run in self._runs:
-            if run[: best + 1] == wanted[: best + 1]:
-                best = max(best, _common(run, wanted, best))
+            # Most runs share little with a key, or no more than others do: one comparison tells.
+            if run.startswith(part(key, 0, best + 1)):
+                best = common(run, key, 0)
         return best
 
-
-def _common(left: array[int], right: array[int], known: int) -> int:
-    """Return the length of the common beginning, of which `known` tokens are known."""
-    low, high = known, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def had_state(self, key: Key, *, beyond: int) -> bool:
+        """Tell whether a state was evicted that stood for more than `beyond` tokens of `key`."""
+        # The last token of a prompt is always evaluated, so no state is looked for at its end.
+        within = range(beyond + 1, length(key))
+        return any(n in within and hash(part(key, 0, n)) == known for n, known in self._states)
