@@ -172,8 +172,7 @@ def test_a_poisoned_row_leaves_nothing_behind(tmp_path: Path) -> None:
     forced_logits(model, caches, ROWS[1], tokens[:11], cuts=[])
     caches.join(ROWS[2], tokens=100)
     place = caches.table.place(ROWS[2])
-    for name, array in caches.arrays().items():
-        assert name.endswith(".256")
+    for array in caches.arrays().values():
         array[place.slot] = mx.nan
     neighbours = model.forward(Batch.decode(tokens[11:], [11], [ROWS[1]]), caches)
     beside = model.logits(neighbours)[0]

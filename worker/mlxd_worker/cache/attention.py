@@ -4,11 +4,17 @@ Invariants:
 - Masks are additive, in the plan's type, and made once a pass for all layers of one geometry.
 - The heads that share keys become query positions of one head: with one position a row an array
   mask would switch every fused kernel off.
+- Where MLX keys graphs or kernels by shape, a chunk's queries are padded, in here alone, to one of
+  `CHUNK_WIDTHS`, and all of the row's capacity is read. No cache ever sees a padding token.
 """
 
 import mlx.core as mx
 
-from mlxd_worker.cache.plan import Group, StepPlan
+from mlxd_shared import config
+from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+
+CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
+"""Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
 
 
 def members(array: mx.array, group: Group) -> mx.array:
@@ -79,3 +85,51 @@ def attend_chunk(
         scale=scale,
         mask="causal" if width > 1 else None,
     )
+
+
+def attend_row(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    chunk: Chunk,
+    plan: StepPlan,
+    *,
+    scale: float,
+) -> mx.array:
+    """Return what a chunk's queries `[1, heads, width, head_dim]` read of their whole row.
+
+    Keys and values are `[1, kv_heads, capacity, head_dim]`, column p being position p.
+    """
+    if not plan.bounded_shapes:
+        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale)
+    span, width = keys.shape[2], queries.shape[2]
+    most = CHUNK_WIDTHS[-1]
+    parts = []
+    for first in range(0, width, most):
+        asked = queries[:, :, first : first + most]
+        padded = padded_width(asked.shape[2])
+        mask = plan.shared(
+            ("causal", chunk.arena, span, first),
+            lambda first=first, padded=padded: _causal(  # type: ignore[misc]
+                chunk.start[1:] + first, padded, span, plan.dtype
+            ),
+        )
+        wide = mx.pad(asked, [(0, 0), (0, 0), (0, padded - asked.shape[2]), (0, 0)])
+        read = mx.fast.scaled_dot_product_attention(wide, keys, values, scale=scale, mask=mask)
+        parts.append(read[:, :, : asked.shape[2]])
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def padded_width(width: int) -> int:
+    """Return the smallest of `CHUNK_WIDTHS` that holds `width` queries, at most the last."""
+    return next(wide for wide in CHUNK_WIDTHS if wide >= width)
+
+
+def _causal(start: mx.array, width: int, span: int, dtype: mx.Dtype) -> mx.array:
+    """Return the mask `[1, 1, width, span]` of queries from the position `start` [1] on.
+
+    Queries beyond the row's capacity are padding; they see all of it.
+    """
+    asking = start + mx.arange(width, dtype=mx.int32)
+    hidden = mx.arange(span, dtype=mx.int32) > asking[:, None]
+    return additive(hidden[None, None], dtype)

@@ -1,18 +1,20 @@
 """The seam between rows and layers: who sits where, and what a layer's cache must be able to do.
 
 Invariants:
-- A row starts at position 0, never padded; its offset belongs to the engine's row, not to a cache.
+- A row starts at position 0, never padded. All layers of a row stand at the same offset.
 - A row sits in one slot of one arena; the rows of an arena hold at most its capacity of tokens.
-- The slots in use are the first ones of the arena: a row that leaves is replaced by the last one.
-- One `RowTable` decides for all layers; a layer's cache only carries out `resize`, `move`, `clear`.
-- What a cache holds beyond a row's offset has no meaning: rewinding a row to an earlier offset of a
-  standard cache needs no call at all, the next write lands there. What it holds there is finite.
+- An arena's slots are fixed when it is opened; it is closed with its last row.
+- One `RowTable` decides for all layers; a layer's cache only carries out `open`, `close`, `move`
+  and `clear`. How much memory a capacity takes is the layer's own affair: a window or a recurrent
+  state does not grow with it.
+- What a cache holds beyond a row's offset has no meaning. What it holds there is finite.
 - Nothing keeps a reference to, or a view of, a cache's array across a step: it would turn the next
   write in place into a copy of the whole arena.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType, Protocol
 
 import mlx.core as mx
@@ -20,30 +22,60 @@ import mlx.core as mx
 RowId = NewType("RowId", int)
 """The engine's name of a row; unique among the rows alive."""
 
+ArenaId = NewType("ArenaId", int)
+"""The row table's name of an arena; never used twice."""
+
 
 class RowError(Exception):
     """A bug of the caller: an unknown or doubled row, or a write beyond what was reserved."""
 
 
+class Kind(StrEnum):
+    """What a layer remembers of a row; one snapshot is taken of all layers of a kind together."""
+
+    STANDARD = "standard"
+    """Keys and values of every position."""
+    QUANTIZED = "quantized"
+    """The same in 8 or 4 bits."""
+    ROTATING = "rotating"
+    """Keys and values of the last positions: a sliding window."""
+    RECURRENT = "recurrent"
+    """A state that every token changes: convolution tail and recurrence."""
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether every token's entry stands for itself, so that a range of them can be kept."""
+        return self in (Kind.STANDARD, Kind.QUANTIZED)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row lives: slot `slot` of the arena whose rows hold `capacity` tokens."""
+    """Where a row lives: slot `slot` of `arena`, whose rows hold `capacity` tokens."""
 
+    arena: ArenaId
     capacity: int
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
-    """The arena of `capacity` gets exactly `slots` slots; 0 releases it."""
+class Open:
+    """A new arena of `slots` slots for rows of up to `capacity` tokens."""
 
+    arena: ArenaId
     capacity: int
     slots: int
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """An arena without rows is released."""
+
+    arena: ArenaId
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
-    """One row's contents go from `source` to `target`."""
+    """One row's contents go from `source` to `target`, of at least the source's capacity."""
 
     source: Place
     target: Place
@@ -56,33 +88,62 @@ class Clear:
     place: Place
 
 
-Change = Resize | Move | Clear
+Change = Open | Close | Move | Clear
 """What the row table tells every layer's cache to do, in order."""
 
 
 class LayerCache(Protocol):
     """One layer's state for all rows, arranged as the row table says.
 
-    All methods run on the engine thread and have taken effect (been evaluated) when they return.
+    All methods run on the engine thread; all but `read` have taken effect (been evaluated) when
+    they return.
     """
 
-    def resize(self, capacity: int, *, slots: int) -> None:
-        """Give the arena of `capacity` exactly `slots` slots, keeping the first ones' contents.
+    @property
+    def kind(self) -> Kind:
+        """What this layer remembers."""
+        ...
 
-        0 releases it. New slots are zero.
-        """
+    def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
+        """Make an arena; its slots are zero."""
+        ...
+
+    def close(self, arena: ArenaId) -> None:
+        """Release an arena."""
         ...
 
     def move(self, source: Place, target: Place) -> None:
-        """Copy one whole row to a place of at least its capacity; the source becomes free."""
+        """Copy one whole row; the source becomes free."""
         ...
 
     def clear(self, place: Place) -> None:
         """Zero one slot, so that a former row's values (a NaN above all) cannot reach the next."""
         ...
 
+    def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
+        """Return compact copies of what the row at `place`, now at offset `stop` or beyond, holds.
+
+        Sliceable kinds: the entries of positions [start, stop). A rotating cache: the last
+        `min(stop, window)` positions before `stop`, in order; the row must not have overwritten
+        them. A recurrent cache: its state, the row standing at `stop`. `start` says nothing to the
+        last two. Lazy: the caller evaluates them before anything is written.
+        """
+        ...
+
+    def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
+        """Put back what `read(_, start, stop)` returned; the row then stands at `stop`."""
+        ...
+
+    def rewinds(self, offset: int, target: int) -> bool:
+        """Tell whether a row at `offset` can go back to `target` (0 <= target <= offset) by itself.
+
+        Sliceable kinds always; a rotating cache until its window has wrapped; a recurrent one
+        only to where it stands.
+        """
+        ...
+
     def slot_nbytes(self, capacity: int) -> int:
-        """Return the bytes one slot of the arena of `capacity` takes in this layer."""
+        """Return the bytes that one slot of an arena of `capacity` takes in this layer."""
         ...
 
     def arrays(self) -> Mapping[str, mx.array]:

@@ -1,4 +1,4 @@
-"""The standard cache: keys and values of every position, in arenas by capacity class.
+"""The standard cache: keys and values of every position, in arenas.
 
 Invariants:
 - An arena is two arrays `[slots, kv_heads, capacity, head_dim]`; position p of a row is column p.
@@ -15,12 +15,19 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import Place
+from mlxd_worker.cache.attention import (
+    attend_row,
+    attend_slots,
+    by_slot,
+    members,
+    visible_by_slot,
+)
+from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 
 
 class _Arena:
-    """Keys and values of the rows of one class."""
+    """Keys and values of the rows of one arena."""
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
         self.keys = keys
@@ -35,7 +42,12 @@ class KVCache:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
-        self._arenas: dict[int, _Arena] = {}
+        self._arenas: dict[ArenaId, _Arena] = {}
+
+    @property
+    def kind(self) -> Kind:
+        """STANDARD."""
+        return Kind.STANDARD
 
     @property
     def nbytes(self) -> int:
@@ -49,40 +61,61 @@ class KVCache:
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name; do not keep them across a step."""
         named: dict[str, mx.array] = {}
-        for capacity, arena in self._arenas.items():
-            named[f"keys.{capacity}"] = arena.keys
-            named[f"values.{capacity}"] = arena.values
+        for arena_id, arena in self._arenas.items():
+            named[f"keys.{arena_id}"] = arena.keys
+            named[f"values.{arena_id}"] = arena.values
         return named
 
-    def resize(self, capacity: int, *, slots: int) -> None:
-        """Give the arena exactly `slots` slots, keeping the first ones; new slots are zero."""
-        if slots == 0:
-            del self._arenas[capacity]
-            return
-        arena = self._arenas.get(capacity)
-        if arena is None:
-            keys, values = self._zeros(slots, capacity), self._zeros(slots, capacity)
-            mx.eval(keys, values)
-            self._arenas[capacity] = _Arena(keys, values)
-            return
-        # One array at a time: the old one is freed before the other's new one is made.
-        arena.keys = self._resized(arena.keys, slots)
-        arena.values = self._resized(arena.values, slots)
+    def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
+        """Make an arena; its slots are zero."""
+        keys, values = self._zeros(slots, capacity), self._zeros(slots, capacity)
+        mx.eval(keys, values)
+        self._arenas[arena] = _Arena(keys, values)
+
+    def close(self, arena: ArenaId) -> None:
+        """Release an arena."""
+        del self._arenas[arena]
 
     def move(self, source: Place, target: Place) -> None:
         """Copy one row; the rest of a larger target keeps what it held."""
-        taken, given = self._arenas[source.capacity], self._arenas[target.capacity]
-        given.keys = _put_row(given.keys, target.slot, _row_copy(taken.keys, source.slot))
+        taken, given = self._arenas[source.arena], self._arenas[target.arena]
+        given.keys = _put(given.keys, target.slot, 0, _row_copy(taken.keys, source.slot))
         mx.eval(given.keys)
-        given.values = _put_row(given.values, target.slot, _row_copy(taken.values, source.slot))
+        given.values = _put(given.values, target.slot, 0, _row_copy(taken.values, source.slot))
         mx.eval(given.values)
 
     def clear(self, place: Place) -> None:
         """Zero one slot."""
-        arena = self._arenas[place.capacity]
-        arena.keys = _put_row(arena.keys, place.slot, self._zeros(1, place.capacity))
-        arena.values = _put_row(arena.values, place.slot, self._zeros(1, place.capacity))
+        arena = self._arenas[place.arena]
+        arena.keys = _put(arena.keys, place.slot, 0, self._zeros(1, place.capacity))
+        arena.values = _put(arena.values, place.slot, 0, self._zeros(1, place.capacity))
         mx.eval(arena.keys, arena.values)
+
+    def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
+        """Return keys and values `[1, kv_heads, stop - start, head_dim]`, compact, lazy."""
+        arena = self._arenas[place.arena]
+        return tuple(
+            _columns_copy(array, place.slot, start, stop) for array in (arena.keys, arena.values)
+        )
+
+    def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
+        """Put back what `read(_, start, stop)` returned.
+
+        Raises:
+            RowError: `state` is not that of [start, stop), or the place is too small for it.
+        """
+        keys, values = state
+        if keys.shape[2] != stop - start or stop > place.capacity:
+            problem = f"{keys.shape[2]} positions for [{start}, {stop})"
+            raise RowError(f"{problem} in a capacity of {place.capacity}")
+        arena = self._arenas[place.arena]
+        arena.keys = _put(arena.keys, place.slot, start, keys)
+        arena.values = _put(arena.values, place.slot, start, values)
+        mx.eval(arena.keys, arena.values)
+
+    def rewinds(self, offset: int, target: int) -> bool:
+        """Tell that a row can go back anywhere: the next write lands there."""
+        return 0 <= target <= offset
 
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
@@ -92,72 +125,58 @@ class KVCache:
         `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
         """
         if plan.chunk is not None:
-            return self._attend_chunk(queries, keys, values, plan.chunk, scale=scale)
+            return self._attend_chunk(queries, keys, values, plan.chunk, plan, scale=scale)
         parts = [
-            self._attend_group(queries, keys, values, group, scale=scale) for group in plan.groups
+            self._attend_group(queries, keys, values, group, plan, scale=scale)
+            for group in plan.groups
         ]
         result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
         return result if plan.order is None else mx.take(result, plan.order, axis=0)
 
     def _attend_chunk(
-        self, queries: mx.array, keys: mx.array, values: mx.array, chunk: Chunk, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        chunk: Chunk,
+        plan: StepPlan,
+        *,
+        scale: float,
     ) -> mx.array:
-        arena = self._arenas[chunk.capacity]
+        arena = self._arenas[chunk.arena]
         arena.keys = mx.slice_update(arena.keys, keys, chunk.start, axes=(0, 2))
         arena.values = mx.slice_update(arena.values, values, chunk.start, axes=(0, 2))
         row = slice(chunk.slot, chunk.slot + 1)
-        return mx.fast.scaled_dot_product_attention(
-            queries,
-            arena.keys[row, :, : chunk.length],
-            arena.values[row, :, : chunk.length],
-            scale=scale,
-            mask="causal" if queries.shape[2] > 1 else None,
-        )
+        return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
 
     def _attend_group(
-        self, queries: mx.array, keys: mx.array, values: mx.array, group: Group, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        group: Group,
+        plan: StepPlan,
+        *,
+        scale: float,
     ) -> mx.array:
-        arena = self._arenas[group.capacity]
+        arena, slots = self._arenas[group.arena], group.slots_used
         at = (group.write_slots, slice(None), group.write_positions)
-        arena.keys[at] = _members(keys, group).transpose(0, 2, 1, 3)
-        arena.values[at] = _members(values, group).transpose(0, 2, 1, 3)
-        asked = _members(queries, group) if group.queriers is None else queries[group.queriers]
-        slots, heads, width, _ = asked.shape
-        # The heads that share keys become query positions of one head: with one position a row an
-        # array mask would switch every fused kernel off.
-        shared = heads // self.kv_heads
-        mask = mx.broadcast_to(group.mask[:, :, None], (slots, 1, shared, width, group.span))
-        result = mx.fast.scaled_dot_product_attention(
-            asked.reshape(slots, self.kv_heads, shared * width, self.head_dim),
+        arena.keys[at] = members(keys, group).transpose(0, 2, 1, 3)
+        arena.values[at] = members(values, group).transpose(0, 2, 1, 3)
+        return attend_slots(
+            by_slot(queries, group),
             arena.keys[:slots, :, : group.span],
             arena.values[:slots, :, : group.span],
+            visible_by_slot(group, group.span, plan),
             scale=scale,
-            mask=mask.reshape(slots, 1, shared * width, group.span),
         )
-        return result.reshape(slots, heads, width, self.head_dim)
 
     def _zeros(self, slots: int, capacity: int) -> mx.array:
         return mx.zeros((slots, self.kv_heads, capacity, self.head_dim), dtype=self.dtype)
 
-    def _resized(self, array: mx.array, slots: int) -> mx.array:
-        if slots < array.shape[0]:
-            # A slice would keep the whole old arena alive; gathering copies the rows that stay.
-            kept = mx.take(array, mx.arange(slots), axis=0)
-        else:
-            # No name for the zeros: it would keep them, and the rows could not go in in place.
-            kept = mx.slice_update(
-                self._zeros(slots, array.shape[2]), array, mx.array([0]), axes=(0,)
-            )
-        mx.eval(kept)
-        return kept
 
-
-def _members(array: mx.array, group: Group) -> mx.array:
-    if group.members is not None:
-        return array[group.members]
-    if group.count == array.shape[0]:
-        return array
-    return array[group.first : group.first + group.count]
+def _put(array: mx.array, slot: int, column: int, block: mx.array) -> mx.array:
+    return mx.slice_update(array, block, mx.array([slot, column], dtype=mx.int32), axes=(0, 2))
 
 
 def _row_copy(array: mx.array, slot: int) -> mx.array:
@@ -167,5 +186,13 @@ def _row_copy(array: mx.array, slot: int) -> mx.array:
     return row
 
 
-def _put_row(array: mx.array, slot: int, row: mx.array) -> mx.array:
-    return mx.slice_update(array, row, mx.array([slot]), axes=(0,))
+def _columns_copy(array: mx.array, slot: int, start: int, stop: int) -> mx.array:
+    """Return columns [start, stop) of one row as memory of their own.
+
+    Two parts joined are always copied; a slice, even `mx.contiguous` of one, may share the arena.
+    """
+    row = slice(slot, slot + 1)
+    if stop - start < 2:
+        return mx.take(array[row], mx.arange(start, stop, dtype=mx.int32), axis=2)
+    middle = (start + stop) // 2
+    return mx.concatenate([array[row, :, start:middle], array[row, :, middle:stop]], axis=2)

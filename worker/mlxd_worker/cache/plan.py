@@ -6,19 +6,23 @@ Invariants:
   an index out of range would overwrite another row in silence.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import mlx.core as mx
+
+from mlxd_worker.cache.base import ArenaId
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row's several tokens (prefill): written as a block, attended causally."""
+    """One row's tokens (a prompt's chunk, or a single token): written as a block, causal."""
 
+    arena: ArenaId
     capacity: int
     slot: int
     length: int
-    """Tokens the row holds afterwards; exactly these are attended."""
+    """Tokens the row holds afterwards, as the host knows them: offset + width."""
     start: mx.array
     """int32 [2]: slot and position of the first token."""
 
@@ -27,6 +31,7 @@ class Chunk:
 class Group:
     """The part of a batch that lives in one arena: one write and one attention call a layer."""
 
+    arena: ArenaId
     capacity: int
     members: mx.array | None
     """int32 [m]: the batch's rows that live here; None where they are `first .. first + m`."""
@@ -37,15 +42,17 @@ class Group:
     """
     first: int
     count: int
+    """m."""
     slots_used: int
+    """The first slots of the arena, those with a batch row among them."""
     span: int
-    """Positions attended, from 0; the mask hides what lies beyond each row's own length."""
+    """Positions attended by a standard cache, from 0; masks hide what lies beyond each row."""
     write_slots: mx.array
     """int32 [m, 1]."""
     write_positions: mx.array
     """int32 [m, width]."""
-    mask: mx.array
-    """Additive [slots_used, 1, width, span]: 0 where a position is visible, else -inf."""
+    last_visible: mx.array
+    """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,24 @@ class StepPlan:
     """One forward pass: a chunk of one row, or groups of rows."""
 
     width: int
+    dtype: mx.Dtype
+    """Of masks."""
     chunk: Chunk | None
     groups: tuple[Group, ...]
     order: mx.array | None
-    """int32 [N]: where in the groups' results, one after another, each batch row's stands;
-    None where they are in order already."""
+    """int32 [N]: where in the groups' slot-wise results, one after another, each batch row's
+    stands; None where they are in order already."""
+    member_order: mx.array | None
+    """int32 [N]: where each batch row stands among the groups' members, one group after another;
+    None where they are in order already. For caches that work on members alone."""
+    bounded_shapes: bool
+    """Whether attention must keep to the few shapes that were warmed, instead of exact ones."""
+    memo: dict[tuple[object, ...], mx.array] = field(default_factory=dict)
+    """Masks and indices that layers with the same geometry share within this pass."""
+
+    def shared(self, key: tuple[object, ...], make: Callable[[], mx.array]) -> mx.array:
+        """Return what `make` gives, made once a pass for all layers that use the same `key`."""
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = make()
+        return found

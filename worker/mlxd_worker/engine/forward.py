@@ -22,7 +22,7 @@ from mlxd_worker.models.base import Batch, Model
 
 def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
     """Evaluate the row's next prompt tokens into the caches, and move its offset."""
-    _reserve(caches, row, row.offset + len(tokens))
+    caches.reserve(row.id, tokens=row.offset + len(tokens))
     model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
     mx.eval(caches.state())
     row.offset += len(tokens)
@@ -31,10 +31,8 @@ def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) ->
 def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[int]:
     """Evaluate each row's next token; return the ids drawn after them, in the rows' order.
 
-    A row whose logits are not usable gets `sampler.TOKEN_INVALID`.
+    Each row has reserved the token. One whose logits are not usable gets `sampler.TOKEN_INVALID`.
     """
-    for row in rows:
-        _reserve(caches, row, row.offset + 1)
     batch = Batch.decode(
         [row.next_token() for row in rows],
         [row.offset for row in rows],
@@ -52,12 +50,8 @@ def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[int]:
     return cast("list[int]", drawn.tolist())
 
 
-def in_batch_order(caches: RowCaches, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows in the order in which a batch of them costs no gathering."""
+def made_ready(caches: RowCaches, rows: Sequence[Row]) -> list[Row]:
+    """Reserve one more token for each row; return them in the order that costs no gathering."""
+    caches.reserve_all({row.id: row.offset + 1 for row in rows})
     by_id = {row.id: row for row in rows}
     return [by_id[row_id] for row_id in caches.rows if row_id in by_id]
-
-
-def _reserve(caches: RowCaches, row: Row, tokens: int) -> None:
-    if caches.table.capacity(row.id) < tokens:
-        caches.reserve(row.id, tokens=tokens)
