@@ -3,13 +3,15 @@
 Every row of a worker shares one trie. A row that restores from it gets a copy, so nothing in here
 is ever in use by a row: a node may be evicted while a row that was restored from it runs on.
 
-Invariants, all proved by `check`:
+Invariants:
 - Siblings share no first token. An edge has at least one token and crosses no multiple of
   `edge_tokens`: this bounds what a split or a merge may have to copy, and what one eviction frees.
 - Each node holds one snapshot of each sliceable kind of the model, which spans exactly its edge.
   A whole-state kind's stands at its node's end; a node may lack it.
 - A node with one child, no user mark and no whole-state snapshot is one with its child, unless
-  their edges meet at a multiple of `edge_tokens`. A leaf has a snapshot, or a user mark.
+  their edges meet at a multiple of `edge_tokens`. Where only one of them is lazy they stay two,
+  since merging would copy what a row still holds, until an insert passes after that has changed.
+- A leaf has a snapshot.
 - `nbytes` is the sum of what the snapshots own, also after lazy ones have materialised.
 - A snapshot handed over is closed exactly once: here, or by the `split` or `merge` it went into.
 - Time is the number of requests told to `touch`; the trie has no clock.
@@ -169,7 +171,9 @@ class PrefixTrie(Generic[K, S]):
                 self._adopt(node, kind, snapshot)
                 node.landed = Uses(1, self._now)
         self._review(node)
-        self._compact(at)
+        for passed in (*match.path, at):
+            stands = self._compact(passed)
+            node = stands if passed is node else node
         return node
 
     def evict(self, to_nbytes: int) -> list[Evicted]:
@@ -265,68 +269,51 @@ class PrefixTrie(Generic[K, S]):
 
     def _split(self, node: Node[K, S], at: int) -> Node[K, S]:
         """Cut an edge at `at`, inside it; return the new parent, which ends there."""
-        parent = node.parent
-        assert parent is not None, "the root has no edge"
         assert node.start < at < node.stop, (node, at)
-        front: Node[K, S] = Node(parent, part(node.edge, 0, at - node.start), self._now)
-        front.passed = Uses(node.passed.count, node.passed.last)
-        if node.spared is not None and node.spared[0] <= at:
-            front.spared = node.spared if node.spared[0] < at else None
-            node.passed, node.spared = node.spared[1], None
+        front = node.cut_front(at, self._now)
         for kind in self._sliceable:
             before, after = self._release(node, kind).split(at)
             assert before is not None, "snapshots span their edge"
             assert after is not None, "snapshots span their edge"
             self._adopt(front, kind, before)
             self._adopt(node, kind, after)
-        parent.children[front.first] = front
-        node.edge = part(node.edge, at - node.start, node.stop - node.start)
-        node.start, node.parent = at, front
-        front.children[node.first] = node
         return front
 
     def _compact(self, node: Node[K, S]) -> Node[K, S]:
-        """Make a node one with its only child if it has no reason of its own; return what stands.
-
-        The child stays, with its mark; the uses are those of the front, the child's where they are
-        fewer being remembered for a later split.
-        """
-        parent = node.parent
-        if parent is None or node.user or len(node.children) != 1 or self._has_state(node):
+        """Make a node one with its only child if nothing keeps it apart; return what stands."""
+        if node.parent is None or node.user or len(node.children) != 1 or self._has_state(node):
             return node
         (child,) = node.children.values()
         if node.start // self._edge_tokens != (child.stop - 1) // self._edge_tokens:
+            return node
+        pairs = [(node.snapshots[kind], child.snapshots[kind]) for kind in self._sliceable]
+        if any((not front.nbytes) != (not back.nbytes) for front, back in pairs):
             return node
         for kind in self._sliceable:
             merged = self._merge(self._release(node, kind), self._release(child, kind))
             assert merged is not None, "both had a snapshot"
             self._adopt(child, kind, merged)
-        if child.passed.last < node.passed.last:
-            child.spared = (child.start, child.passed)
-        child.passed = Uses(
-            max(node.passed.count, child.passed.count), max(node.passed.last, child.passed.last)
-        )
-        child.edge = Key(node.edge + child.edge)
-        child.start, child.parent = node.start, parent
-        parent.children[child.first] = child
-        node.parent = None
-        self._evictable.pop(node, None)
+        child.take_front()
         return child
 
     def _unlink(self, node: Node[K, S]) -> Node[K, S]:
         """Take a leaf away, and what only led to it; return what may now be the next to go."""
+        top = self._useless_without(node)
         self._empty(node)
-        while True:
-            parent = node.parent
-            assert parent is not None, "the root stays"
-            del parent.children[node.first]
-            node.parent = None
-            if parent is self._root or parent.children or parent.snapshots:
-                break
-            node = parent
-            self._evictable.pop(node, None)
+        parent = top.parent
+        assert parent is not None, "the root stays"
+        del parent.children[top.first]
+        top.parent = None
         self._review(parent)
         return self._compact(parent)
+
+    def _useless_without(self, node: Node[K, S]) -> Node[K, S]:
+        """Return the highest node that keeps nothing but what `node` does, often itself."""
+        for before in node.ancestors():
+            if before is self._root or len(before.children) > 1 or before.snapshots:
+                break
+            node = before
+        return node
 
     def _strip(self, node: Node[K, S]) -> Node[K, S]:
         """Take an inner node's whole-state snapshots; return what then stands in its place."""
@@ -386,4 +373,5 @@ class PrefixTrie(Generic[K, S]):
     def _described(self, node: Node[K, S]) -> Evicted:
         states_only = bool(node.children)
         nbytes = node.whole_nbytes if states_only else node.nbytes
-        return Evicted(node.key(), node.start, nbytes, states_only)
+        start = node.start if states_only else self._useless_without(node).start
+        return Evicted(node.key(), start, nbytes, states_only)

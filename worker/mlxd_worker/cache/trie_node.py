@@ -158,6 +158,39 @@ class Node(Generic[K, S]):
             self.spared = (max(used, self.spared[0]), self.spared[1])
         self.passed = Uses(self.passed.count + 1, now)
 
+    def cut_front(self, at: int, now: int) -> Node[K, S]:
+        """Link a new parent for the tokens before `at`, inside the edge; snapshots stay."""
+        parent = self.parent
+        assert parent is not None, "the root has no edge"
+        front: Node[K, S] = Node(parent, part(self.edge, 0, at - self.start), now)
+        front.passed = Uses(self.passed.count, self.passed.last)
+        if self.spared is not None and self.spared[0] <= at:
+            front.spared = self.spared if self.spared[0] < at else None
+            self.passed, self.spared = self.spared[1], None
+        parent.children[front.first] = front
+        self.edge = part(self.edge, at - self.start, self.stop - self.start)
+        self.start, self.parent = at, front
+        front.children[self.first] = self
+        return front
+
+    def take_front(self) -> None:
+        """Unlink the parent, of which this is the only child, and stand for its tokens too.
+
+        The uses become the parent's; its own, where older, are kept for a later split.
+        """
+        front = self.parent
+        assert front is not None, "the root has no edge"
+        assert front.parent is not None, "the root has no edge"
+        if self.passed.last < front.passed.last:
+            self.spared = (self.start, self.passed)
+        self.passed = Uses(
+            max(front.passed.count, self.passed.count), max(front.passed.last, self.passed.last)
+        )
+        self.edge = Key(front.edge + self.edge)
+        self.start, self.parent = front.start, front.parent
+        self.parent.children[self.first] = self
+        front.parent = None
+
     def ancestors(self) -> Iterator[Node[K, S]]:
         """Yield the nodes from the parent up to the root."""
         node = self.parent
