@@ -3,6 +3,10 @@
 Invariants:
 - Synchronous and on one thread; it never waits for a client, a clock or a lock.
 - At most `rows_max` rows hold caches; at most `waiting_max` more streams wait, in order of arrival.
+- A row looks its prompt up when its turn has come, not when it joins: what the row before it has
+  just evaluated is there by then. It lets others have its prompt with its first sound token.
+- However a row ends, what it has computed is kept for the next prompt that begins alike, unless its
+  logits were no numbers.
 - A stream that is known here gets exactly one end, unless it is cancelled.
 - A fault that concerns one row fails that row alone; any other exception leaves `step`, and the
   owner must `fail_all` and end: the caches are then in an unknown state.
@@ -19,10 +23,12 @@ from mlxd_shared import config
 from mlxd_shared.errors import InternalError, MlxdError, QueueFull
 from mlxd_shared.logs import get_logger
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.forward import decode, in_batch_order, prefill
+from mlxd_worker.engine.forward import decode, made_ready, prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampler import TOKEN_INVALID
 from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.models.base import Model
 
@@ -63,12 +69,14 @@ class Engine:
         make_decoder: MakeDecoder,
         limits: Limits,
         *,
+        prefix: PrefixCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the model's caches over; they must hold no rows."""
+        """Take the model's caches over; they must hold no rows. `prefix` is None for none."""
         self.limits = limits
         self._model = model
         self._caches = caches
+        self._prefix = prefix or PrefixCache(caches, budget_nbytes=0)
         self._make_decoder = make_decoder
         self._clock = clock
         self._waiting: dict[StreamId, Submit] = {}
@@ -118,9 +126,9 @@ class Engine:
             request.sink.put(Failed(error))
 
     def release_all(self, error: MlxdError) -> None:
-        """End every stream with `error` and free its row."""
+        """End every stream with `error` and free its row, which keeps nothing more."""
         for row in self._rows.values():
-            self._caches.leave(row.id)
+            self._prefix.leave(row.id, (), sound=False)
         self.fail_all(error)
 
     def step(self) -> None:
@@ -128,40 +136,73 @@ class Engine:
         self._admit()
         self._prefill_oldest()
         self._decode_all()
+        self._caches.tend()
 
     def _admit(self) -> None:
         while self._waiting and len(self._rows) < self.limits.rows_max:
             stream, request = next(iter(self._waiting.items()))
+            row_id = RowId(self._next_row)
+            if not self._caches.join(row_id, tokens=len(request.prompt)):
+                return  # nobody overtakes: there is room once rows have moved or left
+            self._next_row += 1
             del self._waiting[stream]
             try:
                 text = TextStream(self._make_decoder(request.skip_special_tokens), request.stop)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+                self._caches.leave(row_id)
                 request.sink.put(_failure(request, error))
                 continue
-            row = Row(RowId(self._next_row), request, text, self.limits.context_length)
-            self._next_row += 1
-            self._rows[stream] = row
-            self._caches.join(row.id, tokens=len(request.prompt))
+            self._rows[stream] = Row(row_id, request, text, self.limits.context_length)
 
     def _prefill_oldest(self) -> None:
-        row = next((row for row in self._rows.values() if not row.decoding), None)
+        row = self._next_to_prefill()
         if row is None:
             return
-        row.start_prefill(self._clock())
-        chunk = row.next_chunk(self.limits.prefill_chunk_tokens)
+        stop = self._prefix.next_stop(row.id)
+        most = self.limits.prefill_chunk_tokens
+        chunk = row.next_chunk(most if stop is None else min(most, stop - row.offset))
         prefill(self._model, self._caches, row, chunk)
+        self._prefix.advanced(row.id)
+
+    def _next_to_prefill(self) -> Row | None:
+        """Return the oldest row that has something to prefill, now that it has been looked up."""
+        for row in self._rows.values():
+            if not row.decoding:
+                self._begin(row)
+                if not row.decoding:
+                    return row
+        return None
+
+    def _begin(self, row: Row) -> None:
+        """Start a row with what former prompts left behind; once."""
+        if row.prefill_started_s is not None:
+            return
+        row.start_prefill(self._clock())
+        request = row.request
+        found = self._prefix.begin(row.id, request.prompt)
+        row.offset = row.cached = found.cached
+        row.cache_reason = found.reason
+        _log.info(
+            "prefix hit" if found.hit else "prefix miss",
+            request_id=request.request_id,
+            stream=request.stream,
+            total=found.total,
+            cached=found.cached,
+            left=found.left,
+            reason=found.reason.value,
+        )
 
     def _decode_all(self) -> None:
         rows = [row for row in self._rows.values() if row.decoding]
         if not rows:
             return
-        started_s = self._clock()
         for row in rows:
-            row.start_prefill(started_s)
-        rows = in_batch_order(self._caches, rows)
+            self._begin(row)
+        rows = made_ready(self._caches, rows)
         drawn = decode(self._model, self._caches, rows)
         now_s = self._clock()
         for row, token_id in zip(rows, drawn, strict=True):
+            self._prefix.advanced(row.id)
             self._emit(row, token_id, now_s)
 
     def _emit(self, row: Row, token_id: int, now_s: float) -> None:
@@ -172,10 +213,13 @@ class Engine:
             event = _failure(row.request, error)
         row.request.sink.put(event)
         if not isinstance(event, Tokens):
-            self._release(row.request.stream)
+            self._release(row.request.stream, sound=token_id != TOKEN_INVALID)
+        else:
+            self._prefix.publish(row.id)
 
-    def _release(self, stream: StreamId) -> None:
-        self._caches.leave(self._rows.pop(stream).id)
+    def _release(self, stream: StreamId, *, sound: bool = True) -> None:
+        row = self._rows.pop(stream)
+        self._prefix.leave(row.id, row.output, sound=sound)
 
 
 def _failure(request: Submit, error: Exception) -> Failed:
