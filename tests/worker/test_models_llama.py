@@ -179,6 +179,7 @@ def test_a_poisoned_row_leaves_nothing_behind(tmp_path: Path) -> None:
     caches.leave(ROWS[2])
 
     forced_logits(model, caches, ROWS[3], tokens[:11], cuts=[])
+    assert caches.contents.restore(ROWS[1], [], 11)
     batch = Batch.decode([tokens[11]] * 2, [11, 11], [ROWS[1], ROWS[3]])
     logits = model.logits(model.forward(batch, caches))
 
