@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,7 +140,8 @@ def load_sliding_peer(folder: Path, name: str) -> tuple[Any, list[Any]]:
     weights = random_weights(config)
     if name == "mistral":
         peer, _ = load_peer(write_model(folder, config, weights))
-        return peer, [RotatingKVCache(max_size=WINDOW) for _ in SLIDES[name]]
+        make: Callable[..., Any] = RotatingKVCache
+        return peer, [make(max_size=WINDOW) for _ in SLIDES[name]]
     config["layer_types"] = [SLIDING if slides else FULL for slides in SLIDES[name]]
     if name == "qwen2":
         config |= {"attention_bias": True, "model_type": "llama"}
