@@ -1,4 +1,4 @@
-"""Random models of any width on disk, whole folders that a worker can load: dense and sliding.
+"""Random models of any width on disk, whole folders for a worker: dense, sliding and hybrid.
 
 Weights are float32 and the same on every machine for one seed. Whatever the widths, the tokenizer
 is the tiny model's, of 320 tokens.
@@ -58,6 +58,32 @@ def write_sliding_model(
     return write_random_model(folder, config, seed=seed)
 
 
+def write_hybrid_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> Path:
+    """Write a Qwen3.5, three recurrent layers to a full one; return `folder`.
+
+    Its recurrent layers hold as many values as the shape has heads, of the same width, two to a
+    key. At `LARGE`, a little over 100 MB in float32.
+    """
+    head_dim = shape.hidden // shape.heads
+    config = decoder_config(
+        "Qwen3_5ForCausalLM",
+        shape,
+        head_dim=head_dim,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        full_attention_interval=4,
+        linear_num_key_heads=shape.heads // 2,
+        linear_num_value_heads=shape.heads,
+        linear_key_head_dim=head_dim,
+        linear_value_head_dim=head_dim,
+        linear_conv_kernel_dim=4,
+    )
+    return write_random_model(folder, config, seed=seed)
+
+
 def decoder_config(architecture: str, shape: Shape, **more: Any) -> dict[str, Any]:
     """Return the config.json of a decoder with a tied head."""
     return {
@@ -81,7 +107,7 @@ def decoder_config(architecture: str, shape: Shape, **more: Any) -> dict[str, An
 def write_random_model(folder: Path, config: Mapping[str, Any], *, seed: int = 1) -> Path:
     """Write a model of any registered architecture, with every tensor that it requires.
 
-    Norms are ones, biases small, and all else spread by its fan-in.
+    Norms are ones, biases small, decays slow and fast, and all else spread by its fan-in.
     """
     write_text_files(folder)
     write_json(folder / "config.json", dict(config))
@@ -97,6 +123,9 @@ def _contents(specs: list[TensorSpec], seed: int) -> Iterator[bytes]:
     for spec in specs:
         if "norm" in spec.name:
             values = np.ones(spec.shape, dtype=np.float32)
+        elif spec.name.endswith("A_log"):
+            # A token leaves between a hundredth and nearly all of what was there.
+            values = np.log(draws.uniform(0.002, 4.0, spec.shape)).astype(np.float32)
         else:
             biased = spec.name.endswith("bias")
             spread = 0.1 if biased else SPREAD / math.sqrt(spec.shape[-1])
