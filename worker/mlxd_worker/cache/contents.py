@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.captures import Captures
-from mlxd_worker.cache.snapshot import LayerState, Snapshot, SnapshotBook, clip
+from mlxd_worker.cache.snapshot import LayerState, Snapshot, SnapshotBook, allocate_exactly, clip
 
 Kept = Mapping[Kind, Snapshot]
 """Snapshots of all the model's kinds, taken at one offset."""
@@ -279,6 +279,7 @@ class RowContents:
         if start >= stop:
             return None
         if not kind.sliceable:
+            allocate_exactly()
             layers = self._read(row, kind, start, stop)
             mx.eval(layers)
             return self.book.add_owned(kind, start, stop, layers)
