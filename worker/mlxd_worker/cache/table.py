@@ -4,66 +4,40 @@ Invariants:
 - Every row has one place, in an arena of its class or, where there was no other room, of a larger
   one; it leaves it for a larger class, for the arena into which its class moves, or for good.
 - At most `ARENAS_MAX` arenas exist, of at most `kv_tokens_bound` tokens and `slots_bound` slots
-  together; an arena's slots are fixed when it opens, and it closes with its last row.
-- At most one class at a time moves into another arena (`_filling`), one row a `tend`; for each row
-  still to move there is a free slot in it that nobody else may take.
+  together, after each call; only while its changes are carried out may one that closes still be
+  there beside the one that takes its rows.
+- A class has one arena, and a full one moves into a larger one: one class at a time, one row a
+  `tend`. Only where memory does not allow both has a class several that stay; where it has become
+  sparse, it moves into a smaller one.
 - A join moves nobody. A row that must cross a class moves alone; only where there is no room at all
-  are others moved at once (`finished_moves` counts them): first those of the class that is moving
-  anyway, then, if that does not help, all rows into one arena of the largest class.
+  is done at once what `tend` would have done in time (`finished_moves` counts the rows), and if
+  even that does not help, all rows move into one arena of the largest class.
 - Each method returns the changes that every layer must make, in order, and has noted them already.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlxd_shared.arena_sizes import (
-    ARENAS_MAX,
-    CLASSES_MAX,
-    ROWS_FEW,
-    block_slots,
-    capacity_classes,
-    kv_tokens_bound,
-    slot_sizes,
-    slots_bound,
-)
-from mlxd_worker.cache.base import ArenaId, Change, Clear, Close, Move, Open, Place, RowError, RowId
+from mlxd_shared.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW, block_slots
+from mlxd_worker.cache.arenas import Arena, Arenas
+from mlxd_worker.cache.base import ArenaId, Change, Open, Place, RowError, RowId
 
 SPARSE = 4
 """A class with so many slots a row moves into a smaller arena."""
 
+TIGHT_SPARSE = 2
+"""The same where memory is tight."""
 
-@dataclass(slots=True)
-class _Arena:
-    """Who sits in which slot, and how many slots anybody ever had: always the first ones."""
-
-    id: ArenaId
-    capacity: int
-    rows: list[RowId | None]
-    touched: int = 0
-
-    @property
-    def slots(self) -> int:
-        return len(self.rows)
-
-    @property
-    def tokens(self) -> int:
-        return self.capacity * len(self.rows)
-
-    @property
-    def free(self) -> int:
-        return self.rows.count(None)
-
-    @property
-    def used(self) -> int:
-        return len(self.rows) - self.free
+TIGHT_FRACTION = 0.75
+"""Memory is tight where arenas hold more of the bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
     """Where a row can go: an arena that exists, or one to open."""
 
-    arena: ArenaId | None
+    arena: Arena | None
     capacity: int
     slots: int = 0
     fills: bool = False
@@ -75,49 +49,52 @@ class RowTable:
 
     def __init__(self, *, context_max: int, rows_max: int) -> None:
         """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each."""
-        self.classes = capacity_classes(context_max, rows_max)
         self.context_max = context_max
         self.rows_max = rows_max
-        self.version = 0
-        """Changes whenever any row's place does."""
         self.finished_moves = 0
         """Rows that were moved at once because another one had to cross and found no room."""
-        self._sizes = slot_sizes(rows_max)
-        self._tokens_max = kv_tokens_bound(context_max, rows_max)
-        self._slots_max = slots_bound(rows_max)
+        self._arenas = Arenas(context_max=context_max, rows_max=rows_max)
+        # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
-        self._places: dict[RowId, Place] = {}
-        self._arenas: dict[ArenaId, _Arena] = {}
-        self._filling: ArenaId | None = None
-        self._next_arena = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._arenas.places)
 
     def __contains__(self, row: RowId) -> bool:
-        return row in self._places
+        return row in self._arenas.places
+
+    @property
+    def version(self) -> int:
+        """Changes whenever any row's place does."""
+        return self._arenas.version
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The capacities in use, ascending."""
+        return self._arenas.classes
 
     @property
     def rows(self) -> tuple[RowId, ...]:
         """All rows by arena, then slot: the order in which a batch needs no gathering."""
-        return tuple(
-            row for arena in self._sorted() for row in arena.rows if row is not None
-        )  # fmt: skip
+        return tuple(row for arena in self._arenas.ordered() for row in _rows(arena))
 
     @property
     def arenas(self) -> tuple[Open, ...]:
         """The arenas that exist, by capacity, then age, as they were opened."""
-        return tuple(Open(a.id, capacity=a.capacity, slots=a.slots) for a in self._sorted())
+        return tuple(
+            Open(arena.id, capacity=arena.capacity, slots=arena.slots)
+            for arena in self._arenas.ordered()
+        )
 
     @property
     def tokens(self) -> int:
         """Tokens that the arenas are made for, free slots included."""
-        return sum(arena.tokens for arena in self._arenas.values())
+        return self._arenas.tokens
 
     @property
     def moving(self) -> bool:
         """Whether a class is moving into another arena."""
-        return self._filling is not None
+        return self._arenas.filling is not None
 
     def rows_of(self, arena: ArenaId) -> Sequence[RowId | None]:
         """Return the rows of one arena by slot; None where a slot is free."""
@@ -130,7 +107,7 @@ class RowTable:
             RowError: unknown row.
         """
         try:
-            return self._places[row]
+            return self._arenas.places[row]
         except KeyError:
             raise RowError(f"row {row} is not in the table") from None
 
@@ -153,7 +130,7 @@ class RowTable:
         return next(capacity for capacity in self.classes if capacity >= tokens)
 
     def opened_by_join(self, tokens: int) -> Open | None:
-        """Return the arena that a join of `tokens` tokens would open now, if any; its id is new.
+        """Return the arena that a join of `tokens` tokens would open now, if any.
 
         Raises:
             RowError: `tokens` is out of range.
@@ -161,26 +138,27 @@ class RowTable:
         room = self._find(self.class_of(tokens))
         if room is None or room.arena is not None:
             return None
-        return Open(ArenaId(self._next_arena), capacity=room.capacity, slots=room.slots)
+        return Open(self._arenas.next_id, capacity=room.capacity, slots=room.slots)
 
     def join(self, row: RowId, *, tokens: int) -> list[Change] | None:
         """Give a new row a place for `tokens` tokens, moving nobody; None: there is none now.
 
-        Where memory allows, there is one after at most `rows_max` calls of `tend` (but for rows
-        that cross meanwhile, which come first).
+        There is one after at most `rows_max` calls of `tend`, if no row crosses meanwhile, fewer
+        than `ARENAS_MAX` arenas are there to stay, and the bounds allow one more for all rows of
+        its class and this one; and in any case once rows have left.
 
         Raises:
             RowError: the row is in the table, the table is full, or `tokens` is out of range.
         """
-        if row in self._places:
+        if row in self:
             raise RowError(f"row {row} joined twice")
-        if len(self._places) >= self.rows_max:
+        if len(self) >= self.rows_max:
             raise RowError(f"the table holds {self.rows_max} rows already")
         room = self._find(self.class_of(tokens))
         if room is None:
             return None
         changes: list[Change] = []
-        self._enter(row, room, changes)
+        self._arenas.seat(row, self._entered(room, changes), changes)
         return changes
 
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
@@ -209,227 +187,153 @@ class RowTable:
             RowError: unknown row.
         """
         place = self.place(row)
-        del self._places[row]
+        del self._arenas.places[row]
         changes: list[Change] = []
-        self._vacate(place, changes)
+        self._arenas.vacate(place, changes)
         return changes
 
     def tend(self) -> list[Change]:
         """Move at most one row towards one arena a class, of a fitting size."""
         changes: list[Change] = []
-        if self._filling is None:
+        if self._arenas.filling is None:
             self._start_filling(changes)
-        if self._filling is not None:
-            self._move_one(self._arenas[self._filling], changes)
+        self._move_one(changes)
         return changes
 
-    def _sorted(self) -> list[_Arena]:
-        return sorted(self._arenas.values(), key=lambda arena: (arena.capacity, arena.id))
-
-    def _class(self, capacity: int) -> list[_Arena]:
-        return [arena for arena in self._arenas.values() if arena.capacity == capacity]
-
-    def _emptied(self) -> list[_Arena]:
-        """The arenas whose rows move into `_filling`."""
-        if self._filling is None:
-            return []
-        target = self._arenas[self._filling]
-        return [arena for arena in self._class(target.capacity) if arena is not target]
-
-    def _with_room(self, capacity: int) -> _Arena | None:
-        """Return the fullest arena of a class that has a slot for a newcomer."""
-        arenas = self._class(capacity)
-        if self._filling is not None and self._arenas[self._filling] in arenas:
-            target = self._arenas[self._filling]
-            promised = sum(arena.used for arena in arenas if arena is not target)
-            return target if target.free > promised else None
-        return min((a for a in arenas if a.free), key=lambda arena: arena.free, default=None)
-
     def _find(self, capacity: int, *, coming: int = 1, left: Place | None = None) -> _Room | None:
-        """Return where a row of a class can go; `left` is the place that it leaves for it."""
-        own = self._with_room(capacity)
+        """Return where a row of a class can go: its own class, a new arena, a larger class.
+
+        coming: rows that are about to enter the class. left: the place that the row leaves for it.
+        """
+        own = self._arenas.with_room(capacity)
         if own is not None:
-            return _Room(own.id, capacity)
+            return _Room(own, capacity)
         opened = self._openable(capacity, coming, left)
         if opened is not None:
             return opened
         for larger in self.classes:
-            arena = self._with_room(larger) if larger > capacity else None
+            arena = self._arenas.with_room(larger) if larger > capacity else None
             if arena is not None:
-                return _Room(arena.id, larger)
+                return _Room(arena, larger)
         return None
 
     def _openable(self, capacity: int, coming: int, left: Place | None) -> _Room | None:
         """Return the arena to open for a class: one for all its rows, else one beside them."""
-        arenas = self._class(capacity)
-        if arenas and self._filling is None:
-            size = self._size_for(sum(arena.used for arena in arenas) + coming)
-            if self._fits(capacity, size, self._closing(left)):
+        rows, arenas = self._arenas.rows_of(capacity), self._arenas
+        if rows and arenas.filling is None:
+            size = arenas.size_for(rows + coming)
+            if arenas.fits(capacity, size, arenas.closing(left)):
                 return _Room(None, capacity, size, fills=True)
-        elif arenas and left is None:
+        elif rows and left is None:
             return None  # a newcomer waits until its class can move
-        return self._beside(capacity, coming, left=left, most=self._settled_max)
+        return self._beside(capacity, coming, left, most=self._settled_max)
 
-    def _beside(self, capacity: int, coming: int, *, left: Place | None, most: int) -> _Room | None:
+    def _beside(self, capacity: int, coming: int, left: Place | None, *, most: int) -> _Room | None:
         """Return an arena to open that is to stay, at most `most` of these; the largest that fits.
 
         Fewer than `ARENAS_MAX` leave one for a class to move into.
         """
-        arenas, closing = self._class(capacity), self._closing(left)
-        if any(arena.id == self._filling for arena in arenas):
+        arenas, closing = self._arenas, self._arenas.closing(left)
+        if arenas.filling in arenas.of(capacity):
             return None
-        if len(self._arenas) - len(self._emptied()) - len(closing) >= most:
+        if len(arenas) - len(arenas.emptied) - len(closing) >= most:
             return None
-        wanted = sum(arena.used for arena in arenas) or self._block(capacity)
-        for size in reversed(self._sizes):
-            if size <= self._size_for(max(wanted, coming)) and self._fits(capacity, size, closing):
+        wanted = max(arenas.rows_of(capacity) or self._block(capacity), coming)
+        for size in reversed(arenas.sizes):
+            if size <= arenas.size_for(wanted) and arenas.fits(capacity, size, closing):
                 return _Room(None, capacity, size)
         return None
 
     def _block(self, capacity: int) -> int:
-        """Return the slots of a class's first arena: a block, but half the bound left to others."""
-        held = sum(arena.slots for arena in self._arenas.values())
-        spare = self._slots_max * 2 // 3 - held
+        """Return the slots of a class's first arena: a block, where the other classes leave it."""
+        spare = self._arenas.slots_max * 2 // 3 - self._arenas.slots
         return min(block_slots(capacity, self.rows_max), max(spare, 1))
 
-    def _closing(self, left: Place | None) -> list[_Arena]:
-        """Return the arena that closes when its last row leaves this place, if it does."""
-        if left is None or self._arenas[left.arena].used > 1:
-            return []
-        return [self._arenas[left.arena]]
-
-    def _size_for(self, rows: int) -> int:
-        return next(size for size in self._sizes if size >= min(rows, self.rows_max))
-
-    def _fits(self, capacity: int, slots: int, closing: Sequence[_Arena] = ()) -> bool:
-        """Whether an arena more is within all bounds, once those `closing` have gone."""
-        held = [arena for arena in self._arenas.values() if arena not in closing]
-        return (
-            len(held) < ARENAS_MAX
-            and sum(arena.tokens for arena in held) + capacity * slots <= self._tokens_max
-            and sum(arena.slots for arena in held) + slots <= self._slots_max
-        )
-
-    def _open(self, capacity: int, slots: int, changes: list[Change]) -> _Arena:
-        arena = _Arena(ArenaId(self._next_arena), capacity, [None] * slots)
-        self._next_arena += 1
-        self._arenas[arena.id] = arena
-        changes.append(Open(arena.id, capacity=capacity, slots=slots))
+    def _entered(self, room: _Room, changes: list[Change]) -> Arena:
+        if room.arena is not None:
+            return room.arena
+        arena = self._arenas.open(room.capacity, room.slots, changes)
+        if room.fills:
+            self._arenas.filling = arena
         return arena
 
-    def _enter(self, row: RowId, room: _Room, changes: list[Change]) -> Place:
-        if room.arena is None:
-            arena = self._open(room.capacity, room.slots, changes)
-            if room.fills:
-                self._filling = arena.id
-        else:
-            arena = self._arenas[room.arena]
-        return self._seat(row, arena, changes)
-
-    def _seat(self, row: RowId, arena: _Arena, changes: list[Change]) -> Place:
-        """Put a row into the first free slot; a slot that was used before is cleared."""
-        place = Place(arena.id, arena.capacity, arena.rows.index(None))
-        if place.slot < arena.touched:
-            changes.append(Clear(place))
-        arena.touched = max(arena.touched, place.slot + 1)
-        arena.rows[place.slot] = row
-        self._places[row] = place
-        self.version += 1
-        return place
-
-    def _vacate(self, place: Place, changes: list[Change]) -> None:
-        arena = self._arenas[place.arena]
-        arena.rows[place.slot] = None
-        self.version += 1
-        if not arena.used:
-            del self._arenas[arena.id]
-            changes.append(Close(arena.id))
-            if arena.id == self._filling or not self._emptied():
-                self._filling = None
-
-    def _move(self, row: RowId, arena: _Arena, changes: list[Change]) -> None:
-        source = self._places[row]
-        changes.append(Move(source, self._seat(row, arena, changes)))
-        self._vacate(source, changes)
-
     def _cross(self, row: RowId, capacity: int, coming: int, changes: list[Change]) -> None:
-        room = self._find(capacity, coming=coming, left=self._places[row])
+        room = self._find(capacity, coming=coming, left=self.place(row))
         while room is None and self._make_room(capacity, coming, changes):
-            room = self._find(capacity, coming=coming, left=self._places[row])
+            room = self._find(capacity, coming=coming, left=self.place(row))
         if room is None:
-            room = self._beside(capacity, coming, left=self._places[row], most=ARENAS_MAX)
+            room = self._beside(capacity, coming, self.place(row), most=ARENAS_MAX)
         if room is None:
             self._merge(self.classes, self.classes[-1], self.rows_max, changes)
-            return
-        left = self._places[row]
-        changes.append(Move(left, self._enter(row, room, changes)))
-        self._vacate(left, changes)
+        else:
+            self._arenas.move(row, self._entered(room, changes), changes)
 
     def _make_room(self, capacity: int, coming: int, changes: list[Change]) -> bool:
         """Do at once what `tend` would have done in time; return whether anything was done."""
-        if self._filling is not None:
-            target = self._arenas[self._filling]
-            while self._filling is not None:
-                self._move_one(target, changes)
+        arenas = self._arenas
+        if arenas.filling is not None:
+            while self._move_one(changes):
                 self.finished_moves += 1
             return True
-        wasteful = sorted(self.classes, key=lambda c: (c != capacity, -self._waste(c)))
-        for crowded in wasteful:
-            arenas = self._class(crowded)
-            rows = sum(arena.used for arena in arenas) + (coming if crowded == capacity else 0)
-            size = self._size_for(rows)
-            grows = crowded == capacity and arenas and size > sum(a.slots for a in arenas)
-            spare = self._waste(crowded) + (len(arenas) > 1)
-            if (grows or spare > 0) and self._fits(crowded, size, arenas):
+        for crowded in sorted(self.classes, key=lambda c: (c != capacity, -arenas.waste(c))):
+            own = arenas.of(crowded)
+            rows = arenas.rows_of(crowded) + (coming if crowded == capacity else 0)
+            size = arenas.size_for(rows)
+            grows = crowded == capacity and size > sum(arena.slots for arena in own) > 0
+            saves = arenas.waste(crowded) > 0 or (arenas.waste(crowded) == 0 and len(own) > 1)
+            if (grows or saves) and arenas.fits(crowded, size, own):
                 self._merge([crowded], crowded, size, changes)
                 return True
         return False
 
-    def _waste(self, capacity: int) -> int:
-        """Return the tokens that one arena of a fitting size would save a class."""
-        arenas = self._class(capacity)
-        if not arenas:
-            return 0
-        size = self._size_for(sum(arena.used for arena in arenas))
-        return sum(arena.tokens for arena in arenas) - size * capacity
-
     def _merge(
-        self, capacities: Sequence[int], capacity: int, slots: int, changes: list[Change]
+        self, merged: Collection[int], capacity: int, slots: int, changes: list[Change]
     ) -> None:
         """Move all rows of some classes into one new arena at once."""
-        arenas = [a for a in self._sorted() if a.capacity in capacities]
-        rows = [row for arena in arenas for row in arena.rows if row is not None]
-        self._filling = None
-        together = self._open(capacity, slots, changes)
+        arenas = self._arenas
+        rows = [row for a in arenas.ordered() if a.capacity in merged for row in _rows(a)]
+        arenas.filling = None
+        together = arenas.open(capacity, slots, changes)
         for row in rows:
-            self._move(row, together, changes)
+            arenas.move(row, together, changes)
         self.finished_moves += len(rows)
 
-    def _move_one(self, target: _Arena, changes: list[Change]) -> None:
-        source = min(self._emptied(), key=lambda arena: arena.used)
-        self._move(next(row for row in source.rows if row is not None), target, changes)
+    def _move_one(self, changes: list[Change]) -> bool:
+        """Move a row into the arena that is filling; return whether there was one to move."""
+        target = self._arenas.filling
+        if target is None:
+            return False
+        source = min(self._arenas.emptied, key=lambda arena: arena.used)
+        self._arenas.move(_rows(source)[0], target, changes)
+        return True
 
     def _start_filling(self, changes: list[Change]) -> None:
         """Choose a class whose rows can move together, or into an arena of a fitting size."""
+        arenas = self._arenas
         for capacity in reversed(self.classes):
-            arenas = self._class(capacity)
-            if not arenas:
-                continue
-            rows = sum(arena.used for arena in arenas)
-            if len(arenas) > 1:
-                own = [a for a in arenas if a.free >= rows - a.used]
-                if own:
-                    self._filling = min(own, key=lambda arena: arena.slots).id
-                    return
-                size = self._size_for(rows)
-            else:
-                tight = 4 * self.tokens > 3 * self._tokens_max
-                size = self._size_for(
-                    rows if tight else max(2 * rows, block_slots(capacity, self.rows_max))
-                )
-                if rows * (2 if tight else SPARSE) > arenas[0].slots or size >= arenas[0].slots:
-                    continue
-            lone = arenas if len(arenas) == 1 and rows == 1 else []
-            if self._fits(capacity, size, lone):
-                self._filling = self._open(capacity, size, changes).id
+            own, rows = arenas.of(capacity), arenas.rows_of(capacity)
+            roomy = [arena for arena in own if arena.free >= rows - arena.used]
+            if len(own) > 1 and roomy:
+                arenas.filling = min(roomy, key=lambda arena: arena.slots)
                 return
+            size = arenas.size_for(rows) if len(own) > 1 else self._smaller(own)
+            closing = [arena for arena in own if arena.used == 1][:1]
+            if size and arenas.fits(capacity, size, closing):
+                arenas.filling = arenas.open(capacity, size, changes)
+                return
+
+    def _smaller(self, own: Sequence[Arena]) -> int:
+        """Return how many slots would do for a class's only arena, where it is sparse; else 0."""
+        if not own:
+            return 0
+        (arena,) = own
+        tight = self.tokens > TIGHT_FRACTION * self._arenas.tokens_max
+        if arena.used * (TIGHT_SPARSE if tight else SPARSE) > arena.slots:
+            return 0
+        wanted = arena.used if tight else max(2 * arena.used, self._block(arena.capacity))
+        size = self._arenas.size_for(wanted)
+        return size if size < arena.slots else 0
+
+
+def _rows(arena: Arena) -> list[RowId]:
+    return [row for row in arena.rows if row is not None]
