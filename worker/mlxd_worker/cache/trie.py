@@ -9,8 +9,9 @@ Invariants:
 - Each node holds one snapshot of each sliceable kind of the model, which spans exactly its edge.
   A whole-state kind's stands at its node's end; a node may lack it.
 - A node with one child, no user mark and no whole-state snapshot is one with its child, unless
-  their edges meet at a multiple of `edge_tokens`. Where only one of them is lazy they stay two,
-  since merging would copy what a row still holds, until an insert passes after that has changed.
+  their edges meet at a multiple of `edge_tokens`. Where one is lazy and the other owned, or of
+  another row, they stay two, since merging would copy what a row still holds, until an insert
+  passes after that has changed.
 - A leaf has a snapshot.
 - `nbytes` is the sum of what the snapshots own, also after lazy ones have materialised.
 - A snapshot handed over is closed exactly once: here, or by the `split` or `merge` it went into.
@@ -287,7 +288,7 @@ class PrefixTrie(Generic[K, S]):
         if node.start // self._edge_tokens != (child.stop - 1) // self._edge_tokens:
             return node
         pairs = [(node.snapshots[kind], child.snapshots[kind]) for kind in self._sliceable]
-        if any((not front.nbytes) != (not back.nbytes) for front, back in pairs):
+        if any(front.row != back.row for front, back in pairs):
             return node
         for kind in self._sliceable:
             merged = self._merge(self._release(node, kind), self._release(child, kind))

@@ -45,6 +45,11 @@ class SnapshotLike(Protocol):
         """The bytes owned; grows at most once, telling the hook by how much."""
         ...
 
+    @property
+    def row(self) -> object:
+        """Whose memory a lazy one names; None for one that owns its bytes."""
+        ...
+
     def split(self, at: int) -> tuple[Self | None, Self | None]:
         """Return what lies before `at` and from there on; only asked of sliceable kinds."""
         ...

@@ -182,6 +182,8 @@ class Engine:
         found = self._prefix.begin(row.id, request.prompt)
         row.offset = row.cached = found.cached
         row.cache_reason = found.reason
+        if not self._prefix.enabled:
+            return
         _log.info(
             "prefix hit" if found.hit else "prefix miss",
             request_id=request.request_id,
