@@ -359,6 +359,34 @@ def test_the_footprint_is_what_a_row_takes(tmp_path: Path) -> None:
     assert len(recurrent) == len(standard) == 2
 
 
+def peak_of_a_prompt(model: Model, width: int) -> int:
+    """Return the bytes that a prefill of `width` tokens takes at its peak, beyond the caches."""
+    caches = caches_of(model, rows_max=1)
+    caches.join(ROWS[0], tokens=width)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    hidden = model.forward(Batch.prefill(token_ids(width, seed=9), 0, ROWS[0]), caches)
+    mx.eval(hidden, caches.state())
+    return mx.get_peak_memory() - before
+
+
+def test_more_layers_do_not_keep_more_activations(tmp_path: Path) -> None:
+    """A layer's states are written before the next layers run: what they were made of goes."""
+    width = 512
+    wide = {"linear_key_head_dim": 32, "linear_value_head_dim": 64, "full_attention_interval": 9}
+    few, many = (
+        load(write_hybrid(tmp_path / str(layers), num_hidden_layers=layers, **wide))
+        for layers in (3, 9)
+    )
+    mixed_nbytes = 4 * width * (2 * 2 * 32 + 4 * 64)
+
+    peaks = [peak_of_a_prompt(model, width) for model in (few, many)]
+
+    assert peaks[1] - peaks[0] < 2 * mixed_nbytes
+    footprint = inspect_model(tmp_path / "3").footprint
+    assert peaks[0] <= 4 * width * footprint.activation_values_per_token
+
+
 def test_a_pass_over_a_prompt_is_a_few_large_operations(tmp_path: Path) -> None:
     """The recurrence does not walk token by token: a token more costs less than one operation."""
     model = load(write_hybrid(tmp_path))

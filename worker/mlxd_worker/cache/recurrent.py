@@ -138,6 +138,16 @@ class RecurrentCache:
                 # By position in the list: a name for the array would be a second holder of it.
                 arena[index][slots] = _members(state, group)
 
+    def written(self, result: mx.array) -> mx.array:
+        """Return `result` such that whoever evaluates it has the last `put` carried out first.
+
+        Left to themselves, the writes of all layers come at the end of the pass, and until then the
+        activations that the states are made of stay alive, layer upon layer (6 layers, 512 tokens:
+        58 MB at the peak against 48).
+        """
+        ordered: list[mx.array] = mx.depends([result], list(self.arrays().values()))
+        return ordered[0]
+
     def _gathered(self, plan: StepPlan, index: int) -> mx.array:
         parts = [
             mx.take(self._arenas[group.arena][index], _slots_of(plan, group), axis=0)

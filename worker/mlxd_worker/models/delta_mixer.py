@@ -67,7 +67,8 @@ class DeltaMixer:
 
         normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
         gated = normed * _silu(gate.astype(mx.float32).reshape(result.shape))
-        return gated.astype(dtype).reshape(rows.shape[0], -1) @ self.weights.output.T
+        gated = cache.written(gated.astype(dtype).reshape(rows.shape[0], -1))
+        return gated @ self.weights.output.T
 
     def _convolve(self, history: mx.array, width: int) -> mx.array:
         """Return float32 [N, width, mixed] from inputs [N, kernel - 1 + width, mixed]."""

@@ -16,6 +16,10 @@ from mlxd_worker.models.qwen3_5_config import HybridConfig
 DELTA = "linear_attn."
 """Where a layer's gated delta tensors are, within the layer."""
 
+MIXED_COPIES = 6
+"""Half of how often a convolution's width is there in float32 at once, as values of two bytes:
+its taps, the unit keys, and the blocks (measured: 6 to 7 copies of four bytes)."""
+
 
 def qwen3_5_tensors(config: HybridConfig) -> tuple[TensorSpec, ...]:
     """Return every tensor that a checkpoint of this config holds or may hold."""
@@ -44,7 +48,7 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
             recurrent_values_per_row=delta.state_values * config.full.count(False),
         ),
         activation_values_per_token=4 * decoder.hidden
-        + 2 * max(joined, delta.projected)
+        + 2 * max(joined, delta.projected + MIXED_COPIES * delta.mixed)
         + 4 * decoder.mlp,
         heads=decoder.heads,
         vocab=decoder.vocab,
