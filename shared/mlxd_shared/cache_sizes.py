@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd_shared.arena_sizes import capacity_classes, kv_tokens_bound, slots_bound
+from mlxd_shared.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_shared.requests import KVFormat
 
 KV_GROUP_VALUES = (64, 32)
@@ -77,14 +77,12 @@ class CacheSizes:
     def held(self, *, context_max: int, rows_max: int, kv_format: KVFormat) -> Held:
         """Return the most that all arenas together ever take, however rows come and go."""
         tokens, slots = kv_tokens_bound(context_max, rows_max), slots_bound(rows_max)
-        capacity_max = capacity_classes(context_max, rows_max)[-1]
-        whole, sliding = self.kv_values_per_token, 0
-        for layers in self.windows:
-            if layers.window < capacity_max:
-                sliding += layers.kv_values_per_token * min(tokens, slots * layers.window)
-            else:  # a window that no row outgrows is none
-                whole += layers.kv_values_per_token
-        kv = kv_held(tokens * whole, kv_format, head_dim=self.head_dim)
+        # A slot holds no more of a window than its capacity, and all capacities are `tokens`.
+        sliding = sum(
+            min(tokens, slots * layers.window) * layers.kv_values_per_token
+            for layers in self.windows
+        )
+        kv = kv_held(tokens * self.kv_values_per_token, kv_format, head_dim=self.head_dim)
         states = slots * self.recurrent_values_per_row * RECURRENT_VALUE_NBYTES
         return kv + Held(sliding, states)
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxd_controller.core import fit
 from mlxd_controller.store.caches import cache_sizes, projected_values
-from mlxd_shared.config import GIB, ROWS_MAX_DEFAULT
-from mlxd_shared.requests import LoadSpec, Weights
+from mlxd_shared.arena_sizes import capacity_classes, slots_bound
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.config import GIB, MIB, ROWS_MAX_DEFAULT
+from mlxd_shared.requests import KVFormat, LoadSpec, Weights
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.kinds import AttentionGeometry
+from mlxd_worker.cache.recurrent import RecurrentCache, RowState
 from mlxd_worker.memory.residency import (
     DeviceKind,
     FloatType,
+    ResidencyPlan,
     WeightsChoice,
     open_contexts,
     plan_residency,
@@ -43,6 +50,52 @@ LARGE: dict[str, Any] = {
 }
 
 
+def told_by_controller(config: dict[str, Any], budget: int, spec: LoadSpec) -> fit.Plan:
+    """Return the controller's plan of 16-bit weights on a CPU."""
+    values = weight_values(config)
+    facts = fit.ModelFacts(
+        architecture="LlamaForCausalLM",
+        stored_bytes=2 * values,
+        elements=values,
+        item_bytes=2,
+        heads=config["num_attention_heads"],
+        caches=cache_sizes(config, "LlamaForCausalLM"),
+        projected_values=projected_values(config, "LlamaForCausalLM"),
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        vocab_size=config["vocab_size"],
+        context_length_max=config["max_position_embeddings"],
+    )
+    return fit.plan(facts, spec, fit.Device("cpu", "cpu", budget, 0, budget, budget))
+
+
+def chosen_alone(config: dict[str, Any], budget: int, spec: LoadSpec) -> ResidencyPlan:
+    """Return the plan of a worker that was given nothing but `spec`."""
+    model = parse_llama(config)
+    asked = spec.context_length
+    return plan_residency(
+        demand_of(
+            llama_footprint(model),
+            weights=weight_values(config),
+            stored=FloatType.BF16,
+            rows_max=spec.rows_max or ROWS_MAX_DEFAULT,
+            kv_format=spec.kv_format or KVFormat.MODEL,
+            device=DeviceKind.CPU,
+        ),
+        contexts=(asked,) if asked else open_contexts(model.context_max),
+        device=DeviceKind.CPU,
+        choice=WeightsChoice.AUTO,
+        budget_nbytes=budget,
+        prefix_cache_nbytes=spec.prefix_cache_nbytes,
+    )
+
+
+def weight_values(config: dict[str, Any]) -> int:
+    """Return how many values the weights have."""
+    tensors = llama_tensors(parse_llama(config))
+    return sum(math.prod(spec.shape) for spec in tensors if spec.required)
+
+
 @pytest.mark.parametrize(
     ("config", "budget_gib", "form", "context"),
     [
@@ -59,35 +112,56 @@ def test_both_sides_choose_alike(
     config: dict[str, Any], budget_gib: int, form: FloatType, context: int
 ) -> None:
     """Form and context are the same, whoever plans: 135 million and 8 billion values as bf16."""
-    model = parse_llama(config)
-    values = sum(math.prod(spec.shape) for spec in llama_tensors(model) if spec.required)
-    facts = fit.ModelFacts(
-        architecture="LlamaForCausalLM",
-        stored_bytes=2 * values,
-        elements=values,
-        item_bytes=2,
-        heads=model.heads,
-        caches=cache_sizes(config, "LlamaForCausalLM"),
-        projected_values=projected_values(config, "LlamaForCausalLM"),
-        hidden_size=model.hidden,
-        intermediate_size=model.mlp,
-        vocab_size=model.vocab,
-        context_length_max=model.context_max,
-    )
     budget = budget_gib * GIB
-    device = fit.Device("cpu", "cpu", budget, 0, budget, budget)
-
-    alone = plan_residency(
-        demand_of(
-            llama_footprint(model), weights=values, stored=FloatType.BF16, rows_max=ROWS_MAX_DEFAULT
-        ),
-        contexts=open_contexts(model.context_max),
-        device=DeviceKind.CPU,
-        choice=WeightsChoice.AUTO,
-        budget_nbytes=budget,
-    )
-    told = fit.plan(facts, LoadSpec(), device)
+    alone = chosen_alone(config, budget, LoadSpec())
+    told = told_by_controller(config, budget, LoadSpec())
 
     assert (alone.form, alone.context_length, alone.fits) == (form, context, True)
     as_told = Weights.FLOAT32 if form is FloatType.F32 else Weights.STORED
     assert (told.weights, told.context_length) == (as_told, context)
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("prefix_nbytes", [None, 0, 123 * MIB])
+def test_both_sides_reckon_caches_alike(kv_format: KVFormat, prefix_nbytes: int | None) -> None:
+    """Keys and values take the same to the byte in every format, and so do former prompts."""
+    spec = LoadSpec(4096, 8, kv_format=kv_format, prefix_cache_nbytes=prefix_nbytes)
+    alone = chosen_alone(LARGE, 400 * GIB, spec)
+    told = told_by_controller(LARGE, 400 * GIB, spec)
+
+    theirs = {term.name: term.nbytes for term in told.terms}
+    mine = {term.name: term.nbytes for term in alone.terms}
+    assert {name: mine[name] for name in ("kv", "prefix")} == {
+        name: theirs[name] for name in ("kv", "prefix")
+    }
+    assert alone.prefix_cache_nbytes == told.prefix_bytes
+    assert 0.7 < mine["activations"] / theirs["activations"] < 1.5
+
+
+@pytest.mark.parametrize("context", [1000, 8192])
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_arenas_take_what_was_reckoned(context: int, kv_format: KVFormat) -> None:
+    """Real caches of every kind, filled to the bounds of tokens and slots, hold to the byte what
+    the fit said: whole layers, a window that slides or is as wide as the rows, and states."""
+    rows_max, kv_heads, head_dim, window = 4, 2, 64, 1024
+    per_layer = 2 * kv_heads * head_dim
+    sizes = CacheSizes(
+        kv_values_per_token=2 * per_layer,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        windows=(WindowedLayers(window, per_layer),),
+        recurrent_values_per_row=12,
+    )
+    capacity = capacity_classes(context, rows_max)[-1]
+    slots = slots_bound(rows_max)
+    geometry = [AttentionGeometry(kv_heads, head_dim, size) for size in (None, None, window)]
+    caches = [g.new_cache(mx.float16, kv=kv_format, context_max=context) for g in geometry]
+    state = RecurrentCache([RowState("state", (3, 4), mx.float32)])
+
+    sliding = caches[2].kind is Kind.ROTATING
+    assert sliding == (context == 8192)
+    expected = sum(cache.slot_nbytes(capacity) * rows_max for cache in caches[:2])
+    expected += caches[2].slot_nbytes(capacity) * (slots if sliding else rows_max)
+    expected += state.slot_nbytes(capacity) * slots
+    held = sizes.held(context_max=context, rows_max=rows_max, kv_format=kv_format)
+    assert held.nbytes(2) == expected

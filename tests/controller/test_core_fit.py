@@ -157,7 +157,7 @@ def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
 
 
 def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
-    """A window's positions end at its width, and one that no row outgrows is none; a state is there
+    """A window's positions end at its width, and takes no more than a row does; a state is there
     once a slot, in float32, always."""
     caches = CacheSizes(
         kv_values_per_token=32,
@@ -172,10 +172,11 @@ def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
     sliding, states = slots * 100 * 128 * 2, slots * 7 * 4
 
     assert tokens == 2 * 512
-    whole = tokens * (32 + 64) * 2
+    sliding += tokens * 64 * 2
+    whole = tokens * 32 * 2
     assert named(fit.plan(model, spec, WIDE))["kv"] == whole + sliding + states
     packed = fit.plan(model, replace(spec, kv_format=KVFormat.Q8), WIDE)
-    assert named(packed)["kv"] == tokens * (96 + 3 * 2 * 2) + sliding + states
+    assert named(packed)["kv"] == tokens * (32 + 2 * 2) + sliding + states
 
 
 def test_unpacking_counts_as_activations() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mlxd_shared.cache_sizes import kv_group_values
 from mlxd_shared.requests import KVFormat
-from mlxd_worker.cache.base import ArenaId, Kind, Place
+from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.quantized import Packing, QuantizedKVCache
 
@@ -269,6 +269,17 @@ def test_a_step_writes_in_place(*, several: bool) -> None:
     mx.eval(read, *cache.arrays().values())
 
     assert mx.get_peak_memory() - before < cache.nbytes // 8
+
+
+def test_a_state_of_another_range_is_refused() -> None:
+    """Neither a wrong length nor a row beyond its capacity is written."""
+    cache = make(KVFormat.Q8)
+    cache.open(ArenaId(0), capacity=256, slots=1)
+    place = Place(ArenaId(0), 256, 0)
+    kept = cache.read(place, 0, 10)
+    for start, stop in ((0, 9), (250, 260)):
+        with pytest.raises(RowError):
+            cache.write(place, start, stop, kept)
 
 
 def test_it_goes_back_anywhere() -> None:

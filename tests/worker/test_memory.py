@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd_shared.cache_sizes import Held
+from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.memory.ledger import Account, Audit, Ledger, LedgerError
 from mlxd_worker.memory.residency import (
@@ -195,7 +197,7 @@ def demand(stored: FloatType = FloatType.BF16) -> Callable[[int], Demand]:
         return Demand(
             weight_values=25 * MIB,
             stored=stored,
-            kv_values=context * 2048,
+            caches=Held(context * 2048, 0),
             activation_values=MIB,
             logits_values=MIB,
         )
@@ -210,6 +212,7 @@ def planned(
     stored: FloatType = FloatType.BF16,
     device: DeviceKind = DeviceKind.CPU,
     choice: WeightsChoice = WeightsChoice.AUTO,
+    prefix_cache_nbytes: int | None = 0,
 ) -> ResidencyPlan:
     """Return the plan of the model of round figures."""
     return plan_residency(
@@ -218,7 +221,28 @@ def planned(
         device=device,
         choice=choice,
         budget_nbytes=budget_nbytes,
+        prefix_cache_nbytes=prefix_cache_nbytes,
     )
+
+
+def test_an_open_prefix_cache_takes_its_share_of_what_is_left() -> None:
+    """A fraction of the budget, less where less is left, nothing before a context is shortened."""
+    contexts = open_contexts(131_072)
+    roomy = planned(1 << 40, contexts=contexts, prefix_cache_nbytes=None)
+    assert roomy.prefix_cache_nbytes == int((1 << 40) * PREFIX_MEMORY_FRACTION)
+    assert roomy.context_length == 131_072
+    need = planned(1 << 40, contexts=contexts).total_nbytes
+    tight = planned(need + 5, contexts=contexts, prefix_cache_nbytes=None)
+    assert (tight.prefix_cache_nbytes, tight.context_length) == (5, 131_072)
+    assert tight.total_nbytes == need + 5
+
+
+def test_a_prefix_cache_that_was_asked_for_stands() -> None:
+    """It is part of the sum, and may be what makes it too large."""
+    need = planned(1 << 40).total_nbytes
+    assert planned(need + 5, prefix_cache_nbytes=5).prefix_cache_nbytes == 5
+    assert planned(need + 5, prefix_cache_nbytes=5).form is FloatType.F32
+    assert not planned(need + 4, prefix_cache_nbytes=1 << 40).fits
 
 
 def test_a_cpu_takes_float32_where_it_fits() -> None:
@@ -298,6 +322,7 @@ def test_the_terms_have_names_and_sum() -> None:
         "activations": 2,
         "logits": 4,
         "pool": 32,
+        "prefix": 0,
     }
     assert plan.total_nbytes == 92 * MIB
 

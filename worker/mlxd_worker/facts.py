@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxd_shared.requests import LoadSpec, SamplingOptions, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.tokenizer import Tokenizer
 
 
@@ -44,6 +44,9 @@ class Loaded:
     context_length_max: int
     rows_max: int
     weights: Weights
+    kv_format: KVFormat
+    prefix_cache_nbytes: int
+    """What snapshots of former prompts may take; 0 keeps none."""
     sampling: SamplingOptions
     """The values used where a request leaves them absent; none of them is None but the seed."""
 

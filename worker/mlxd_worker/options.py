@@ -10,10 +10,11 @@ from pathlib import Path
 
 from mlxd.v1 import types_pb2
 from mlxd_shared import config
-from mlxd_shared.convert import WEIGHTS_TO_PB, load_from_pb
+from mlxd_shared.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, load_from_pb
 from mlxd_shared.listeners import ListenerFiles
 from mlxd_shared.logs import LEVELS, LogFormat
-from mlxd_shared.requests import LoadSpec, Weights
+from mlxd_shared.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             context_length=given.context_length,
             rows_max=given.rows_max,
             weights=WEIGHTS_TO_PB[Weights(given.weights)],
+            kv_format=KV_FORMAT_TO_PB[given.kv_format and KVFormat(given.kv_format)],
+            prefix_cache_bytes=given.prefix_cache,
         )
     )
     model: Path | None = given.model
@@ -101,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--context-length", type=_count, metavar="TOKENS")
     add("--rows-max", type=_count, metavar="N", help="streams decoded side by side")
     add("--weights", choices=[w.value for w in Weights], default=Weights.AUTO.value)
+    add(
+        "--kv-format",
+        choices=[f.value for f in KVFormat],
+        help="of keys and values; default: model",
+    )
+    prefix_text = f"of snapshots of former prompts; default: {config.PREFIX_MEMORY_FRACTION:.0%}%"
+    add("--prefix-cache", type=_size, metavar="SIZE", help=f"{prefix_text} of memory; 0: none")
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
@@ -113,6 +123,17 @@ def _seconds(text: str) -> float:
         message = f"{text} is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def _size(text: str) -> int:
+    try:
+        nbytes = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if nbytes > config.PREFIX_CACHE_BYTES_LIMIT:
+        message = f"{text} is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}"
+        raise argparse.ArgumentTypeError(message)
+    return nbytes
 
 
 def _count(text: str) -> int:

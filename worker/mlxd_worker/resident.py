@@ -10,20 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import psutil
 
 from mlxd_shared import config
+from mlxd_shared.arena_sizes import kv_tokens_bound
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.logs import get_logger
-from mlxd_shared.requests import DEFAULTS, Sampling, Weights, merge
+from mlxd_shared.requests import DEFAULTS, KVFormat, Sampling, Weights, merge
+from mlxd_worker.cache.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
 from mlxd_worker.memory.residency import (
+    POOL_TERM,
     Demand,
     DeviceKind,
     FloatType,
@@ -63,12 +68,19 @@ class Resident:
 
     model: Model
     caches: RowCaches
+    prefix: PrefixCache
     engine: Engine
     facts: Loaded
 
 
-def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Resident:
+def make_resident(
+    job: LoadJob, *, device: DeviceKind, report: Report, counts: PrefixCounts | None = None
+) -> Resident:
     """Load and warm up the model of `job`; `report` is told of every step.
+
+    MLX's pool is bounded from then on, also where the load fails: the caller restores its limit.
+
+    `counts` is told of every look-up of a prompt.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -78,16 +90,20 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
     files = inspect_model(job.path)
     _check_context(job, files)
     _check_bias(job, files)
+    kv_format = job.spec.kv_format or KVFormat.MODEL
+    _check_kv_format(kv_format, files)
     rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
     tokenizer = load_tokenizer(job.path)
     sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
-    plan = _plan(job, files, rows_max=rows_max, device=device)
+    plan = _plan(job, files, rows_max=rows_max, kv_format=kv_format, device=device)
     context_length = plan.context_length
     log = _log.info if plan.fits else _log.warning
     log(
         "residency",
         form=plan.form.value,
         context_length=context_length,
+        kv_format=kv_format.value,
+        prefix_cache_nbytes=plan.prefix_cache_nbytes,
         reason=plan.reason,
         fits=plan.fits,
         total_nbytes=plan.total_nbytes,
@@ -100,20 +116,25 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
         read_nbytes = bytes_total
         report(Progress("reading weights", bytes_read, bytes_total))
 
+    # Freed buffers that MLX keeps are not ours to spend: no more of them than the plan reckons with.
+    mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
     model = load_model(files, form=plan.form, progress=progress)
-    caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
-    engine = Engine(
+    caches = RowCaches(
+        model.new_caches(kv=kv_format, context_max=context_length),
+        context_max=context_length,
+        rows_max=rows_max,
+    )
+    prefix = PrefixCache(caches, budget_nbytes=plan.prefix_cache_nbytes, counts=counts)
+    make_engine = partial(
+        Engine,
         model,
         caches,
         lambda skip_special: tokenizer.detokenizer(skip_special=skip_special),
         Limits(context_length=context_length, rows_max=rows_max),
     )
     report(Progress("warming up", read_nbytes, read_nbytes))
-    try:
-        warm_up(engine)
-    except MlxdError as error:
-        problem = f"cannot generate with weights as {plan.form}: {error.describe()}"
-        raise InvalidModel(problem) from error
+    _check_generates(make_engine(), plan.form)
+    warm_shapes(model, caches)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
@@ -122,10 +143,21 @@ def make_resident(job: LoadJob, *, device: DeviceKind, report: Report) -> Reside
         context_length_max=model.context_max,
         rows_max=rows_max,
         weights=_FORM[plan.form],
+        kv_format=kv_format,
+        prefix_cache_nbytes=plan.prefix_cache_nbytes,
         sampling=sampling,
     )
     report(Progress("ready", read_nbytes, read_nbytes))
-    return Resident(model, caches, engine, facts)
+    return Resident(model, caches, prefix, make_engine(prefix=prefix), facts)
+
+
+def _check_generates(engine: Engine, form: FloatType) -> None:
+    """Warm up with an engine that keeps nothing of it, and refuse a model that cannot answer."""
+    try:
+        warm_up(engine)
+    except MlxdError as error:
+        problem = f"cannot generate with weights as {form}: {error.describe()}"
+        raise InvalidModel(problem) from error
 
 
 def _check_context(job: LoadJob, files: ModelFiles) -> None:
@@ -143,34 +175,61 @@ def _check_bias(job: LoadJob, files: ModelFiles) -> None:
         raise InvalidRequest.of(field, f"the vocabulary has {vocab} tokens")
 
 
-def _plan(job: LoadJob, files: ModelFiles, *, rows_max: int, device: DeviceKind) -> ResidencyPlan:
+def _check_kv_format(kv_format: KVFormat, files: ModelFiles) -> None:
+    problem = files.footprint.caches.kv_format_problem(kv_format)
+    if problem is not None:
+        raise InvalidRequest.of("options.kv_format", problem)
+
+
+def _plan(
+    job: LoadJob, files: ModelFiles, *, rows_max: int, kv_format: KVFormat, device: DeviceKind
+) -> ResidencyPlan:
     """Return what was asked for; what was left open is chosen so that it fits."""
     footprint, wanted = files.footprint, job.spec.context_length
     return plan_residency(
-        demand_of(footprint, weights=files.weight_values, stored=files.stored, rows_max=rows_max),
+        demand_of(
+            footprint,
+            weights=files.weight_values,
+            stored=files.stored,
+            rows_max=rows_max,
+            kv_format=kv_format,
+            device=device,
+        ),
         contexts=(wanted,) if wanted else open_contexts(footprint.context_max),
         device=device,
         choice=_CHOICE[job.spec.weights],
         budget_nbytes=int(_available_nbytes(device) * (1 - config.MEMORY_RESERVE_FRACTION)),
+        prefix_cache_nbytes=job.spec.prefix_cache_nbytes,
     )
 
 
 def demand_of(
-    footprint: Footprint, *, weights: int, stored: FloatType, rows_max: int
+    footprint: Footprint,
+    *,
+    weights: int,
+    stored: FloatType,
+    rows_max: int,
+    kv_format: KVFormat,
+    device: DeviceKind,
 ) -> Callable[[int], Demand]:
     """Return what a model of `weights` values takes by its context, in tokens."""
+    caches = footprint.caches
+    # What is attended unpacked at once: all rows where products of packed integers are slow.
+    rows_read = rows_max if device is DeviceKind.CPU else 1
 
     def demand_at(context: int) -> Demand:
+        chunk = activation_values(
+            chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
+            span=context,
+            heads=footprint.heads,
+            per_token=footprint.activation_values_per_token,
+        )
+        unpacked = caches.unpacked_values(kv_tokens_bound(context, rows_read), kv_format)
         return Demand(
             weight_values=weights,
             stored=stored,
-            kv_values=rows_max * context * footprint.caches.kv_values_per_token,
-            activation_values=activation_values(
-                chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
-                span=context,
-                heads=footprint.heads,
-                per_token=footprint.activation_values_per_token,
-            ),
+            caches=caches.held(context_max=context, rows_max=rows_max, kv_format=kv_format),
+            activation_values=chunk + unpacked,
             logits_values=rows_max * footprint.vocab,
         )
 

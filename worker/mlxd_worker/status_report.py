@@ -13,7 +13,13 @@ import time
 import psutil
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_shared.convert import WEIGHTS_TO_PB, duration_to_pb, sampling_to_pb, timestamp_to_pb
+from mlxd_shared.convert import (
+    KV_FORMAT_TO_PB,
+    WEIGHTS_TO_PB,
+    duration_to_pb,
+    sampling_to_pb,
+    timestamp_to_pb,
+)
 from mlxd_worker.facts import Figures, Progress
 from mlxd_worker.metrics import WorkerMetrics
 from mlxd_worker.worker import Phase, Worker
@@ -85,6 +91,8 @@ def worker_to_pb(worker: Worker, figures: Figures) -> status_pb2.WorkerStatus:
         pb.vocab_size = loaded.vocab_size
         pb.rows_max = loaded.rows_max
         pb.weights = WEIGHTS_TO_PB[loaded.weights]
+        pb.kv_format = KV_FORMAT_TO_PB[loaded.kv_format]
+        pb.prefix_cache_bytes = loaded.prefix_cache_nbytes
         pb.effective_sampling.CopyFrom(sampling_to_pb(loaded.sampling))
     return pb
 

@@ -194,6 +194,8 @@ class Worker:
             and spec.context_length in (None, loaded.context_length)
             and spec.rows_max in (None, loaded.rows_max)
             and spec.weights in (Weights.AUTO, loaded.weights)
+            and spec.kv_format in (None, loaded.kv_format)
+            and spec.prefix_cache_nbytes in (None, loaded.prefix_cache_nbytes)
         )
 
     async def _load(self, job: LoadJob, coming: Awaitable[Loaded]) -> Loaded:
@@ -211,6 +213,8 @@ class Worker:
             model=job.name,
             digest=job.digest,
             weights=loaded.weights.value,
+            kv_format=loaded.kv_format.value,
+            prefix_cache_nbytes=loaded.prefix_cache_nbytes,
             context_length=loaded.context_length,
             rows_max=loaded.rows_max,
         )

@@ -164,7 +164,7 @@ def plan(facts: ModelFacts, spec: LoadSpec, device: Device) -> Plan:
         fits = candidate.need_bytes <= device.budget_bytes
         if fits and (spec.context_length is not None or candidate.context_length >= enough):
             return candidate
-    return min(candidates, key=lambda candidate: candidate.need_bytes)
+    return min(candidates, key=lambda candidate: candidate.least_bytes)
 
 
 def _forms(spec: LoadSpec, device: Device) -> tuple[Weights, ...]:

@@ -20,13 +20,13 @@ import mlx.core as mx
 from mlxd_shared.cache_sizes import KV_BITS, kv_group_values, kv_held
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.attention import (
-    attend_chunk,
+    attend_row,
     attend_slots,
     by_slot,
     members,
     visible_by_slot,
 )
-from mlxd_worker.cache.base import ArenaId, Kind, Place
+from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 
 _NAMES = ("packed", "scales", "biases")
@@ -168,9 +168,15 @@ class QuantizedKVCache:
         )
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
-        """Put back what `read(_, start, stop)` returned, bit by bit."""
+        """Put back what `read(_, start, stop)` returned, bit by bit.
+
+        Raises:
+            RowError: `state` is not that of [start, stop), or the place is too small for it.
+        """
         packed, scales, biases = state
-        assert packed.shape[2] == stop - start, "what was read of another range"
+        if packed.shape[2] != stop - start or stop > place.capacity:
+            problem = f"{packed.shape[2]} positions for [{start}, {stop})"
+            raise RowError(f"{problem} in a capacity of {place.capacity}")
         self._put(place, start, Packed(packed, scales, biases))
 
     def rewinds(self, offset: int, target: int) -> bool:
@@ -186,7 +192,7 @@ class QuantizedKVCache:
         """
         new = self.packing.pack(mx.concatenate([keys, values], axis=1))
         if plan.chunk is not None:
-            return self._attend_chunk(queries, new, plan.chunk, scale=scale)
+            return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale)
         parts = [
             self._attend_group(queries, new, group, plan, scale=scale) for group in plan.groups
         ]
@@ -194,15 +200,14 @@ class QuantizedKVCache:
         return result if plan.order is None else mx.take(result, plan.order, axis=0)
 
     def _attend_chunk(
-        self, queries: mx.array, new: Packed, chunk: Chunk, *, scale: float
+        self, queries: mx.array, new: Packed, chunk: Chunk, plan: StepPlan, *, scale: float
     ) -> mx.array:
         self._write_block(chunk.arena, chunk.start, new)
         arena = self._arenas[chunk.arena]
         row = slice(chunk.slot, chunk.slot + 1)
-        keys, values = self._unpacked(
-            Packed(*(array[row, :, : chunk.length] for array in arena.arrays))
-        )
-        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale)
+        span = chunk.capacity if plan.bounded_shapes else chunk.length
+        keys, values = self._unpacked(Packed(*(array[row, :, :span] for array in arena.arrays)))
+        return attend_row(queries, keys, values, chunk, plan, scale=scale)
 
     def _attend_group(
         self, queries: mx.array, new: Packed, group: Group, plan: StepPlan, *, scale: float

@@ -4,6 +4,7 @@ Invariants:
 - Pure: sizes in, a plan out. No MLX, no files, no clock.
 - The total is the sum of the terms. A form or a context that the user forces is the only one
   considered.
+- An open prefix cache takes its share of what is left, down to nothing: it shortens no context.
 - On a CPU float32 is 10 to 400 times faster than any other form, where products of half precision
   are scalar loops; elsewhere weights live as they are stored.
 """
@@ -12,7 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlxd_shared import config
+from mlxd_shared.cache_sizes import Held
 from mlxd_shared.units import format_bytes
+
+PREFIX_TERM = "prefix"
+POOL_TERM = "pool"
 
 POOL_NBYTES = 32 << 20
 """What MLX keeps of freed buffers for reuse."""
@@ -61,8 +67,8 @@ class Demand:
 
     weight_values: int
     stored: FloatType
-    kv_values: int
-    """Keys and values that must fit beside the weights."""
+    caches: Held
+    """What rows remember, which must fit beside the weights."""
     activation_values: int
     """The widest moment of one prefill chunk."""
     logits_values: int
@@ -88,6 +94,11 @@ class ResidencyPlan:
     reason: str
 
     @property
+    def prefix_cache_nbytes(self) -> int:
+        """What snapshots of former prompts may take."""
+        return sum(term.nbytes for term in self.terms if term.name == PREFIX_TERM)
+
+    @property
     def total_nbytes(self) -> int:
         """Sum of the terms."""
         return sum(term.nbytes for term in self.terms)
@@ -105,24 +116,28 @@ def plan_residency(
     device: DeviceKind,
     choice: WeightsChoice,
     budget_nbytes: int,
+    prefix_cache_nbytes: int | None = None,
 ) -> ResidencyPlan:
     """Return the plan: the fastest form that fits, with the longest of `contexts` that does.
 
-    demand_at: what the model takes with a context of so many tokens. contexts: longest first. Where
-    no form fits with a useful context, the smallest plan considered, with or without `fits`.
+    demand_at: what the model takes with a context of so many tokens. contexts: longest first.
+    prefix_cache_nbytes: None leaves it open. Where no form fits with a useful context, the smallest
+    plan considered, with or without `fits`.
     """
     useful = min(contexts[0], CONTEXT_USEFUL_TOKENS)
     plans: list[ResidencyPlan] = []
     for form, reason in _forms(demand_at(contexts[0]).stored, device, choice):
         so_far = f"; {plans[-1].form} would need {_need(plans[-1])}" if plans else ""
         for context in contexts:
-            plan = _plan(demand_at(context), form, context, budget_nbytes, reason + so_far)
+            terms = _terms(demand_at(context), form)
+            terms = _with_prefix(terms, budget_nbytes, prefix_cache_nbytes)
+            plan = ResidencyPlan(form, context, terms, budget_nbytes, reason + so_far)
             if plan.fits:
                 break
         if plan.fits and plan.context_length >= useful:
             return plan
         plans.append(plan)
-    return min(plans, key=lambda plan: plan.total_nbytes)
+    return min(plans, key=lambda plan: plan.total_nbytes - plan.prefix_cache_nbytes)
 
 
 def open_contexts(context_max: int) -> tuple[int, ...]:
@@ -158,14 +173,22 @@ def _need(plan: ResidencyPlan) -> str:
     return f"{need} of {have} for {plan.context_length} tokens"
 
 
-def _plan(
-    demand: Demand, form: FloatType, context: int, budget_nbytes: int, reason: str
-) -> ResidencyPlan:
-    terms = (
+def _terms(demand: Demand, form: FloatType) -> tuple[Term, ...]:
+    return (
         Term("weights", demand.weight_values * form.nbytes),
-        Term("kv", demand.kv_values * form.nbytes),
+        Term("kv", demand.caches.nbytes(form.nbytes)),
         Term("activations", demand.activation_values * form.nbytes),
         Term("logits", demand.logits_values * FloatType.F32.nbytes),
-        Term("pool", POOL_NBYTES),
+        Term(POOL_TERM, POOL_NBYTES),
     )
-    return ResidencyPlan(form, context, terms, budget_nbytes, reason)
+
+
+def _with_prefix(
+    terms: tuple[Term, ...], budget_nbytes: int, asked_nbytes: int | None
+) -> tuple[Term, ...]:
+    """Return the terms with what was asked for, or the default share of what is left."""
+    nbytes = asked_nbytes
+    if nbytes is None:
+        left = budget_nbytes - sum(term.nbytes for term in terms)
+        nbytes = max(0, min(int(budget_nbytes * config.PREFIX_MEMORY_FRACTION), left))
+    return (*terms, Term(PREFIX_TERM, nbytes))
