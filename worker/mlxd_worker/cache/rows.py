@@ -16,6 +16,7 @@ from mlxd_worker.cache.base import Change, Clear, Close, LayerCache, Move, Open,
 from mlxd_worker.cache.contents import RowContents
 from mlxd_worker.cache.layout import Layout, arrange, group_of
 from mlxd_worker.cache.plan import Chunk, StepPlan
+from mlxd_worker.cache.shapes import AttentionShape, all_shapes
 from mlxd_worker.cache.table import RowTable
 
 
@@ -67,6 +68,21 @@ class RowCaches:
     def state(self) -> list[mx.array]:
         """Return all live arrays: what to evaluate after a forward pass; do not keep them."""
         return [array for layer in self._stateful for array in layer.arrays().values()]
+
+    def shapes(self) -> tuple[AttentionShape, ...]:
+        """Return every shape that attention takes where `bounded_shapes`, at most 64."""
+        table = self.table
+        return all_shapes(context_max=table.context_max, rows_max=table.rows_max)
+
+    def rehearse(self, row: RowId, *, capacity: int, slots: int) -> None:
+        """Join a row, the only one, in an arena of just this shape, to warm that shape up.
+
+        Raises:
+            RowError: other rows are there, or rows never see such an arena.
+        """
+        changes = self.table.rehearse(row, capacity=capacity, slots=slots)
+        self.contents.joined(row)
+        self._apply(changes)
 
     def join(self, row: RowId, *, tokens: int) -> bool:
         """Give a new, empty row a place for `tokens` tokens; False: there is none now.

@@ -161,6 +161,18 @@ class RowTable:
         self._arenas.seat(row, self._entered(room, changes), changes)
         return changes
 
+    def rehearse(self, row: RowId, *, capacity: int, slots: int) -> list[Change]:
+        """Give a row, the only one, an arena of just this shape.
+
+        Raises:
+            RowError: other rows are there, or rows never see such an arena.
+        """
+        if len(self) or capacity not in self.classes or slots not in self._arenas.sizes:
+            raise RowError(f"{slots} slots of {capacity} tokens beside {len(self)} rows")
+        changes: list[Change] = []
+        self._arenas.seat(row, self._arenas.open(capacity, slots, changes), changes)
+        return changes
+
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
         """Make sure that each row can hold its tokens; crossing a class copies a row once.
 

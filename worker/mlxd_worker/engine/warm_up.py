@@ -1,0 +1,64 @@
+"""Run what MLX keys by shape once before READY, so that no request pays for the first of its kind.
+
+Invariants:
+- Everything goes through the model and the row caches as in a request, and leaves no row behind.
+- One arena at a time exists, none larger than all rows at full length: what the fit has reserved.
+- On a CPU nothing is keyed by shape, and there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.cache.shapes import AttentionShape
+from mlxd_worker.models.base import Batch, Model
+
+_ROW = RowId(-1)
+"""No stream's row."""
+
+
+def warm_shapes(model: Model, caches: RowCaches) -> int:
+    """Run each of the caches' shapes once; return how many there were. No row may be there.
+
+    Engine thread; seconds on a GPU that has to build its kernels.
+    """
+    if not caches.bounded_shapes:
+        return 0
+    shapes = caches.shapes()
+    for shape in shapes:
+        caches.rehearse(_ROW, capacity=shape.capacity, slots=shape.slots)
+        _run(model, caches, shape, offset=0)
+        caches.leave(_ROW)
+    _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > 1])
+    return len(shapes)
+
+
+def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
+    """Run the chunks' shapes of sliding windows that have gone around: those of a row beyond."""
+    windows = [
+        layer for layer in caches.layers if layer is not None and layer.kind is Kind.ROTATING
+    ]
+    if not windows:
+        return
+    capacity, widest = caches.table.classes[-1], max(widths)
+    caches.rehearse(_ROW, capacity=capacity, slots=1)
+    offset, wide = 0, AttentionShape(capacity, 1, widest)
+    while offset < capacity and any(layer.rewinds(offset, 0) for layer in windows):
+        offset = _run(model, caches, wide, offset=offset)
+    for width in sorted(set(widths)):
+        offset = _run(model, caches, AttentionShape(capacity, 1, width), offset=offset)
+    caches.leave(_ROW)
+
+
+def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
+    """Run one pass of a shape, as wide as the row's capacity allows; return the row's offset."""
+    tokens = min(shape.width, shape.capacity - offset, caches.table.context_max - offset)
+    if tokens <= 0:
+        return offset
+    hidden = model.forward(Batch.prefill([0] * tokens, offset, _ROW), caches)
+    if shape.width == 1:
+        mx.eval(model.logits(hidden))
+    mx.eval(caches.state())
+    return offset + tokens
