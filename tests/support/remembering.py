@@ -81,7 +81,7 @@ class Scene:
         if not self.tiny.engine.busy:
             assert reports[Account.KV] == 0
             gc.collect()
-            mx.clear_cache()
+            self.ledger.sweep()
             stray_nbytes = mx.get_active_memory() - self.baseline_nbytes - reports[Account.PREFIX]
             assert abs(stray_nbytes) <= STRAY_NBYTES
 
@@ -98,7 +98,8 @@ def remembering(
     mx.clear_cache()
     scene = Scene(tiny, cold, mx.get_active_memory())
     scene.ledger.attach(Account.KV, "rows", tiny.caches)
-    scene.ledger.attach(Account.PREFIX, "snapshots", tiny.caches.contents)
+    contents = tiny.caches.contents
+    scene.ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
     yield scene
     assert not tiny.engine.busy
     scene.audit()

@@ -119,6 +119,22 @@ class Shelf:
         return self.named
 
 
+def test_a_tally_is_read_instead_of_the_arrays_and_held_against_them() -> None:
+    """A source of very many arrays is not walked at every look, but at every sweep."""
+    shelf = Shelf({"a": mx.zeros(2), "b": mx.zeros(3)})
+    told = [(20, 2)]
+    ledger = Ledger()
+    ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: told[0])
+
+    ledger.sweep()
+    report = next(r for r in ledger.report() if r.account is Account.PREFIX)
+    assert (report.nbytes, report.arrays) == (20, 2)
+    told[0] = (24, 2)
+    assert ledger.nbytes == 24
+    with pytest.raises(LedgerError, match="prefix/shelf"):
+        ledger.sweep()
+
+
 VERBS = st.tuples(st.sampled_from(["pin", "unpin", "sweep", "source"]), st.integers(0, 5))
 
 

@@ -16,9 +16,10 @@ import mlx.core as mx
 
 from mlxd_shared.errors import MlxdError, ModelNotFound
 from mlxd_shared.logs import get_logger
+from mlxd_worker.cache.prefix import PrefixCounts
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
-from mlxd_worker.facts import Account, Figures, Loaded, LoadJob, Report
+from mlxd_worker.facts import Account, Figures, Loaded, LoadJob, PrefixFigures, Report
 from mlxd_worker.machine.heap import trim_heap
 from mlxd_worker.memory import ledger as accounts
 from mlxd_worker.memory.residency import DeviceKind
@@ -35,6 +36,8 @@ class ModelHost:
         self._ledger = accounts.Ledger()
         self._resident: Resident | None = None
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
+        self._pool_limit_nbytes = _pool_limit_nbytes()
+        self._counts: dict[str, PrefixCounts] = {}
         self._unaccounted_nbytes = 0
         self._holds = True
 
@@ -51,35 +54,53 @@ class ModelHost:
         """
         assert self._resident is None, "unload first"
         try:
-            resident = make_resident(job, device=self._device, report=report)
+            counts = self._counts.get(job.name) or PrefixCounts()
+            resident = make_resident(job, device=self._device, report=report, counts=counts)
         except Exception as error:
             _forget_locals(error)
+            mx.set_cache_limit(self._pool_limit_nbytes)
             self._sweep()
             raise
         self._ledger.pin_all(accounts.Account.WEIGHTS, resident.model.parameters())
         self._ledger.attach(accounts.Account.KV, "rows", resident.caches)
+        contents = resident.caches.contents
+        self._ledger.attach(accounts.Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._counts[job.name] = counts
         self._resident = resident
         self._sweep()
         return resident.facts
 
     def unload(self, error: MlxdError) -> int:
         """End every stream with `error`, drop the model; return MLX's active bytes afterwards."""
+        if self._resident is not None:
+            self._resident.prefix.clear()  # first, so that no row's is copied out to be kept
         self.end_streams(error)
         self._absent = error
         if self._resident is not None:
             for name in self._resident.model.parameters():
                 self._ledger.unpin(accounts.Account.WEIGHTS, name)
             self._ledger.detach(accounts.Account.KV, "rows")
+            mx.set_cache_limit(self._pool_limit_nbytes)
+            self._ledger.detach(accounts.Account.PREFIX, "snapshots")
             self._resident = None
         return self._sweep().active_nbytes
 
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
-        """Give MLX's pool back where more than `target_nbytes` is held; return before and after."""
-        before_nbytes = mx.get_active_memory() + mx.get_cache_memory()
-        if before_nbytes > target_nbytes:
+        """Give back what no stream needs until `target_nbytes` are held; return before and after.
+
+        First MLX's pool, then the snapshots that are worth least, no more of them than it takes.
+        """
+        before_nbytes = held_nbytes = _held_nbytes()
+        if held_nbytes > target_nbytes:
             mx.clear_cache()
+            held_nbytes = _held_nbytes()
+            if held_nbytes > target_nbytes and self._resident is not None:
+                prefix = self._resident.prefix
+                prefix.shrink(prefix.nbytes - (held_nbytes - target_nbytes))
+                mx.clear_cache()
+                held_nbytes = _held_nbytes()
             trim_heap()
-        return before_nbytes, mx.get_active_memory() + mx.get_cache_memory()
+        return before_nbytes, held_nbytes
 
     def submit(self, request: Submit) -> None:
         """Hand a stream to the engine; without a model it fails as the unload has made others."""
@@ -139,6 +160,8 @@ class ModelHost:
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
             mlx_peak_nbytes=mx.get_peak_memory(),
+            prefix_snapshots=self._resident.caches.contents.live if self._resident else 0,
+            prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
 
@@ -149,6 +172,29 @@ class ModelHost:
         trim_heap()
         self._unaccounted_nbytes = audit.unaccounted_nbytes
         return audit
+
+
+def _held_nbytes() -> int:
+    return mx.get_active_memory() + mx.get_cache_memory()
+
+
+def _figures_of(counts: PrefixCounts) -> PrefixFigures:
+    return PrefixFigures(
+        lookups=tuple(
+            ("hit" if hit else "miss", reason.value, count)
+            for (hit, reason), count in sorted(counts.lookups.items())
+        ),
+        hit_tokens=counts.hit_tokens,
+        evictions=counts.evictions,
+        evicted_nbytes=counts.evicted_nbytes,
+    )
+
+
+def _pool_limit_nbytes() -> int:
+    """Return what MLX may keep of freed buffers; only setting it tells."""
+    limit_nbytes = mx.set_cache_limit(0)
+    mx.set_cache_limit(limit_nbytes)
+    return limit_nbytes
 
 
 def _forget_locals(error: BaseException) -> None:

@@ -68,6 +68,10 @@ class RowContents:
         """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
         return self.book.arrays()
 
+    def tally(self) -> tuple[int, int]:
+        """Return bytes and number of what `arrays` names; at once, however many there are."""
+        return self.book.tally()
+
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
 

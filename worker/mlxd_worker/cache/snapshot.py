@@ -184,6 +184,8 @@ class SnapshotBook:
         self._open: dict[int, Snapshot] = {}
         self._lazy: dict[RowId, dict[int, Snapshot]] = {}
         self._next_ident = 0
+        self._nbytes = 0
+        self._arrays = 0
 
     @property
     def live(self) -> int:
@@ -193,7 +195,11 @@ class SnapshotBook:
     @property
     def nbytes(self) -> int:
         """The bytes that open snapshots own."""
-        return sum(snapshot.nbytes for snapshot in self._open.values())
+        return self._nbytes
+
+    def tally(self) -> tuple[int, int]:
+        """Return bytes and number of what `arrays` names; at once, however many there are."""
+        return self._nbytes, self._arrays
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -224,6 +230,7 @@ class SnapshotBook:
         self, kind: Kind, start: int, stop: int, layers: tuple[LayerState, ...]
     ) -> Snapshot:
         """Open a snapshot of compact, evaluated copies that nobody else keeps."""
+        self._count(layers, 1)
         return self._enter(Snapshot(self, self._next_ident, kind, start, stop, layers=layers))
 
     def copy_out(self, snapshots: Sequence[Snapshot]) -> None:
@@ -233,6 +240,7 @@ class SnapshotBook:
         mx.eval(copies)
         for snapshot, layers in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
+            self._count(layers, 1)
             snapshot.become(layers)
         for snapshot in snapshots:
             if snapshot.on_materialise is not None:
@@ -247,6 +255,7 @@ class SnapshotBook:
         snapshot.check_open()
         self._forget_row(snapshot)
         del self._open[snapshot.ident]
+        self._count(snapshot.layers, -1)
         snapshot.become(None)
 
     def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot, Snapshot]:
@@ -259,8 +268,8 @@ class SnapshotBook:
         left, right = [], []
         # Layer by layer, each let go as it is done: the room for a second copy is one layer's.
         while layers:
-            allocate_exactly()
             state = layers.pop(0)
+            allocate_exactly()
             left.append(_compact(state, 0, at - start))
             right.append(_compact(state, at - start, stop - start))
             mx.eval(left[-1], right[-1])
@@ -307,8 +316,8 @@ class SnapshotBook:
         child.close()
         layers = []
         while before:
-            allocate_exactly()
             pairs = zip(before.pop(0), after.pop(0), strict=True)
+            allocate_exactly()
             layers.append(tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs))
             mx.eval(layers[-1])
         return self.add_owned(kind, start, stop, tuple(layers))
@@ -317,6 +326,11 @@ class SnapshotBook:
         self._open[snapshot.ident] = snapshot
         self._next_ident += 1
         return snapshot
+
+    def _count(self, layers: tuple[LayerState, ...], sign: int) -> None:
+        for state in layers:
+            self._arrays += sign * len(state)
+            self._nbytes += sign * sum(array.nbytes for array in state)
 
     def _forget_row(self, snapshot: Snapshot) -> None:
         if snapshot.row is None:

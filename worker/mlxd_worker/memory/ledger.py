@@ -7,11 +7,12 @@ Invariants:
   whoever keeps an array keeps no view of it beside it, so an object is a buffer.
 - A pin is counted. Unpinning below zero is an error. At zero the array is kept until `sweep`.
 - Arrays that are replaced at every step (caches) are not pinned but asked for: a source names its
-  live arrays when the ledger is read.
+  live arrays when the ledger is read. One of very many that nobody else names may keep a tally of
+  them instead, which is read in its place and compared with the arrays at every sweep.
 - Engine thread only; readers elsewhere get the frozen reports.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -44,6 +45,10 @@ class ArraySource(Protocol):
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name."""
         ...
+
+
+Tally = Callable[[], tuple[int, int]]
+"""Returns bytes and number of what a source names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,18 @@ class _Pin:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    named: ArraySource
+    tally: Tally | None
+
+
 class Ledger:
     """All accounts of one worker. One owner: the engine thread."""
 
     def __init__(self) -> None:
         self._pins: dict[tuple[Account, str], _Pin] = {}
-        self._sources: dict[tuple[Account, str], ArraySource] = {}
+        self._sources: dict[tuple[Account, str], _Source] = {}
 
     def pin(self, account: Account, name: str, array: mx.array) -> None:
         """Count one more use of `array` under `name`.
@@ -124,15 +135,17 @@ class Ledger:
             raise LedgerError(f"{account}/{name} is unpinned more often than it was pinned")
         pin.count -= 1
 
-    def attach(self, account: Account, name: str, source: ArraySource) -> None:
-        """Account for whatever `source` holds whenever the ledger is read.
+    def attach(
+        self, account: Account, name: str, source: ArraySource, *, tally: Tally | None = None
+    ) -> None:
+        """Account for whatever `source` holds whenever the ledger is read, by `tally` if given.
 
         Raises:
             LedgerError: the name is taken.
         """
         if (account, name) in self._sources:
             raise LedgerError(f"{account}/{name} is attached already")
-        self._sources[account, name] = source
+        self._sources[account, name] = _Source(source, tally)
 
     def detach(self, account: Account, name: str) -> None:
         """Stop accounting for a source.
@@ -153,6 +166,11 @@ class Ledger:
                 seen.add(id(array))
                 nbytes[account] += array.nbytes
                 counts[account] += 1
+        for (account, _), source in self._sources.items():
+            if source.tally is not None:
+                held_nbytes, held = source.tally()
+                nbytes[account] += held_nbytes
+                counts[account] += held
         return tuple(
             AccountReport(account, nbytes[account], counts[account]) for account in Account
         )
@@ -174,7 +192,18 @@ class Ledger:
         )
 
     def sweep(self) -> Audit:
-        """Drop what nobody pins, give MLX's pool back, and audit."""
+        """Drop what nobody pins, give MLX's pool back, and audit.
+
+        Raises:
+            LedgerError: a tally is not what its source's arrays come to.
+        """
+        for (account, name), source in self._sources.items():
+            if source.tally is not None:
+                arrays = source.named.arrays().values()
+                counted = sum(array.nbytes for array in arrays), len(arrays)
+                if counted != source.tally():
+                    message = f"{account}/{name} tallies {source.tally()}, its arrays {counted}"
+                    raise LedgerError(message)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.count}
         mx.clear_cache()
         return self.audit()
@@ -184,8 +213,9 @@ class Ledger:
         for (account, _), pin in self._pins.items():
             yield account, pin.array
         for (account, _), source in self._sources.items():
-            for array in source.arrays().values():
-                yield account, array
+            if source.tally is None:
+                for array in source.named.arrays().values():
+                    yield account, array
 
 
 def _tolerance_nbytes(active_nbytes: int) -> int:
