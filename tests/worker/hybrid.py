@@ -1,15 +1,25 @@
-"""Small random Qwen3.5 models on disk, as published and as mlx-lm converts them."""
+"""Small random Qwen3.5 models on disk, as published and as mlx-lm converts them; and the peer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model as load_peer
 
-from tests.worker.tiny import random_weights, write_model
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.models.base import Batch, Model
+from tests.worker.tiny import caches_of, ints, random_weights, write_model
 
+TOLERANCE = 1e-3
+"""Of the largest logit."""
+LIVELY = 1.0
+"""The least standard deviation of logits that tell a wrong model from a right one."""
+ROWS = [RowId(10), RowId(11), RowId(12), RowId(13)]
 ROPE: Mapping[str, Any] = {
     "rope_type": "default",
     "rope_theta": 10000.0,
@@ -70,3 +80,32 @@ def write_hybrid(folder: Path, **changes: Any) -> Path:
     """Write a model with these changes of its config; return `folder`."""
     config = hybrid_config(**changes)
     return write_model(folder, config, hybrid_weights(config))
+
+
+def token_ids(count: int, *, seed: int, vocab: int = 61) -> list[int]:
+    """Return random token ids."""
+    return ints(mx.random.randint(0, vocab, (count,), key=mx.random.key(seed)))
+
+
+def error(left: mx.array, right: mx.array) -> float:
+    """Return the largest difference, relative to the largest value."""
+    assert left.shape == right.shape
+    return cast("float", (mx.max(mx.abs(left - right)) / mx.max(mx.abs(right))).item())
+
+
+def peer_logits(folder: Path, tokens: Sequence[int]) -> mx.array:
+    """Return mlx-lm's logits of every position, lively enough to compare with."""
+    peer, _ = load_peer(folder)
+    logits = peer(mx.array([list(tokens)]), cache=make_prompt_cache(peer))[0]
+    assert cast("float", mx.std(logits).item()) >= LIVELY
+    return cast("mx.array", logits)
+
+
+def fed(model: Model, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> RowCaches:
+    """Return caches in which each text's first tokens have been prefilled, one row a text."""
+    caches = caches_of(model)
+    for row, text, length in zip(ROWS, texts, lengths, strict=False):
+        assert caches.join(row, tokens=length) is not False
+        model.forward(Batch.prefill(text[:length], 0, row), caches)
+        mx.eval(caches.state())
+    return caches
