@@ -167,12 +167,14 @@ async def test_every_field_works_on_real_processes(tmp_path: Path) -> None:
 async def _a_tight_budget(tmp_path: Path) -> set[str]:
     """Room for one model of two: the report names who would go, and what would make it fit."""
     tiny = write_tiny_model(tmp_path / "tiny")
+    bare = types_pb2.LoadOptions(prefix_cache_bytes=0)
     async with controller("demo", DEMO) as wire:
-        (alone,) = await load(wire, model_pb2.LoadModelRequest(model="demo", validate_only=True))
+        asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=bare)
+        (alone,) = await load(wire, asking)
     limit = str(alone.fit.need_bytes + (1 << 20))
     budget = ("--memory-limit", limit, "--reserve", "0", "--model", f"tiny={tiny}")
     async with controller("demo", DEMO, *budget) as wire:
-        await load(wire, model_pb2.LoadModelRequest(model="tiny"))
+        await load(wire, model_pb2.LoadModelRequest(model="tiny", options=bare))
         request = model_pb2.LoadModelRequest(model="demo", validate_only=True)
         (crowded,) = await load(wire, request)
         assert list(crowded.fit.would_evict) == ["tiny"]

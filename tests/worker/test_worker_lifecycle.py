@@ -84,6 +84,7 @@ async def test_a_second_load_must_be_the_same(worker: WorkerProcess, folder: Pat
         ({"name": "other"}, WrongWorker),
         ({"digest": "e" * 64}, WrongWorker),
         ({"rows_max": 2}, InvalidRequest),
+        ({"prefix_cache_bytes": 1}, InvalidRequest),
     )
     for fields, error in cases:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -110,6 +111,7 @@ async def test_a_load_that_fails_leaves_nothing(
         (tmp_path / "absent", {}, InvalidModel, "config.json"),
         (folder, {"context_length": LONG_CONTEXT + 1}, InvalidRequest, str(LONG_CONTEXT)),
         (folder, {"sampling": {"logit_bias": {VOCAB: 1.0}}}, InvalidRequest, f"[{VOCAB}]"),
+        (folder, {"kv_format": types_pb2.KV_FORMAT_Q8}, InvalidRequest, "heads of 8 values"),
     )
     for path, options, kind, needle in cases:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

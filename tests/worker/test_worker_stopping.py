@@ -71,10 +71,13 @@ def folder_mode(path: Path) -> int:
 async def test_a_model_on_the_command_line(folder: Path) -> None:
     """With --model the worker loads by itself, under the digest that its files have."""
     async with running_worker(
-        "--model", str(folder), "--name", "mine", "--rows-max", "3"
-    ) as worker:
+        "--model", str(folder), "--name", "mine", "--rows-max", "3",
+        "--kv-format", "model", "--prefix-cache", "1.5M",
+    ) as worker:  # fmt: skip
         status = await worker.until(lambda s: s.state == types_pb2.MODEL_STATE_READY)
         assert (status.model_name, status.rows_max) == ("mine", 3)
+        assert status.kv_format == types_pb2.KV_FORMAT_MODEL
+        assert status.prefix_cache_bytes == 3 << 19
         assert status.model_digest == model_digest(folder)
         assert len(await ids(worker)) == 10
 

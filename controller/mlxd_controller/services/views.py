@@ -97,6 +97,8 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
     pb.resident_bytes = figures.memory.total_bytes
     pb.weights = figures.weights or pb.weights
     pb.context_length = figures.context_length or pb.context_length
+    if figures.kv_format:
+        pb.kv_format, pb.prefix_cache_bytes = figures.kv_format, figures.prefix_cache_bytes
     if figures.HasField("effective_sampling"):
         pb.effective_sampling.CopyFrom(figures.effective_sampling)
 

@@ -68,6 +68,8 @@ async def pages(wire: Wire) -> None:
     "LoadOptions.sampling",
     "LoadOptions.keep_alive",
     "LoadOptions.pinned",
+    "LoadOptions.kv_format",
+    "LoadOptions.prefix_cache_bytes",
 )
 async def load_options_take_effect(wire: Wire) -> None:
     """Each option shows in the loaded model, and the sampling default changes the output."""
@@ -79,11 +81,14 @@ async def load_options_take_effect(wire: Wire) -> None:
         sampling=types_pb2.SamplingOptions(temperature=0, seed=5, logit_bias={7: 0.5}),
         keep_alive=Duration(seconds=1000),
         pinned=True,
+        kv_format=types_pb2.KV_FORMAT_Q8,
+        prefix_cache_bytes=5 << 20,
     )
     await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
     model = await get(wire, wire.model)
     assert (model.context_length, model.rows_max, model.pinned) == (64, 2, True)
     assert model.weights == types_pb2.WEIGHTS_FORMAT_BFLOAT16
+    assert (model.kv_format, model.prefix_cache_bytes) == (types_pb2.KV_FORMAT_Q8, 5 << 20)
     assert model.effective_sampling.temperature == 0
     assert model.effective_sampling.seed == 5
     assert dict(model.effective_sampling.logit_bias) == {7: 0.5}
@@ -107,6 +112,19 @@ async def validate_only_reckons(wire: Wire) -> None:
     request.options.CopyFrom(huge)
     (bigger,) = await load(wire, request)
     assert bigger.fit.need_bytes > only.fit.need_bytes
+    request.options.CopyFrom(
+        types_pb2.LoadOptions(kv_format=types_pb2.KV_FORMAT_Q4, prefix_cache_bytes=0)
+    )
+    (packed,) = await load(wire, request)
+    before, after = _terms(only.fit), _terms(packed.fit)
+    assert after["kv"] < before["kv"] / 4
+    assert (after["prefix"], packed.fit.prefix_cache_bytes) == (0, 0)
+    assert before["prefix"] == only.fit.prefix_cache_bytes > 0
+    assert packed.fit.kv_format == types_pb2.KV_FORMAT_Q4
+
+
+def _terms(fit: types_pb2.FitReport) -> dict[str, int]:
+    return {term.name: term.bytes for term in fit.terms}
 
 
 @covering("UnloadModelRequest.model", "UnloadModelRequest.grace", "UnloadModelRequest.force")

@@ -40,7 +40,12 @@ async def load_follows_its_orders(wire: Wire) -> None:
         path=str(wire.folder),
         name=wire.model,
         digest="d" * 64,
-        options=types_pb2.LoadOptions(context_length=256, rows_max=2),
+        options=types_pb2.LoadOptions(
+            context_length=256,
+            rows_max=2,
+            kv_format=types_pb2.KV_FORMAT_Q8,
+            prefix_cache_bytes=3 << 20,
+        ),
     )
     assert isinstance(await refusal(load(wire, request)), WrongWorker)
     request.worker_incarnation = await incarnation(wire)
@@ -52,6 +57,7 @@ async def load_follows_its_orders(wire: Wire) -> None:
     assert (worker.model_name, worker.model_digest) == (wire.model, "d" * 64)
     assert (worker.context_length, worker.rows_max) == (256, 2)
     assert worker.model_path == str(wire.folder)
+    assert (worker.kv_format, worker.prefix_cache_bytes) == (types_pb2.KV_FORMAT_Q8, 3 << 20)
 
 
 @covering("GenerateRequest.worker_incarnation", "GenerateRequest.load_duration")
