@@ -116,7 +116,7 @@ def make_resident(
         read_nbytes = bytes_total
         report(Progress("reading weights", bytes_read, bytes_total))
 
-    # Freed buffers that MLX keeps are not ours to spend: no more of them than the plan reckons with.
+    # What MLX keeps of freed buffers is memory too: no more of it than the plan reckons with.
     mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
     model = load_model(files, form=plan.form, progress=progress)
     caches = RowCaches(

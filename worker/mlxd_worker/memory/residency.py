@@ -96,7 +96,11 @@ class ResidencyPlan:
     @property
     def prefix_cache_nbytes(self) -> int:
         """What snapshots of former prompts may take."""
-        return sum(term.nbytes for term in self.terms if term.name == PREFIX_TERM)
+        return self.nbytes_of(PREFIX_TERM)
+
+    def nbytes_of(self, name: str) -> int:
+        """Return what the terms of one name take."""
+        return sum(term.nbytes for term in self.terms if term.name == name)
 
     @property
     def total_nbytes(self) -> int:
