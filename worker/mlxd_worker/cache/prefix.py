@@ -94,10 +94,11 @@ class PrefixCache:
         self._token_nbytes = {
             kind: -(-self._slot_nbytes((kind,), smallest) // smallest) for kind in self._sliceable
         }
-        self._state_nbytes = self._slot_nbytes(self._whole, largest)
+        self.state_nbytes = self._slot_nbytes(self._whole, largest)
+        """The most bytes that one capture takes at once; 0 where all layers can be cut."""
         self._points_max = PROMPT_POINTS_MAX
-        if self._state_nbytes:
-            self._points_max = min(PROMPT_POINTS_MAX, budget_nbytes // self._state_nbytes)
+        if self.state_nbytes:
+            self._points_max = min(PROMPT_POINTS_MAX, budget_nbytes // self.state_nbytes)
 
     @property
     def enabled(self) -> bool:
@@ -148,7 +149,7 @@ class PrefixCache:
         tenant = self._tenants.get(row)
         if tenant is None or not tenant.points or self._contents.offset(row) < tenant.points[0]:
             return
-        self._make_room(self._state_nbytes)
+        self._make_room(self.state_nbytes)
         self._collect(row, tenant)
         if tenant.published:
             _keep_last(tenant, ROLLING_KEPT)
@@ -254,7 +255,7 @@ class PrefixCache:
         offset = length(key)
         if not self._whole or offset in tenant.states or self._holds_state(key):
             return
-        self._make_room(self._state_nbytes)
+        self._make_room(self.state_nbytes)
         states = {kind: self._contents.snapshot(row, kind, 0) for kind in self._whole}
         tenant.states[offset] = {k: state for k, state in states.items() if state is not None}
 
