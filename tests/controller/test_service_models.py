@@ -20,6 +20,7 @@ from mlxd_shared.errors import (
     ModelUnloaded,
     WorkerTimedOut,
 )
+from mlxd_shared.requests import KVFormat
 from tests.fakes.store import FakeStore
 from tests.fakes.world import UNIX_OFFSET_S
 from tests.support.calls import error_of, health
@@ -113,6 +114,21 @@ async def test_a_model_tells_what_is_in_force() -> None:
         assert warm.resident_bytes == 1000
         now = stack.clock.now + UNIX_OFFSET_S
         assert warm.expire_time.ToNanoseconds() / 1e9 == pytest.approx(now + 60)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_is_told_the_prefix_cache_that_was_planned() -> None:
+    """Left open it is the plan's share, in the report, the order and the loaded model alike."""
+    memory = device(1000, prefix_fraction=0.125)
+    async with controller_stack(memory=memory) as stack:
+        (first, *_) = await load(stack)
+        (link,) = stack.workers.links
+        spec, model = link.orders[0].spec, await get(stack)
+
+    assert first.fit.prefix_cache_bytes == memory.budget_bytes // 8
+    assert spec.prefix_cache_nbytes == model.prefix_cache_bytes == first.fit.prefix_cache_bytes
+    assert spec.kv_format is KVFormat.MODEL
+    assert first.fit.kv_format == model.kv_format == types_pb2.KV_FORMAT_MODEL
 
 
 # --- loading -------------------------------------------------------------------------------------
@@ -215,13 +231,18 @@ async def test_a_path_is_taken_in_by_a_load_and_not_by_reckoning() -> None:
 
 @pytest.mark.asyncio
 async def test_bad_loads_are_refused_by_name() -> None:
-    """Over the model's context, options of another load, a field of a later version."""
+    """Over the model's context, heads that do not pack, a field of a later version."""
     async with controller_stack() as stack:
-        options = types_pb2.LoadOptions(context_length=2048)
-        call = stack.models.LoadModel(model_pb2.LoadModelRequest(model="a", options=options))
-        error = await error_of(call)
-        assert isinstance(error, InvalidRequest)
-        assert error.violations[0].field == "options.context_length"
+        cases = (
+            (types_pb2.LoadOptions(context_length=2048), "options.context_length", "1024"),
+            (types_pb2.LoadOptions(kv_format=types_pb2.KV_FORMAT_Q4), "options.kv_format", "64 or"),
+        )
+        for options, field, limit in cases:
+            call = stack.models.LoadModel(model_pb2.LoadModelRequest(model="a", options=options))
+            error = await error_of(call)
+            assert isinstance(error, InvalidRequest)
+            assert error.violations[0].field == field
+            assert limit in error.violations[0].description
         later = model_pb2.LoadModelRequest(model="a", cancel_on_disconnect=True)
         assert isinstance(await error_of(stack.models.LoadModel(later)), FieldNotServed)
         assert not stack.workers.launcher.processes

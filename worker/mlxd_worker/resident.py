@@ -88,27 +88,16 @@ def make_resident(
     """
     report(Progress("starting"))
     files = inspect_model(job.path)
+    kv_format = job.spec.kv_format or KVFormat.MODEL
     _check_context(job, files)
     _check_bias(job, files)
-    kv_format = job.spec.kv_format or KVFormat.MODEL
     _check_kv_format(kv_format, files)
     rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
     tokenizer = load_tokenizer(job.path)
     sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
     plan = _plan(job, files, rows_max=rows_max, kv_format=kv_format, device=device)
+    _log_plan(plan, kv_format)
     context_length = plan.context_length
-    log = _log.info if plan.fits else _log.warning
-    log(
-        "residency",
-        form=plan.form.value,
-        context_length=context_length,
-        kv_format=kv_format.value,
-        prefix_cache_nbytes=plan.prefix_cache_nbytes,
-        reason=plan.reason,
-        fits=plan.fits,
-        total_nbytes=plan.total_nbytes,
-        budget_nbytes=plan.budget_nbytes,
-    )
     read_nbytes = 0
 
     def progress(bytes_read: int, bytes_total: int) -> None:
@@ -149,6 +138,21 @@ def make_resident(
     )
     report(Progress("ready", read_nbytes, read_nbytes))
     return Resident(model, caches, prefix, make_engine(prefix=prefix), facts)
+
+
+def _log_plan(plan: ResidencyPlan, kv_format: KVFormat) -> None:
+    log = _log.info if plan.fits else _log.warning
+    log(
+        "residency",
+        form=plan.form.value,
+        context_length=plan.context_length,
+        kv_format=kv_format.value,
+        prefix_cache_nbytes=plan.prefix_cache_nbytes,
+        reason=plan.reason,
+        fits=plan.fits,
+        total_nbytes=plan.total_nbytes,
+        budget_nbytes=plan.budget_nbytes,
+    )
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:
