@@ -7,6 +7,7 @@ import math
 import pytest
 
 from mlxd_worker.cache.eviction import Candidate, least_recent, reuse_value
+from mlxd_worker.cache.trie import PrefixTrie
 from mlxd_worker.cache.trie_node import Key, Node, TrieError, Uses, key_of, length
 from tests.worker.caches.trie_model import NBYTES, Kind, Snapshot, Stand, Tokens, put, tokens_of
 
@@ -234,6 +235,27 @@ def test_a_node_may_go_while_its_row_runs_on(stand: Stand) -> None:
     assert found.count == 8
     assert put(stand.trie, stand.book, (*A, 9), start=0) is not None
     assert stand.match(*A, 9) == 9
+
+
+def test_only_what_can_go_is_judged() -> None:
+    """A policy is asked about leaves and about nodes with states, and about nothing else."""
+    asked: list[tuple[Tokens, int]] = []
+
+    def ask(candidate: Candidate[Kind, Snapshot]) -> float:
+        asked.append((tokens_of(candidate.node), candidate.nbytes))
+        return reuse_value(candidate)
+
+    stand = Stand(edge_tokens=4)
+    stand.trie = PrefixTrie(stand.kinds, stand.book.merge, value=ask, edge_tokens=4)
+    stand.put(*A)
+    stand.put(*A, 9)
+    stand.put(1, 2, 7)
+
+    stand.trie.evict(stand.trie.nbytes - 1)
+
+    at_first = sorted(asked[:2])
+    assert at_first == [((*A, 9), TOKEN_NBYTES), ((1, 2, 7), TOKEN_NBYTES)]
+    assert asked[2:] == [(A, 4 * TOKEN_NBYTES)], "what is a leaf since"
 
 
 def candidate(*, gain: int = 10, nbytes: int = 100, uses: int = 1, idle: int = 5) -> (
