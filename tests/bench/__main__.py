@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
+from tests.bench.chat import WIDTHS, chat_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
@@ -127,12 +128,13 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure the random model and the demo model."""
+    """Measure the random model, the demo model, and chats."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--model", choices=["random", "demo", "both"], default="both")
+    parser.add_argument("--model", choices=["random", "demo", "both", "none"], default="both")
+    parser.add_argument("--chat", choices=["demo", "100MB", "both", "none"], default="both")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -142,6 +144,8 @@ async def main() -> None:
             lines += await compare("random-llama-100MB", model, args)
         if args.model in ("demo", "both"):
             lines += await compare("demo", DEMO, args)
+        widths = tuple(width for width in WIDTHS if args.chat in (width, "both"))
+        lines += await chat_lines(Path(folder), widths=widths)
     text = "".join(f"{line}\n" for line in lines)
     if args.out is None:
         sys.stdout.write(text)

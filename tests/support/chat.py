@@ -1,0 +1,103 @@
+"""A chat of token prompts over a long system prompt, and what each of its turns cost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
+from tests.support.tiny_model import VOCAB
+from tests.support.worker_process import WorkerProcess
+
+SYSTEM_TOKENS = 2000
+USER_TOKENS = 60
+ANSWER_TOKENS = 60
+TURNS = 20
+REEVALUATED_MAX = 64
+"""Tokens that a turn may evaluate again, beside its new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a chat and its answer."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    cached: int
+    first_token_s: float
+
+    @property
+    def evaluated(self) -> int:
+        """Prompt tokens whose state was not reused."""
+        return len(self.prompt) - self.cached
+
+
+async def ask(
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = ANSWER_TOKENS,
+) -> Turn:
+    """Run one greedy request over a socket."""
+    request = inference_pb2.GenerateRequest(
+        tokens=inference_pb2.TokenIds(ids=prompt),
+        sampling=types_pb2.SamplingOptions(temperature=0),
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+    answer: list[int] = []
+    first_s = 0.0
+    begun_s = time.perf_counter()
+    last: Any = None
+    async for last in stub.Generate(request):
+        if last.token_ids and not answer:
+            first_s = time.perf_counter() - begun_s
+        answer += last.token_ids
+    usage = last.usage
+    assert usage.prompt_tokens == len(prompt)
+    return Turn(tuple(prompt), tuple(answer), usage.cached_tokens, first_s)
+
+
+async def chat(
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+    *,
+    seed: int = 1,
+    turns: int = TURNS,
+    system_tokens: int = SYSTEM_TOKENS,
+) -> list[Turn]:
+    """Hold a chat: each prompt is all that was said before, and USER_TOKENS new tokens."""
+    draws = random.Random(seed)
+    said = _drawn(draws, system_tokens)
+    done: list[Turn] = []
+    for _ in range(turns):
+        said += _drawn(draws, USER_TOKENS)
+        done.append(await ask(stub, said))
+        said += done[-1].answer
+    return done
+
+
+async def check_chat(worker: WorkerProcess, turns: Sequence[Turn]) -> None:
+    """Assert what each turn may evaluate, and that a worker that forgot answers the same."""
+    assert turns[0].cached == 0
+    evaluated = [turn.evaluated for turn in turns[1:]]
+    assert max(evaluated) <= USER_TOKENS + REEVALUATED_MAX, evaluated
+    assert min(evaluated) >= USER_TOKENS, evaluated
+    for number, turn in enumerate(turns):
+        await forget(worker)
+        again = await ask(worker.inference, turn.prompt)
+        assert again.cached == 0, number
+        assert again.answer == turn.answer, number
+
+
+async def forget(worker: WorkerProcess) -> None:
+    """Have the worker drop every prefix that it keeps."""
+    await worker.control.Shrink(
+        worker_pb2.ShrinkRequest(worker_incarnation=worker.incarnation, target_bytes=0)
+    )
+
+
+def _drawn(draws: random.Random, count: int) -> list[int]:
+    return [draws.randrange(3, VOCAB) for _ in range(count)]

@@ -1,0 +1,26 @@
+"""A short chat through a worker's socket; tests/soak has the long one, tests/bench its times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.chat import chat, check_chat
+from tests.support.chat_models import ARCHITECTURES, WIDTHS
+from tests.support.worker_process import running_worker
+
+SHAPE = WIDTHS["demo"]
+TURNS = 4
+SYSTEM_TOKENS = 400
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_a_turn_costs_its_new_tokens(architecture: str, tmp_path: Path) -> None:
+    """From the second turn on at most the new tokens and 64 are evaluated, and answers stay."""
+    folder = ARCHITECTURES[architecture](tmp_path / architecture, SHAPE)
+    async with running_worker() as worker:
+        await worker.load(folder, context_length=SHAPE.context, rows_max=1)
+        turns = await chat(worker.inference, turns=TURNS, system_tokens=SYSTEM_TOKENS)
+        await check_chat(worker, turns)
