@@ -44,10 +44,8 @@ SILENT = {
     "mlxd.v1.Embedding.values": "Embed",
     "mlxd.v1.Model.priority": "priority",
 }
-# Fields whose honest value is 0 here: no prefix is kept between requests yet, nothing leaks, and on
-# CPU nothing is compiled.
+# Fields whose honest value is 0 here: nothing leaks, and on CPU nothing is compiled.
 ZERO = {
-    "mlxd.v1.Usage.cached_tokens",
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",
     "mlxd.v1.WorkerStatus.compiles",

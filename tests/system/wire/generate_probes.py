@@ -61,7 +61,7 @@ async def each_cut_at_its_tightest_is_greedy(wire: Wire) -> None:
 )
 async def each_penalty_keeps_a_forced_token_from_coming_twice(wire: Wire) -> None:
     """What a bias forces comes once and no more in the window; without a window it always comes."""
-    bias = {100: 9.0}
+    bias = {100: 20.0}
     forced = types_pb2.SamplingOptions(temperature=0, logit_bias={100: 100.0})
     assert await wire.ids(sampling=forced, ignore_eos=True) == [100] * 12
     for name, value in (("presence_penalty", 10), ("frequency_penalty", 10)):
