@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxd_shared.cache_sizes import kv_group_values
 from mlxd_shared.requests import KVFormat
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
+from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError, RowId
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.quantized import Packing, QuantizedKVCache
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.loader import inspect_model, load_model
 
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 KV_HEADS, HEADS, HEAD_DIM = 2, 6, 64
 SCALE = HEAD_DIM**-0.5
 FORMATS = [KVFormat.Q8, KVFormat.Q4]
@@ -290,3 +296,26 @@ def test_it_goes_back_anywhere() -> None:
     assert cache.rewinds(5, 0)
     assert cache.rewinds(5, 5)
     assert not cache.rewinds(5, 6)
+
+
+@pytest.mark.parametrize(("kv", "error_max"), [(KVFormat.Q8, 0.2), (KVFormat.Q4, 3.0)])
+def test_a_trained_model_answers_nearly_the_same(kv: KVFormat, error_max: float) -> None:
+    """The logits of a prompt and of a step, some of them above 10, move little."""
+    model = load_model(inspect_model(DEMO), form=FloatType.F32, progress=lambda *_: None)
+    plain, packed = (answers(model, kv_format) for kv_format in (KVFormat.MODEL, kv))
+
+    assert farthest(plain, mx.zeros_like(plain)) > 10
+    assert 0 < farthest(packed, plain) < error_max
+
+
+def answers(model: Model, kv: KVFormat) -> mx.array:
+    """Return the logits after a prompt of 100 tokens, and after one more."""
+    made = model.new_caches(kv=kv, context_max=1024)
+    caches = RowCaches(made, context_max=1024, rows_max=1)
+    row = RowId(0)
+    caches.join(row, tokens=101)
+    found = []
+    for batch in (Batch.prefill(range(10, 110), 0, row), Batch.decode([110], [100], [row])):
+        found.append(model.logits(model.forward(batch, caches)[-1:]))
+        mx.eval(found, *caches.state())
+    return mx.concatenate(found)
