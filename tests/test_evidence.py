@@ -14,6 +14,10 @@ from tests.tidy.tree import ROOT
 
 FOLDER = ROOT / "docs" / "evidence"
 DOCUMENTS = sorted(path.name for path in FOLDER.glob("*.md"))
+FAULTS = range(1, 44)
+"""The numbers of the faults in caches.md."""
+CASES_MIN = 18
+"""How many numeric cases caches.md has, those about drafts included."""
 
 
 @cache
@@ -34,6 +38,13 @@ def node_ids(text: str) -> Iterator[tuple[str, str]]:
                 yield path, test.partition("[")[0]
             elif quoted.startswith("::"):
                 yield path, quoted[2:].partition("[")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of every row of every table, headings and rules left out."""
+    lines = [line.strip().strip("|").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return [row for row in cells if not re.fullmatch(r"[-| ]+", row[0]) and len(row) > 1]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -58,3 +69,15 @@ def test_a_proof_that_is_gone_is_found() -> None:
     ]
     assert "test_a_proof_that_is_gone_is_found" in names_in(Path(__file__))
     assert "test_nobody_wrote" not in names_in(Path(__file__))
+
+
+def test_every_fault_and_case_of_the_caches_has_its_row() -> None:
+    """Each has a test, or a word why it is not this milestone's."""
+    table = rows((FOLDER / "caches.md").read_text(encoding="utf-8"))
+    numbered = {int(row[0]): row for row in table if row[0].isdecimal()}
+    cases = [row for row in table if row[0].startswith("case: ")]
+
+    assert sorted(numbered) == list(FAULTS)
+    assert len(cases) >= CASES_MIN
+    for row in [*numbered.values(), *cases]:
+        assert "`tests/" in row[-1] or row[-1].startswith("excluded: "), row
