@@ -45,7 +45,8 @@ def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
     capacity, widest = caches.table.classes[-1], max(widths)
     caches.rehearse(_ROW, capacity=capacity, slots=1)
     offset, wide = 0, AttentionShape(capacity, 1, widest)
-    while offset < capacity and any(layer.rewinds(offset, 0) for layer in windows):
+    longest = caches.table.context_max
+    while offset < longest and any(layer.rewinds(offset, 0) for layer in windows):
         offset = _run(model, caches, wide, offset=offset)
     for width in sorted(set(widths)):
         offset = _run(model, caches, AttentionShape(capacity, 1, width), offset=offset)
