@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
@@ -18,6 +19,10 @@ ANSWER_TOKENS = 60
 TURNS = 20
 REEVALUATED_MAX = 64
 """Tokens that a turn may evaluate again, beside its new ones."""
+NEAR_TIE = 1e-3
+"""Of two logits: what rounding may decide."""
+NEAR_TIES_MAX = 3
+"""Turns of a chat that a near tie may break off; with random weights there is one now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,12 @@ async def ask(
     prompt: Sequence[int],
     *,
     max_tokens: int = ANSWER_TOKENS,
+    bias: Mapping[int, float] = MappingProxyType({}),
 ) -> Turn:
     """Run one greedy request over a socket."""
     request = inference_pb2.GenerateRequest(
         tokens=inference_pb2.TokenIds(ids=prompt),
-        sampling=types_pb2.SamplingOptions(temperature=0),
+        sampling=types_pb2.SamplingOptions(temperature=0, logit_bias=dict(bias)),
         max_tokens=max_tokens,
         ignore_eos=True,
     )
@@ -85,11 +91,29 @@ async def check_chat(worker: WorkerProcess, turns: Sequence[Turn]) -> None:
     evaluated = [turn.evaluated for turn in turns[1:]]
     assert max(evaluated) <= USER_TOKENS + REEVALUATED_MAX, evaluated
     assert min(evaluated) >= USER_TOKENS, evaluated
-    for number, turn in enumerate(turns):
-        await forget(worker)
-        again = await ask(worker.inference, turn.prompt)
-        assert again.cached == 0, number
-        assert again.answer == turn.answer, number
+    near_ties = [await check_same(worker, turn) for turn in turns]
+    assert sum(near_ties) <= NEAR_TIES_MAX, near_ties
+
+
+async def check_same(worker: WorkerProcess, turn: Turn) -> bool:
+    """Assert that a worker that forgot answers the same; return whether a near tie broke it off.
+
+    Sums of other chunks round otherwise. Where that decides, the two best tokens are so near that a
+    bias of NEAR_TIE against either makes the other one the best; anything else is a wrong token.
+    """
+    await forget(worker)
+    again = await ask(worker.inference, turn.prompt)
+    assert again.cached == 0
+    pairs = zip(turn.answer, again.answer, strict=True)
+    place = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    if place is None:
+        return False
+    begun = (*turn.prompt, *turn.answer[:place])
+    one, other = turn.answer[place], again.answer[place]
+    for worse, better in ((one, other), (other, one)):
+        probe = await ask(worker.inference, begun, max_tokens=1, bias={worse: -NEAR_TIE})
+        assert probe.answer == (better,), f"another answer after {place} tokens of {turn.answer}"
+    return True
 
 
 async def forget(worker: WorkerProcess) -> None:

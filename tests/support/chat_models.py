@@ -15,29 +15,13 @@ from tests.bench.models import Shape
 from tests.support.random_model import (
     DEMO,
     LARGE,
-    decoder_config,
     write_dense_model,
-    write_random_model,
+    write_hybrid_model,
     write_sliding_model,
 )
 
 WINDOW = 512
 WIDTHS = MappingProxyType({"demo": DEMO, "100MB": LARGE})
-
-
-def write_hybrid_model(folder: Path, *, shape: Shape, seed: int = 1) -> Path:
-    """Write a Qwen3.5: gated delta layers, and full attention in every third; return `folder`."""
-    config = decoder_config(
-        "Qwen3_5ForCausalLM",
-        shape,
-        full_attention_interval=3,
-        linear_num_key_heads=shape.kv_heads,
-        linear_num_value_heads=shape.heads,
-        linear_key_head_dim=shape.hidden // shape.heads,
-        linear_value_head_dim=shape.hidden // shape.heads,
-        linear_conv_kernel_dim=4,
-    )
-    return write_random_model(folder, config, seed=seed)
 
 
 ARCHITECTURES: MappingProxyType[str, Callable[[Path, Shape], Path]] = MappingProxyType(
