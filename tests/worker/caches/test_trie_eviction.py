@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from mlxd_worker.cache.eviction import Candidate, least_recent, reuse_value
+from mlxd_worker.cache.eviction import (
+    RERANK_REQUESTS,
+    Candidate,
+    Ranking,
+    least_recent,
+    reuse_value,
+)
 from mlxd_worker.cache.trie import PrefixTrie
 from mlxd_worker.cache.trie_node import Key, Node, TrieError, Uses, key_of, length
 from tests.worker.caches.trie_model import NBYTES, Kind, Snapshot, Stand, Tokens, put, tokens_of
@@ -239,23 +245,67 @@ def test_a_node_may_go_while_its_row_runs_on(stand: Stand) -> None:
 
 def test_only_what_can_go_is_judged() -> None:
     """A policy is asked about leaves and about nodes with states, and about nothing else."""
-    asked: list[tuple[Tokens, int]] = []
+    asked: list[bool] = []
 
     def ask(candidate: Candidate[Kind, Snapshot]) -> float:
-        asked.append((tokens_of(candidate.node), candidate.nbytes))
+        whole = [kind for kind in candidate.node.snapshots if not kind.sliceable]
+        asked.append(bool(whole) or not candidate.node.children)
         return reuse_value(candidate)
 
-    stand = Stand(edge_tokens=4)
-    stand.trie = PrefixTrie(stand.kinds, stand.book.merge, value=ask, edge_tokens=4)
-    stand.put(*A)
-    stand.put(*A, 9)
-    stand.put(1, 2, 7)
+    hybrid = Stand(Kind.STANDARD, Kind.RECURRENT, edge_tokens=4)
+    hybrid.trie = PrefixTrie(
+        hybrid.kinds, hybrid.book.merge, value=ask, edge_tokens=4, rerank_requests=0
+    )
+    hybrid.put(*A)
+    hybrid.put(*A, 9)
+    hybrid.put(1, 2, 7)
 
-    stand.trie.evict(stand.trie.nbytes - 1)
+    hybrid.trie.evict(hybrid.trie.nbytes - 1)
+    hybrid.trie.evict(0)
 
-    at_first = sorted(asked[:2])
-    assert at_first == [((*A, 9), TOKEN_NBYTES), ((1, 2, 7), TOKEN_NBYTES)]
-    assert asked[2:] == [(A, 4 * TOKEN_NBYTES)], "what is a leaf since"
+    assert asked
+    assert all(asked)
+
+
+def test_an_old_ranking_still_knows_what_was_used_since(stand: Stand) -> None:
+    """Between two rankings of everything, a use counts at once, and so does what is new."""
+    for chat in range(5):
+        stand.put(chat, 1)
+    for chat in (0, 2, 0, 2):
+        stand.use(chat, 1)
+    stand.put(9, 1)
+
+    stand.trie.evict(3 * 2 * TOKEN_NBYTES)
+
+    assert stand.ends() == {(0, 1), (2, 1), (9, 1)}
+
+
+def test_what_grew_old_goes_after_a_new_ranking(stand: Stand) -> None:
+    """Many uses long ago weigh less than one use lately, once everything is reckoned anew."""
+    stand.put(1, 1)
+    for _ in range(5):
+        stand.use(1, 1)
+    stand.put(2, 2)
+    for _ in range(RERANK_REQUESTS):
+        stand.use(7)
+    stand.use(2, 2)
+    stand.put(3, 3)
+    stand.use()
+
+    stand.trie.evict(2 * 2 * TOKEN_NBYTES)
+
+    assert stand.ends() == {(2, 2), (3, 3)}
+
+
+def test_a_ranking_stays_small_without_an_eviction() -> None:
+    """Uses under a budget that is never exceeded leave no trace behind."""
+    ranking: Ranking[Kind, Snapshot] = Ranking(lambda _: 1.0, rerank_requests=64)
+    nodes: list[Node[Kind, Snapshot]] = [Node(None, Key(b""), 0) for _ in range(10)]
+    for turn in range(10_000):
+        ranking.note(nodes[turn % 10])
+
+    assert len(ranking._heap) <= 100
+    assert ranking.least() in nodes
 
 
 def candidate(*, gain: int = 10, nbytes: int = 100, uses: int = 1, idle: int = 5) -> (

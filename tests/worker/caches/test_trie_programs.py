@@ -79,7 +79,9 @@ class Pair:
     trie: PrefixTrie[Kind, Snapshot] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trie = PrefixTrie(self.kinds, self.book.merge, edge_tokens=EDGE_TOKENS)
+        self.trie = PrefixTrie(
+            self.kinds, self.book.merge, edge_tokens=EDGE_TOKENS, rerank_requests=0
+        )
 
     def prompt(self, step: Step) -> Tokens:
         """Return some beginning of a former prompt, and something new."""

@@ -1,4 +1,4 @@
-"""What a kept prefix is worth: the policy by which the trie makes room. Pure, no state.
+"""What a kept prefix is worth, and the order in which the trie makes room by it. Pure.
 
 Invariants:
 - A value compares candidates at one moment; it is the expected gain of keeping a byte a little
@@ -9,10 +9,16 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Callable
+from itertools import count
 from typing import Generic, NamedTuple, Protocol
 
 from mlxd_worker.cache.trie_node import K, Node, S
+
+RERANK_REQUESTS = 64
+"""Between two reckonings of everything's worth: what nobody uses only changes with time."""
 
 
 class Candidate(NamedTuple, Generic[K, S]):
@@ -53,3 +59,64 @@ def reuse_value(candidate: Candidate[K, S], /) -> float:
 def least_recent(candidate: Candidate[K, S], /) -> float:
     """Return the time of the last use: plain LRU, which the policy is measured against."""
     return float(-candidate.idle)
+
+
+class Ranking(Generic[K, S]):
+    """The nodes of which something could go, least worth first.
+
+    A node's worth is reckoned when it is noted and again when its turn comes; of all others it is
+    as of the last ranking, at most `rerank_requests` requests ago when `rank` was last called. So
+    one eviction costs little however many nodes there are.
+    """
+
+    def __init__(self, worth: Callable[[Node[K, S]], float], *, rerank_requests: int) -> None:
+        """Make an empty ranking by `worth`."""
+        self._worth = worth
+        self._rerank_requests = rerank_requests
+        self._ranked_at = 0
+        self._numbers = count()
+        self._entries: dict[Node[K, S], int] = {}
+        self._heap: list[tuple[float, int, int, Node[K, S]]] = []
+
+    def __contains__(self, node: Node[K, S]) -> bool:
+        return node in self._entries
+
+    def note(self, node: Node[K, S]) -> None:
+        """Let a node take part, or take part with what it is worth now."""
+        self._push(node, self._worth(node))
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = [entry for entry in self._heap if self._entries.get(entry[3]) == entry[2]]
+            heapq.heapify(self._heap)
+
+    def drop(self, node: Node[K, S]) -> None:
+        """Leave a node out; nothing happens where it takes no part."""
+        self._entries.pop(node, None)
+
+    def clear(self) -> None:
+        """Leave all out."""
+        self._entries.clear()
+        self._heap.clear()
+
+    def rank(self, now: int) -> None:
+        """Reckon every node's worth where the last time was too many requests ago."""
+        if now - self._ranked_at < self._rerank_requests:
+            return
+        self._ranked_at = now
+        self._heap.clear()
+        for node in self._entries:
+            self._push(node, self._worth(node))
+
+    def least(self) -> Node[K, S]:
+        """Return the node of least worth, of equals the deepest; there must be one."""
+        while True:
+            worth, _, number, node = heapq.heappop(self._heap)
+            if self._entries.get(node) != number:
+                continue
+            worth_now = self._worth(node)
+            self._push(node, worth_now)
+            if worth_now <= worth or self._heap[0][2] == self._entries[node]:
+                return node
+
+    def _push(self, node: Node[K, S], worth: float) -> None:
+        number = self._entries[node] = next(self._numbers)
+        heapq.heappush(self._heap, (worth, -node.stop, number, node))

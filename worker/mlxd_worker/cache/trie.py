@@ -23,13 +23,17 @@ trie's structure is undefined and `clear` is the only call left; it closes whate
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from itertools import count
 from typing import Generic, NamedTuple
 
-from mlxd_worker.cache.eviction import Candidate, Value, reuse_value
+from mlxd_worker.cache.eviction import (
+    RERANK_REQUESTS,
+    Candidate,
+    Ranking,
+    Value,
+    reuse_value,
+)
 from mlxd_worker.cache.trie_node import (
     TOKEN_NBYTES,
     K,
@@ -68,11 +72,12 @@ class PrefixTrie(Generic[K, S]):
         *,
         value: Value[K, S] = reuse_value,
         edge_tokens: int = EDGE_TOKENS_MAX,
+        rerank_requests: int = RERANK_REQUESTS,
     ) -> None:
         """Make an empty trie for a model whose layers are of `kinds`.
 
         `merge` makes one snapshot of two adjacent ones and uses both up. `value` says what an
-        eviction takes first: what is worth least.
+        eviction takes first: what is worth least, as of at most `rerank_requests` requests ago.
         """
         self._sliceable = tuple(dict.fromkeys(kind for kind in kinds if kind.sliceable))
         self._whole = tuple(dict.fromkeys(kind for kind in kinds if not kind.sliceable))
@@ -82,7 +87,7 @@ class PrefixTrie(Generic[K, S]):
         self._root: Node[K, S] = Node(None, Key(b""), 0)
         self._now = 0
         self._nbytes = 0
-        self._evictable: dict[Node[K, S], None] = {}
+        self._evictable: Ranking[K, S] = Ranking(self._worth, rerank_requests=rerank_requests)
 
     @property
     def nbytes(self) -> int:
@@ -134,6 +139,8 @@ class PrefixTrie(Generic[K, S]):
                 node.use(self._now, used)
             if node.stop == used:
                 node.landed = Uses(node.landed.count + 1, self._now)
+            if node in self._evictable:
+                self._evictable.note(node)
 
     def insert(
         self, key: Key, snapshots: Mapping[K, S], *, user: bool = False
@@ -185,24 +192,14 @@ class PrefixTrie(Generic[K, S]):
         if self._nbytes <= to_nbytes:
             return []
         gone: list[Evicted] = []
-        numbers = count()
-        current: dict[Node[K, S], int] = {}
-        heap: list[tuple[float, int, int, Node[K, S]]] = []
-
-        def consider(node: Node[K, S]) -> None:
-            number = current[node] = next(numbers)
-            heapq.heappush(heap, (self._value(self._candidate(node)), -node.stop, number, node))
-
-        for node in self._evictable:
-            consider(node)
+        self._evictable.rank(self._now)
         while self._nbytes > max(to_nbytes, 0):
-            _, _, number, node = heapq.heappop(heap)
-            if current[node] != number or node not in self._evictable:
-                continue
+            node = self._evictable.least()
             gone.append(self._described(node))
-            changed = self._strip(node) if node.children else self._unlink(node)
-            if changed in self._evictable:
-                consider(changed)
+            if node.children:
+                self._strip(node)
+            else:
+                self._unlink(node)
         return gone
 
     def remove(self, node: Node[K, S]) -> None:
@@ -223,6 +220,7 @@ class PrefixTrie(Generic[K, S]):
         """Close and forget everything."""
         for node in self.nodes():
             self._empty(node)
+        self._evictable.clear()
         self._root = Node(None, Key(b""), self._now)
         self._nbytes = 0
 
@@ -264,7 +262,6 @@ class PrefixTrie(Generic[K, S]):
                 if after is not None:
                     rest[kind] = after
             self._review(at)
-            self._review(child)
             at = child
         return at
 
@@ -295,10 +292,11 @@ class PrefixTrie(Generic[K, S]):
             assert merged is not None, "both had a snapshot"
             self._adopt(child, kind, merged)
         child.take_front()
+        self._review(child)
         return child
 
-    def _unlink(self, node: Node[K, S]) -> Node[K, S]:
-        """Take a leaf away, and what only led to it; return what may now be the next to go."""
+    def _unlink(self, node: Node[K, S]) -> None:
+        """Take a leaf away, and what only led to it."""
         top = self._useless_without(node)
         self._empty(node)
         parent = top.parent
@@ -306,7 +304,7 @@ class PrefixTrie(Generic[K, S]):
         del parent.children[top.first]
         top.parent = None
         self._review(parent)
-        return self._compact(parent)
+        self._compact(parent)
 
     def _useless_without(self, node: Node[K, S]) -> Node[K, S]:
         """Return the highest node that keeps nothing but what `node` does, often itself."""
@@ -316,23 +314,23 @@ class PrefixTrie(Generic[K, S]):
             node = before
         return node
 
-    def _strip(self, node: Node[K, S]) -> Node[K, S]:
-        """Take an inner node's whole-state snapshots; return what then stands in its place."""
+    def _strip(self, node: Node[K, S]) -> None:
+        """Take an inner node's whole-state snapshots."""
         for kind in self._whole:
             if kind in node.snapshots:
                 self._release(node, kind).close()
         self._review(node)
-        return self._compact(node)
+        self._compact(node)
 
     def _empty(self, node: Node[K, S]) -> None:
         for kind in tuple(node.snapshots):
             self._release(node, kind).close()
-        self._evictable.pop(node, None)
+        self._evictable.drop(node)
 
     def _adopt(self, node: Node[K, S], kind: K, snapshot: S) -> None:
         node.snapshots[kind] = snapshot
         self._grow(node, snapshot.nbytes)
-        snapshot.on_materialise = partial(self._grow, node)
+        snapshot.on_materialise = partial(self._materialised, node)
 
     def _release(self, node: Node[K, S], kind: K) -> S:
         snapshot = node.snapshots.pop(kind)
@@ -344,25 +342,30 @@ class PrefixTrie(Generic[K, S]):
         node.nbytes += nbytes
         self._nbytes += nbytes
 
+    def _materialised(self, node: Node[K, S], nbytes: int) -> None:
+        self._grow(node, nbytes)
+        if node in self._evictable:
+            self._evictable.note(node)
+
     def _has_state(self, node: Node[K, S]) -> bool:
         return any(kind in node.snapshots for kind in self._whole)
 
     def _review(self, node: Node[K, S]) -> None:
         """Note whether something of a node can go now."""
         if node is not self._root and (not node.children or self._has_state(node)):
-            self._evictable[node] = None
+            self._evictable.note(node)
         else:
-            self._evictable.pop(node, None)
+            self._evictable.drop(node)
 
-    def _candidate(self, node: Node[K, S]) -> Candidate[K, S]:
-        """Return what of an evictable node could go, and what would be lost."""
+    def _worth(self, node: Node[K, S]) -> float:
+        """Return what the part of an evictable node that could go is worth."""
         restorable = all(kind in node.snapshots for kind in self._whole)
         gain = 0
         if restorable:
             gain = node.stop - (self._point_before(node) if self._whole else node.start)
         uses = node.landed if node.children else node.passed
         nbytes = node.whole_nbytes if node.children else node.nbytes
-        return Candidate(node, gain, nbytes, uses.count, self._now - uses.last)
+        return self._value(Candidate(node, gain, nbytes, uses.count, self._now - uses.last))
 
     def _point_before(self, node: Node[K, S]) -> int:
         """Return the last length before a node's end at which a row could be restored."""
