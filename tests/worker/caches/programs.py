@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlxd_worker.cache.base import RowError, RowId
+from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.snapshot import SnapshotError
 from tests.worker.caches.pair import CONTEXT_MAX, Pair, Record, Row
 
 STEPS = 200
-RECORDS_MAX = 8
+RECORDS_MAX = 10
 """Open snapshots in a program; beyond, the oldest is closed."""
 
 
@@ -146,6 +146,28 @@ def restore(pair: Pair, step: Step) -> None:
         pair.restore(row, parts, target)
 
 
+def redo(pair: Pair, step: Step) -> None:
+    """A row returns to where it, or another, once stood: mostly possible, and often without a copy.
+
+    Its own lazy snapshots come first; a kind without a snapshot that ends there has none.
+    """
+    if not pair.rows or not pair.records:
+        return
+    lazy = [record for record in pair.records if record.snapshot.lazy]
+    chosen = (lazy or pair.records)[step.which % len(lazy or pair.records)]
+    row = chosen.snapshot.row if chosen.snapshot.row is not None else some_row(pair, step)
+    assert row is not None
+    target = chosen.stop
+    parts: dict[Kind, list[Record]] = {chosen.kind: chain(pair.records, chosen)}
+    for record in pair.records:
+        if record.stop == target and record.kind is not chosen.kind:
+            parts[record.kind] = chain(pair.records, record)
+    if step.other % 3 == 0 and len(pair.subject.kinds) == 1:
+        target -= step.amount % (chosen.stop - chosen.start)
+    pair.reserve(row, target)
+    pair.restore(row, [part for run_of in parts.values() for part in run_of], target)
+
+
 def resume(pair: Pair, step: Step) -> None:
     """A new row starts where a snapshot of all kinds ends, as with a prefix found again."""
     by_stop: dict[int, dict[str, list[Record]]] = {}
@@ -177,11 +199,16 @@ def merge(pair: Pair, step: Step) -> None:
     if step.other % 7 == 0:
         pair.merge(*((record, None) if step.amount % 2 else (None, record)))
         return
-    others = [other for other in pair.records if other is not record and other.kind is record.kind]
-    if record.kind.sliceable:
-        others = [other for other in others if other.start == record.stop]
-    if others:
-        pair.merge(record, others[step.other % len(others)])
+    adjacent = [
+        (parent, child)
+        for parent in pair.records
+        for child in pair.records
+        if parent is not child
+        and parent.kind is child.kind
+        and (not parent.kind.sliceable or parent.stop == child.start)
+    ]
+    if adjacent:
+        pair.merge(*adjacent[(step.which + step.amount) % len(adjacent)])
 
 
 def close(pair: Pair, step: Step) -> None:
@@ -201,9 +228,9 @@ def materialise(pair: Pair, step: Step) -> None:
 
 
 VERBS: dict[Callable[[Pair, Step], None], int] = {
-    join: 5, chunk: 9, decode: 14, rewind: 5, free: 1, leave: 3, tend: 4, snapshot: 4,
-    snapshots: 3, schedule: 4, take: 3, restore: 8, resume: 4, split: 4, merge: 5, close: 2,
-    materialise: 1,
+    join: 5, chunk: 9, decode: 14, rewind: 8, free: 1, leave: 3, tend: 4, snapshot: 6,
+    snapshots: 4, schedule: 4, take: 3, restore: 7, redo: 6, resume: 3, split: 6, merge: 5,
+    close: 1, materialise: 1,
 }  # fmt: skip
 """What a step may be, and how often."""
 
@@ -265,7 +292,9 @@ def chain(known: list[Record], last: Record) -> list[Record]:
     """Return a run of adjacent snapshots that ends with `last`, as long as can be."""
     run_of = [last]
     while last.kind.sliceable and run_of[0].start:
-        before = [other for other in known if other.stop == run_of[0].start]
+        before = [
+            other for other in known if other.kind is last.kind and other.stop == run_of[0].start
+        ]
         if not before:
             break
         run_of.insert(0, before[0])
