@@ -15,9 +15,13 @@ import mlx.core as mx
 
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_worker.memory.ledger import Account, Ledger
-from tests.support.chat_models import write_hybrid_model
 from tests.support.engines import Collected, TinyEngine, tiny_engine
-from tests.support.random_model import TINY, write_dense_model, write_sliding_model
+from tests.support.random_model import (
+    TINY,
+    write_dense_model,
+    write_hybrid_model,
+    write_sliding_model,
+)
 from tests.support.tiny_model import VOCAB
 
 WINDOW = 32

@@ -18,8 +18,12 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model, load_model
-from tests.support.chat_models import write_hybrid_model
-from tests.support.random_model import TINY, write_dense_model, write_sliding_model
+from tests.support.random_model import (
+    TINY,
+    write_dense_model,
+    write_hybrid_model,
+    write_sliding_model,
+)
 from tests.support.remembering import AMPLE, tokens_of
 
 CONTEXT = 512
