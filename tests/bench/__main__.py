@@ -21,6 +21,7 @@ import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from tests.bench.chat import WIDTHS, chat_lines
+from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
@@ -31,10 +32,10 @@ CONTROLLER, WORKER = "mlxd: controller", "mlxd: worker directly"
 PEER, SHIPPED = "mlx-lm, float32, same BLAS", "mlx-lm as shipped (bf16)"
 
 
-async def random_llama(folder: Path) -> Path:
+async def random_llama(folder: Path, *, context: int = 2048) -> Path:
     """Write the random model in a process of its own; this one imports no MLX."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.bench.models", str(folder), str(DEMO), "20260101"
+        sys.executable, "-m", "tests.bench.models", str(folder), str(DEMO), "20260101", str(context)
     )
     if await process.wait():
         message = "the random model could not be written"
@@ -128,13 +129,14 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure the random model, the demo model, and chats."""
+    """Measure the random model, the demo model, chats, and mixed lengths."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--model", choices=["random", "demo", "both", "none"], default="both")
     parser.add_argument("--chat", choices=["demo", "100MB", "both", "none"], default="both")
+    parser.add_argument("--mixed-rounds", type=int, default=2, help="of mixed lengths; 0: none")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -146,6 +148,9 @@ async def main() -> None:
             lines += await compare("demo", DEMO, args)
         widths = tuple(width for width in WIDTHS if args.chat in (width, "both"))
         lines += await chat_lines(Path(folder), widths=widths)
+        if args.mixed_rounds:
+            model = await random_llama(Path(folder) / "mixed", context=CONTEXT)
+            lines += await mixed_lines(model, rounds=args.mixed_rounds)
     text = "".join(f"{line}\n" for line in lines)
     if args.out is None:
         sys.stdout.write(text)

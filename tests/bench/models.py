@@ -76,10 +76,16 @@ def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed
 
 
 def main() -> None:
-    """Write a model for a caller that must not import MLX itself: FOLDER TOKENIZER_FROM SEED."""
-    folder, source, seed = sys.argv[1:]
+    """Write a model for a caller that must not import MLX itself.
+
+    FOLDER TOKENIZER_FROM SEED CONTEXT.
+    """
+    folder, source, seed, context = sys.argv[1:]
     count = write_random_llama(
-        Path(folder), tokenizer_from=Path(source), shape=Shape(), seed=int(seed)
+        Path(folder),
+        tokenizer_from=Path(source),
+        shape=Shape(context=int(context)),
+        seed=int(seed),
     )
     sys.stdout.write(f"{count}\n")
 
