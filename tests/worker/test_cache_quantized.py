@@ -48,7 +48,7 @@ def chunk_plan(place: Place, first: int, width: int) -> StepPlan:
     start = mx.array([place.slot, first])
     chunk = Chunk(place.arena, place.capacity, place.slot, first + width, start)
     return StepPlan(
-        width=width, dtype=mx.float32, chunk=chunk, groups=(), order=None, member_order=None,
+        width=width, dtype=mx.float32, chunk=chunk, groups=(), order=None, places=(place,),
         bounded_shapes=False,
     )  # fmt: skip
 
@@ -71,7 +71,8 @@ def decode_plan(places: list[Place], offsets: list[int], width: int = 1) -> Step
         last_visible=mx.array(positions),
     )
     return StepPlan(
-        width=width, dtype=mx.float32, chunk=None, groups=(group,), order=None, member_order=None,
+        width=width, dtype=mx.float32, chunk=None, groups=(group,), order=None,
+        places=tuple(places),
         bounded_shapes=False,
     )  # fmt: skip
 

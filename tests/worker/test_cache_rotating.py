@@ -102,7 +102,7 @@ class Pair:
             chunk=chunk,
             groups=() if group is None else (group,),
             order=order,
-            member_order=None,
+            places=(),
             bounded_shapes=self.bounded,
         )
 

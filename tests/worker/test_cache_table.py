@@ -28,6 +28,7 @@ from mlxd_worker.cache.base import (
     Change,
     Clear,
     Close,
+    Free,
     Move,
     Open,
     Place,
@@ -121,7 +122,7 @@ def test_a_freed_slot_is_reused_cleared() -> None:
     for row in (A, B):
         joined(table, row, 10)
 
-    assert table.leave(A) == []
+    assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0))]
     assert table.place(B) == Place(ArenaId(0), 256, 1)
     assert joined(table, C, 10) == [Clear(Place(ArenaId(0), 256, 0))]
 
@@ -131,7 +132,7 @@ def test_the_last_row_releases_its_arena() -> None:
     table = table_of()
     joined(table, A, 10)
 
-    assert table.leave(A) == [Close(ArenaId(0))]
+    assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0)), Close(ArenaId(0))]
     assert table.arenas == ()
 
 
@@ -278,6 +279,9 @@ class Shadow:
                 case Clear(place):
                     assert place not in self.content
                     self.dirty.discard(place)
+                case Free(place):
+                    del self.content[place]
+                    self.dirty.add(place)
                 case Move(source, target):
                     assert target.capacity >= source.capacity
                     row = self.content.pop(source)
@@ -293,11 +297,6 @@ class Shadow:
         assert place not in self.content
         assert place not in self.dirty
         self.content[place] = row
-
-    def leave(self, place: Place) -> None:
-        """A row is gone, its values are not."""
-        del self.content[place]
-        self.dirty.add(place)
 
 
 class Program:
@@ -349,11 +348,10 @@ class Program:
         assert all(self.table.capacity(row) >= tokens for row, tokens in self.tokens.items())
 
     def leave(self) -> None:
-        """A row leaves; nobody moves."""
+        """A row leaves, which is told by its place; nobody moves."""
         if self.tokens:
             row = self.draws.choice(list(self.tokens))
             del self.tokens[row]
-            self.shadow.leave(self.table.place(row))
             assert self.shadow.carry_out(self.table.leave(row)) == []
 
     def tend(self) -> None:
@@ -470,7 +468,6 @@ def traffic(program: Program, *, steps: int) -> None:
         program.tokens |= wanted
         for row in [row for row in program.tokens if left[row] <= 1]:
             del program.tokens[row], left[row]
-            program.shadow.leave(table.place(row))
             program.shadow.carry_out(table.leave(row))
         left = {row: count - 1 for row, count in left.items()}
         program.tend()

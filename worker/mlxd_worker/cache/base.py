@@ -4,9 +4,9 @@ Invariants:
 - A row starts at position 0, never padded. All layers of a row stand at the same offset.
 - A row sits in one slot of one arena; the rows of an arena hold at most its capacity of tokens.
 - An arena's slots are fixed when it is opened; it is closed with its last row.
-- One `RowTable` decides for all layers; a layer's cache only carries out `open`, `close`, `move`
-  and `clear`. How much memory a capacity takes is the layer's own affair: a window or a recurrent
-  state does not grow with it.
+- One `RowTable` decides for all layers; a layer's cache only carries out `open`, `close`, `move`,
+  `clear` and `free`. How much memory a capacity takes is the layer's own affair: a window or a
+  recurrent state does not grow with it.
 - What a cache holds beyond a row's offset has no meaning. What it holds there is finite.
 - Nothing keeps a reference to, or a view of, a cache's array across a step: it would turn the next
   write in place into a copy of the whole arena.
@@ -88,7 +88,14 @@ class Clear:
     place: Place
 
 
-Change = Open | Close | Move | Clear
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The row at `place` has left for good; what it held has no meaning any more."""
+
+    place: Place
+
+
+Change = Open | Close | Move | Clear | Free
 """What the row table tells every layer's cache to do, in order."""
 
 
@@ -96,7 +103,8 @@ class LayerCache(Protocol):
     """One layer's state for all rows, arranged as the row table says.
 
     All methods run on the engine thread; all but `read` have taken effect (been evaluated) when
-    they return.
+    they return. A recurrent layer keeps its states by row rather than by slot: there an arena takes
+    nothing, and a move copies nothing.
     """
 
     @property
@@ -118,6 +126,10 @@ class LayerCache(Protocol):
 
     def clear(self, place: Place) -> None:
         """Zero one slot, so that a former row's values (a NaN above all) cannot reach the next."""
+        ...
+
+    def free(self, place: Place) -> None:
+        """Learn that the row at `place` has left; memory that is kept by slot stays the arena's."""
         ...
 
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
@@ -143,7 +155,10 @@ class LayerCache(Protocol):
         ...
 
     def slot_nbytes(self, capacity: int) -> int:
-        """Return the bytes that one slot of an arena of `capacity` takes in this layer."""
+        """Return the bytes that one slot of an arena of `capacity` takes in this layer.
+
+        A recurrent one: the bytes of one row's states, wherever it sits.
+        """
         ...
 
     def arrays(self) -> Mapping[str, mx.array]:

@@ -18,7 +18,14 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.captures import Captures
-from mlxd_worker.cache.snapshot import LayerState, Snapshot, SnapshotBook, allocate_exactly, clip
+from mlxd_worker.cache.snapshot import (
+    LayerState,
+    ReadRow,
+    Snapshot,
+    SnapshotBook,
+    allocate_exactly,
+    clip,
+)
 
 Kept = Mapping[Kind, Snapshot]
 """Snapshots of all the model's kinds, taken at one offset."""
@@ -47,6 +54,7 @@ class RowContents:
                 self._layers.setdefault(layer.kind, []).append(layer)
         self._stops_exactly = any(not kind.sliceable for kind in self._layers)
         self._rows: dict[RowId, _Row] = {}
+        self._read = _reader(self._layers, place)
         self.book = SnapshotBook(self._read)
 
     @property
@@ -291,10 +299,6 @@ class RowContents:
         state.reach = max(state.reach, stop)
         return self.book.add_lazy(row, kind, start, stop)
 
-    def _read(self, row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
-        place = self._place(row)
-        return tuple(layer.read(place, start, stop) for layer in self._layers[kind])
-
     def _copy_out(self, row: RowId, start: int, stop: int | None) -> None:
         touched = [
             snapshot
@@ -315,3 +319,16 @@ class RowContents:
             return self._rows[row]
         except KeyError:
             raise RowError(f"row {row} is not known") from None
+
+
+def _reader(layers: Mapping[Kind, list[LayerCache]], place: Callable[[RowId], Place]) -> ReadRow:
+    """Return what reads a row. Not a method: the book would hold the contents, which hold it.
+
+    Arenas in such a circle would outlive their owner until the garbage collector comes by.
+    """
+
+    def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
+        at = place(row)
+        return tuple(layer.read(at, start, stop) for layer in layers[kind])
+
+    return read

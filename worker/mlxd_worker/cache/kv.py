@@ -91,6 +91,9 @@ class KVCache:
         arena.values = _put(arena.values, place.slot, 0, self._zeros(1, place.capacity))
         mx.eval(arena.keys, arena.values)
 
+    def free(self, place: Place) -> None:
+        """Do nothing: the slot stays, and is zeroed for its next row."""
+
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """Return keys and values `[1, kv_heads, stop - start, head_dim]`, compact, lazy."""
         arena = self._arenas[place.arena]

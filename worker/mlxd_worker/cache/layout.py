@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import ArenaId, RowId
+from mlxd_worker.cache.base import ArenaId, Place, RowId
 from mlxd_worker.cache.plan import Group
 from mlxd_worker.cache.table import RowTable
 
@@ -40,15 +40,15 @@ class Layout:
     version: int
     groups: tuple[GroupLayout, ...]
     order: mx.array | None
-    member_order: mx.array | None
+    places: tuple[Place, ...]
 
 
 def arrange(table: RowTable, rows: tuple[RowId, ...], *, whole_arenas: bool) -> Layout:
     """Return how a batch of `rows` lies in the arenas now."""
     index_of = {row: index for index, row in enumerate(rows)}
     groups: list[GroupLayout] = []
-    result_of, member_of = [0] * len(rows), [0] * len(rows)
-    results = members = 0
+    result_of = [0] * len(rows)
+    results = 0
     for arena in table.arenas:
         residents = table.rows_of(arena.arena)
         slots = [slot for slot, row in enumerate(residents) if row in index_of]
@@ -56,10 +56,9 @@ def arrange(table: RowTable, rows: tuple[RowId, ...], *, whole_arenas: bool) -> 
             continue
         slots_used = arena.slots if whole_arenas else slots[-1] + 1
         batch_rows = tuple(index_of[row] for row in residents if row in index_of)
-        for number, (slot, index) in enumerate(zip(slots, batch_rows, strict=True)):
-            result_of[index], member_of[index] = results + slot, members + number
+        for slot, index in zip(slots, batch_rows, strict=True):
+            result_of[index] = results + slot
         results += slots_used
-        members += len(slots)
         queriers = tuple(
             batch_rows[0] if row is None else index_of.get(row, batch_rows[0])
             for row in residents[:slots_used]
@@ -80,7 +79,7 @@ def arrange(table: RowTable, rows: tuple[RowId, ...], *, whole_arenas: bool) -> 
         version=table.version,
         groups=tuple(groups),
         order=None if result_of == list(range(results)) else _index(result_of),
-        member_order=None if member_of == list(range(members)) else _index(member_of),
+        places=tuple(table.place(row) for row in rows),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import ArenaId
+from mlxd_worker.cache.base import ArenaId, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,8 @@ class StepPlan:
     order: mx.array | None
     """int32 [N]: where in the groups' slot-wise results, one after another, each batch row's
     stands; None where they are in order already."""
-    member_order: mx.array | None
-    """int32 [N]: where each batch row stands among the groups' members, one group after another;
-    None where they are in order already. For caches that work on members alone."""
+    places: tuple[Place, ...]
+    """Where each batch row lives. For caches that keep something by row."""
     bounded_shapes: bool
     """Whether attention must keep to the few shapes that were warmed, instead of exact ones."""
     memo: dict[tuple[object, ...], mx.array] = field(default_factory=dict)

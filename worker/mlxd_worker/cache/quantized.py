@@ -155,6 +155,9 @@ class QuantizedKVCache:
         """Zero one slot."""
         self._put(place, 0, self._zeros(1, place.capacity))
 
+    def free(self, place: Place) -> None:
+        """Do nothing: the slot stays, and is zeroed for its next row."""
+
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """Return the bits of [start, stop): packed, scales and biases, `[1, 2 * kv_heads, n, ...]`.
 

@@ -1,15 +1,17 @@
 """The recurrent cache: a state of fixed size a row, which every token changes as a whole.
 
 Invariants:
-- An arena is one array `[slots, *shape]` for each of the layer's states, whatever the capacity: a
-  long row takes no more than a short one.
-- States are read before the step and written after it, so a read must not share memory with the
-  arena: it is a copy, gathered and evaluated while nothing is in flight. Were it lazy, the queue
-  would still hold the arena when the write is dispatched, and the write would copy all of it
-  (measured on a CPU, an arena of 8.4 MB: 1 row of 64, 0.45 ms against 0.80 and 0.4 MB at the peak
-  against 8.8; evaluating takes 16 us).
-- A write copies into the row's slot. So nothing of the step (the chunk whose last inputs become the
-  convolution's tail, above all) stays alive with the state, and rows not in the batch keep theirs.
+- States lie in blocks: for each of the layer's states one array `[rows, *shape]`, of the rows that
+  were written together, in their order. Arenas say nothing to them: a row that changes its place,
+  its class even, keeps its states where they are, and a free slot takes nothing.
+- A pass replaces states and writes into none: its result is the next block. So a batch that stays
+  the same finds its states in one piece, and nothing is gathered, scattered or waited for; one that
+  changed is gathered once.
+- A row has no states before its first pass. When states are added, those of rows that left are
+  given up, and the others of their block gathered: there are never more states than rows at most.
+  Between passes nobody's are copied, whoever joins, moves or leaves.
+- A block owns its memory: what a state is a view of (the chunk whose last inputs become the
+  convolution's tail, above all) goes with the step. Only a buffer up to 16 KiB larger is kept.
 - A state keeps the type it was declared with. Another one is refused rather than converted: a
   recurrence that was rounded to bfloat16 every step drifts without a sign.
 """
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
-from mlxd_worker.cache.plan import Group, StepPlan
+from mlxd_worker.cache.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,35 @@ class RowState:
     dtype: mx.Dtype
 
 
+@dataclass(slots=True, eq=False)
+class _Block:
+    """States of rows that were written together."""
+
+    number: int
+    arrays: list[mx.array]
+    """One a state, each `[rows, *shape]`."""
+    slot_of: dict[Place, int]
+    """Where the rows that are still there stand in the arrays, ascending."""
+
+    @property
+    def slots(self) -> int:
+        """Rows in the arrays, those that left included."""
+        return self.arrays[0].shape[0]
+
+    def is_of(self, places: tuple[Place, ...]) -> bool:
+        """Tell whether these are the rows, all and in order."""
+        return self.slots == len(places) and tuple(self.slot_of) == places
+
+
 class RecurrentCache:
     """One recurrent layer's states for all rows. One owner: the engine thread."""
 
     def __init__(self, states: Sequence[RowState]) -> None:
-        """Return a cache without arenas for these states, in this order everywhere."""
+        """Return an empty cache for these states, one at least, in this order everywhere."""
         self._states = tuple(states)
-        self._arenas: dict[ArenaId, list[mx.array]] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._held: dict[Place, _Block] = {}
+        self._next_number = 0
 
     @property
     def kind(self) -> Kind:
@@ -50,7 +74,7 @@ class RecurrentCache:
     @property
     def nbytes(self) -> int:
         """The exact bytes of the live arrays."""
-        return sum(array.nbytes for arena in self._arenas.values() for array in arena)
+        return sum(array.nbytes for block in self._blocks.values() for array in block.arrays)
 
     def slot_nbytes(self, capacity: int) -> int:
         """Return the bytes of one row's states: the same for every capacity."""
@@ -60,34 +84,42 @@ class RecurrentCache:
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name; do not keep them across a step."""
         return {
-            f"{state.name}.{arena}": array
-            for arena, arrays in self._arenas.items()
-            for state, array in zip(self._states, arrays, strict=True)
+            f"{state.name}.{block.number}": array
+            for block in self._blocks.values()
+            for state, array in zip(self._states, block.arrays, strict=True)
         }
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
-        """Make an arena; its slots are zero."""
-        del capacity
-        arrays = [mx.zeros((slots, *state.shape), state.dtype) for state in self._states]
-        mx.eval(arrays)
-        self._arenas[arena] = arrays
+        """Take note of nothing: a row's states come with its first pass."""
 
     def close(self, arena: ArenaId) -> None:
-        """Release an arena."""
-        del self._arenas[arena]
+        """Release nothing: states went with their rows."""
 
     def move(self, source: Place, target: Place) -> None:
-        """Copy one row's states; the source becomes free."""
-        self._put_row(target, self._row(source))
+        """Know one row's states by its new place; nothing is copied."""
+        block = self._held.pop(source, None)
+        if block is not None:
+            self._held[target] = block
+            block.slot_of = {
+                target if place == source else place: slot for place, slot in block.slot_of.items()
+            }
 
     def clear(self, place: Place) -> None:
-        """Zero one slot."""
-        self._put_row(place, [mx.zeros((1, *state.shape), state.dtype) for state in self._states])
+        """Forget what the row at `place` holds: it finds zeros."""
+        self._vacate(place)
+
+    def free(self, place: Place) -> None:
+        """Forget a row. The memory returns with its block, at the next pass at the latest."""
+        self._vacate(place)
 
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """Return compact copies of the row's states, each `[1, *shape]`; it stands at `stop`."""
         del start, stop
-        return tuple(self._row(place))
+        block = self._held.get(place)
+        if block is None:
+            return tuple(self._zeros())
+        slot = mx.array([block.slot_of[place]], dtype=mx.int32)
+        return tuple(mx.take(array, slot, axis=0) for array in block.arrays)
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
         """Put back what `read` returned; the row then stands at `stop`.
@@ -97,77 +129,103 @@ class RecurrentCache:
         """
         del start, stop
         self._check(state, rows=1)
-        self._put_row(place, state)
+        # Taken, so that it is a copy: a snapshot's memory is the snapshot's.
+        first = mx.array([0], dtype=mx.int32)
+        self._replace((place,), [mx.take(array, first, axis=0) for array in state])
+        mx.eval(list(self.arrays().values()))
 
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell whether a row at `offset` stands at `target`: a state cannot be undone."""
         return offset == target
 
     def states(self, plan: StepPlan) -> tuple[mx.array, ...]:
-        """Return the states before the pass, each `[N, *shape]` in the batch's order, evaluated.
+        """Return the states before the pass, each `[N, *shape]` in the batch's order; lazy.
 
-        A row that has had no token finds zeros. The caller owns the copies.
+        A row that has had no token finds zeros. They may be the cache's own: the caller assigns
+        into none, and drops them with the pass.
         """
-        if plan.chunk is not None:
-            slot = plan.shared((plan.chunk.arena, "slot"), lambda: _slot_of_chunk(plan))
-            taken = [mx.take(array, slot, axis=0) for array in self._arenas[plan.chunk.arena]]
-        else:
-            taken = [self._gathered(plan, index) for index in range(len(self._states))]
-        mx.eval(taken)
-        return tuple(taken)
+        block = self._held.get(plan.places[0])
+        if block is not None and block.is_of(plan.places):
+            return tuple(block.arrays)
+        return self._gathered(plan)
 
     def put(self, plan: StepPlan, states: Sequence[mx.array]) -> None:
-        """Write the states after the pass, each `[N, *shape]` in the batch's order; lazy.
+        """Take the states after the pass, each `[N, *shape]` in the batch's order; lazy.
 
-        Takes effect when `arrays` are evaluated, in place if nobody else holds one of them.
+        Takes effect when `arrays` are evaluated.
 
         Raises:
-            RowError: wrong number, shape or type of states; nothing was written.
+            RowError: wrong number, shape or type of states; nothing has changed.
         """
-        if plan.chunk is not None:
-            self._check(states, rows=1)
-            slot = plan.shared((plan.chunk.arena, "slot"), lambda: _slot_of_chunk(plan))
-            arena = self._arenas[plan.chunk.arena]
-            for index, state in enumerate(states):
-                arena[index] = mx.slice_update(arena[index], state, slot, axes=(0,))
-            return
-        self._check(states, rows=sum(group.count for group in plan.groups))
-        for group in plan.groups:
-            arena, slots = self._arenas[group.arena], _slots_of(plan, group)
-            for index, state in enumerate(states):
-                # By position in the list: a name for the array would be a second holder of it.
-                arena[index][slots] = _members(state, group)
+        self._check(states, rows=len(plan.places))
+        self._replace(plan.places, [mx.contiguous(state) for state in states])
 
     def written(self, result: mx.array) -> mx.array:
         """Return `result` such that whoever evaluates it has the last `put` carried out first.
 
-        Left to themselves, the writes of all layers come at the end of the pass, and until then the
-        activations that the states are made of stay alive, layer upon layer (6 layers, 512 tokens:
-        58 MB at the peak against 48).
+        Left to themselves, the states of all layers come at the end of the pass, and until then the
+        activations that they are made of stay alive, layer upon layer (6 layers, 512 tokens: 58 MB
+        at the peak against 48), as do the states before.
         """
         ordered: list[mx.array] = mx.depends([result], list(self.arrays().values()))
         return ordered[0]
 
-    def _gathered(self, plan: StepPlan, index: int) -> mx.array:
-        parts = [
-            mx.take(self._arenas[group.arena][index], _slots_of(plan, group), axis=0)
-            for group in plan.groups
+    def _gathered(self, plan: StepPlan) -> tuple[mx.array, ...]:
+        """Return the states of rows of several blocks, or of some rows of one."""
+        found = [self._held.get(place) for place in plan.places]
+        starts: dict[_Block, int] = {}
+        total = 0
+        for block in found:
+            if block is not None and block not in starts:
+                starts[block] = total
+                total += block.slots
+        indices = tuple(
+            total if block is None else starts[block] + block.slot_of[place]
+            for place, block in zip(plan.places, found, strict=True)
+        )
+        parts = [block.arrays for block in starts]
+        if None in found:
+            parts.append(self._zeros())
+            total += 1
+        joined = [
+            of_state[0] if len(of_state) == 1 else mx.concatenate(of_state, axis=0)
+            for of_state in map(list, zip(*parts, strict=True))
         ]
-        joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
-        return joined if plan.member_order is None else mx.take(joined, plan.member_order, axis=0)
+        if indices == tuple(range(total)):
+            return tuple(joined)
+        index = plan.shared(("rows", *indices), lambda: mx.array(indices, dtype=mx.int32))
+        return tuple(mx.take(array, index, axis=0) for array in joined)
 
-    def _row(self, place: Place) -> list[mx.array]:
-        # Gathered, not sliced, and evaluated: a view would make the next write copy the arena.
-        slot = mx.array([place.slot], dtype=mx.int32)
-        copies = [mx.take(array, slot, axis=0) for array in self._arenas[place.arena]]
-        mx.eval(copies)
-        return copies
+    def _replace(self, places: tuple[Place, ...], arrays: list[mx.array]) -> None:
+        block = self._held.get(places[0])
+        if block is not None and block.is_of(places):
+            block.arrays = arrays
+        else:
+            for place in places:
+                self._vacate(place)
+            self._add(arrays, places)
+        for block in self._blocks.values():
+            if len(block.slot_of) < block.slots:
+                staying = mx.array(list(block.slot_of.values()), dtype=mx.int32)
+                block.arrays = [mx.take(array, staying, axis=0) for array in block.arrays]
+                block.slot_of = {place: slot for slot, place in enumerate(block.slot_of)}
 
-    def _put_row(self, place: Place, states: Sequence[mx.array]) -> None:
-        arena, slot = self._arenas[place.arena], mx.array([place.slot], dtype=mx.int32)
-        for index, state in enumerate(states):
-            arena[index] = mx.slice_update(arena[index], state, slot, axes=(0,))
-        mx.eval(arena)
+    def _add(self, arrays: list[mx.array], places: tuple[Place, ...]) -> None:
+        slot_of = {place: slot for slot, place in enumerate(places)}
+        block = _Block(self._next_number, arrays, slot_of)
+        self._next_number += 1
+        self._blocks[block.number] = block
+        self._held |= dict.fromkeys(places, block)
+
+    def _vacate(self, place: Place) -> None:
+        block = self._held.pop(place, None)
+        if block is not None:
+            del block.slot_of[place]
+            if not block.slot_of:
+                del self._blocks[block.number]
+
+    def _zeros(self) -> list[mx.array]:
+        return [mx.zeros((1, *state.shape), state.dtype) for state in self._states]
 
     def _check(self, states: Sequence[mx.array], *, rows: int) -> None:
         if len(states) != len(self._states):
@@ -177,20 +235,3 @@ class RecurrentCache:
             if state.shape != shape or state.dtype != wanted.dtype:
                 problem = f"{wanted.name}: {state.dtype} {state.shape}"
                 raise RowError(f"{problem} is not {wanted.dtype} {shape}")
-
-
-def _slot_of_chunk(plan: StepPlan) -> mx.array:
-    assert plan.chunk is not None
-    return mx.array([plan.chunk.slot], dtype=mx.int32)
-
-
-def _slots_of(plan: StepPlan, group: Group) -> mx.array:
-    return plan.shared((group.arena, "slots"), lambda: group.write_slots.reshape(-1))
-
-
-def _members(state: mx.array, group: Group) -> mx.array:
-    if group.members is not None:
-        return state[group.members]
-    if group.count == state.shape[0]:
-        return state
-    return state[group.first : group.first + group.count]

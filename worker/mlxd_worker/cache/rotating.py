@@ -113,6 +113,9 @@ class RotatingCache:
         arena.values = _put(arena.values, place.slot, 0, self._zeros(1, place.capacity))
         mx.eval(arena.keys, arena.values)
 
+    def free(self, place: Place) -> None:
+        """Do nothing: the slot stays, and is zeroed for its next row."""
+
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """Return keys and values `[1, kv_heads, n, head_dim]` of the last positions before `stop`.
 

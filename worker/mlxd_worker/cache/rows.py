@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import Change, Clear, Close, LayerCache, Move, Open, RowError, RowId
+from mlxd_worker.cache.base import (
+    Change,
+    Clear,
+    Close,
+    Free,
+    Kind,
+    LayerCache,
+    Move,
+    Open,
+    RowError,
+    RowId,
+)
 from mlxd_worker.cache.contents import RowContents
 from mlxd_worker.cache.layout import Layout, arrange, group_of
 from mlxd_worker.cache.plan import Chunk, StepPlan
@@ -131,13 +142,17 @@ class RowCaches:
     def join_nbytes(self, tokens: int) -> int:
         """Return by how many bytes one more row of `tokens` tokens would make the caches grow.
 
+        Its recurrent states, which come with its first pass, are counted.
+
         Raises:
             RowError: `tokens` is out of range.
         """
         opened = self.table.opened_by_join(tokens)
-        if opened is None:
-            return 0
-        return opened.slots * sum(layer.slot_nbytes(opened.capacity) for layer in self._stateful)
+        capacity, slots = (0, 0) if opened is None else (opened.capacity, opened.slots)
+        return sum(
+            layer.slot_nbytes(capacity) * (1 if layer.kind is Kind.RECURRENT else slots)
+            for layer in self._stateful
+        )
 
     def plan(
         self,
@@ -175,7 +190,7 @@ class RowCaches:
             chunk=None,
             groups=groups,
             order=layout.order,
-            member_order=layout.member_order,
+            places=layout.places,
             bounded_shapes=self.bounded_shapes,
         )
 
@@ -210,7 +225,7 @@ class RowCaches:
             chunk=chunk,
             groups=(),
             order=None,
-            member_order=None,
+            places=(place,),
             bounded_shapes=self.bounded_shapes,
         )
 
@@ -225,3 +240,5 @@ def _carry_out(change: Change, layer: LayerCache) -> None:
             layer.move(source, target)
         case Clear(place):
             layer.clear(place)
+        case Free(place):
+            layer.free(place)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from mlxd_shared.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW, block_slots
 from mlxd_worker.cache.arenas import Arena, Arenas
-from mlxd_worker.cache.base import ArenaId, Change, Open, Place, RowError, RowId
+from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
 
 SPARSE = 4
 """A class with so many slots a row moves into a smaller arena."""
@@ -200,7 +200,7 @@ class RowTable:
         """
         place = self.place(row)
         del self._arenas.places[row]
-        changes: list[Change] = []
+        changes: list[Change] = [Free(place)]
         self._arenas.vacate(place, changes)
         return changes
 
