@@ -442,3 +442,46 @@ def test_a_row_that_left_and_came_back_is_empty() -> None:
     assert caches.contents.restore(ROW, [snapshot], 4)
     assert caches.held() == list(range(4))
     snapshot.close()
+
+
+def test_parts_of_two_rows_merge_into_a_copy_of_both() -> None:
+    """Lazy snapshots of different rows are not one range: the merged one has each row's tokens."""
+    caches = standard()
+    caches.write(range(10))
+    caches.join(OTHER)
+    caches.write(range(20, 30), OTHER)
+    first, rest = caches.kept(0).split(4)
+    early, second = caches.kept(0, OTHER).split(4)
+    for unused in (rest, early):
+        assert unused is not None
+        unused.close()
+
+    merged = caches.contents.book.merge(first, second)
+
+    assert merged is not None
+    assert (merged.start, merged.stop, merged.lazy) == (0, 10, False)
+    assert numbers_of(merged.read()[0]) == [0, 1, 2, 3, 24, 25, 26, 27, 28, 29]
+    merged.close()
+
+
+@pytest.mark.parametrize("window", [None, 400])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_part_longer_than_the_row_has_room_for_is_cut(window: int | None, lazy: bool) -> None:
+    """A row with room for 256 tokens takes 200 of a snapshot of 300; its neighbour is spared."""
+    caches = standard() if window is None else sliding(window)
+    for first in (0, 100, 200):
+        caches.write(token % TOKENS for token in range(first, first + 100))
+    snapshot = caches.kept(0)
+    if not lazy:
+        snapshot.materialise()
+    rows = [RowId(2), RowId(3)]
+    for row in rows:
+        assert caches.caches.join(row, tokens=100)
+        caches.write([7, 8, 9], row)
+
+    assert caches.contents.restore(rows[0], [snapshot], 200)
+
+    assert caches.held(rows[0]) == list(range(200))
+    assert caches.held(rows[1]) == [7, 8, 9]
+    assert caches.decode([250], rows[1]) == [7, 8, 9, 250]
+    snapshot.close()

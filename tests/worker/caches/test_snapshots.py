@@ -11,7 +11,7 @@ import pytest
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.contents import RowContents
 from mlxd_worker.cache.snapshot import Snapshot, SnapshotError, split
-from tests.plugins.leaks import Counting
+from tests.plugins.leaks import Counting, watching
 from tests.worker.caches.pair import Pair, pair
 from tests.worker.caches.subjects import Recurrent, Subject, rotating, standard
 
@@ -335,12 +335,14 @@ def test_a_freed_row_is_empty_and_usable() -> None:
 
 
 def test_a_leak_is_found() -> None:
-    """`end` fails where a snapshot is open that nobody closes."""
+    """The end of a program, and of a watched test, fails where a snapshot is open still."""
     made = pair(STANDARD)
     snapshot = kept(made, row_of(made, 4))
 
     with pytest.raises(AssertionError, match="snapshot"):
         made.end()
+    with pytest.raises(AssertionError, match="left open"), watching() as watch:
+        watch(made.caches.contents)
     snapshot.close()
 
 
