@@ -191,7 +191,8 @@ def main() -> None:
         }
         for name, rounds in found.items()
     }
-    print(json.dumps({"sides": report, "same_ids": sum(same), "rounds": len(same)}))  # noqa: T201 - the protocol
+    answer = {"sides": report, "same_ids": sum(same), "rounds": len(same)}
+    print(json.dumps(answer))  # noqa: T201 - the protocol
 
 
 async def mixed_lines(folder: Path, *, rounds: int) -> list[str]:
