@@ -1,4 +1,4 @@
-"""A controller and a worker read the same windows out of one config.json."""
+"""A controller and a worker read the same sizes of caches out of one config.json."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ BASE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 61,
     "max_position_embeddings": 4096,
+}
+HYBRID: dict[str, Any] = {
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,11 +51,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {"use_sliding_window": True, "sliding_window": 8, "layer_types": [SLIDING, FULL, SLIDING]},
     ),
+    "qwen3.5": ("Qwen3_5ForCausalLM", {**HYBRID, "full_attention_interval": 3}),
+    "qwen3.5 named": (
+        "Qwen3_5ForCausalLM", {**HYBRID, "layer_types": [FULL, "linear_attention", FULL]},
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_both_sides_find_the_same_windows(name: str) -> None:
+def test_both_sides_find_the_same_sizes(name: str) -> None:
     """What each kind of layer remembers is the same, whoever reads the config."""
     architecture, changes = CONFIGS[name]
     config = {**BASE, **changes}

@@ -11,7 +11,7 @@ import pytest
 from mlxd_controller.core import fit
 from mlxd_controller.store.caches import cache_sizes, projected_values
 from mlxd_shared.arena_sizes import capacity_classes, slots_bound
-from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import GIB, MIB, ROWS_MAX_DEFAULT
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from mlxd_worker.cache.base import Kind
@@ -25,11 +25,11 @@ from mlxd_worker.memory.residency import (
     open_contexts,
     plan_residency,
 )
-from mlxd_worker.models.config import parse_llama
-from mlxd_worker.models.llama import llama_footprint, llama_tensors
+from mlxd_worker.models.registry import REGISTRY
 from mlxd_worker.resident import demand_of
 
 SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 576,
     "intermediate_size": 1536,
     "num_hidden_layers": 30,
@@ -40,6 +40,7 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 LARGE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 4096,
     "intermediate_size": 14_336,
     "num_hidden_layers": 32,
@@ -48,19 +49,36 @@ LARGE: dict[str, Any] = {
     "vocab_size": 128_256,
     "max_position_embeddings": 131_072,
 }
+HYBRID: dict[str, Any] = {
+    **LARGE,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 5120,
+    "intermediate_size": 17_408,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_value_heads": 48,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
 
 
 def told_by_controller(config: dict[str, Any], budget: int, spec: LoadSpec) -> fit.Plan:
     """Return the controller's plan of 16-bit weights on a CPU."""
     values = weight_values(config)
+    (architecture,) = config["architectures"]
     facts = fit.ModelFacts(
-        architecture="LlamaForCausalLM",
+        architecture=architecture,
         stored_bytes=2 * values,
         elements=values,
         item_bytes=2,
         heads=config["num_attention_heads"],
-        caches=cache_sizes(config, "LlamaForCausalLM"),
-        projected_values=projected_values(config, "LlamaForCausalLM"),
+        caches=cache_sizes(config, architecture),
+        projected_values=projected_values(config, architecture),
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         vocab_size=config["vocab_size"],
@@ -71,18 +89,20 @@ def told_by_controller(config: dict[str, Any], budget: int, spec: LoadSpec) -> f
 
 def chosen_alone(config: dict[str, Any], budget: int, spec: LoadSpec) -> ResidencyPlan:
     """Return the plan of a worker that was given nothing but `spec`."""
-    model = parse_llama(config)
+    (architecture,) = config["architectures"]
+    found = REGISTRY.find(architecture)
+    footprint = found.footprint(found.parse(config))
     asked = spec.context_length
     return plan_residency(
         demand_of(
-            llama_footprint(model),
+            footprint,
             weights=weight_values(config),
             stored=FloatType.BF16,
             rows_max=spec.rows_max or ROWS_MAX_DEFAULT,
             kv_format=spec.kv_format or KVFormat.MODEL,
             device=DeviceKind.CPU,
         ),
-        contexts=(asked,) if asked else open_contexts(model.context_max),
+        contexts=(asked,) if asked else open_contexts(footprint.context_max),
         device=DeviceKind.CPU,
         choice=WeightsChoice.AUTO,
         budget_nbytes=budget,
@@ -92,7 +112,8 @@ def chosen_alone(config: dict[str, Any], budget: int, spec: LoadSpec) -> Residen
 
 def weight_values(config: dict[str, Any]) -> int:
     """Return how many values the weights have."""
-    tensors = llama_tensors(parse_llama(config))
+    found = REGISTRY.find(*config["architectures"])
+    tensors = found.tensors(found.parse(config))
     return sum(math.prod(spec.shape) for spec in tensors if spec.required)
 
 
@@ -121,13 +142,17 @@ def test_both_sides_choose_alike(
     assert (told.weights, told.context_length) == (as_told, context)
 
 
+@pytest.mark.parametrize("config", [LARGE, HYBRID], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("kv_format", KVFormat)
 @pytest.mark.parametrize("prefix_nbytes", [None, 0, 123 * MIB])
-def test_both_sides_reckon_caches_alike(kv_format: KVFormat, prefix_nbytes: int | None) -> None:
-    """Keys and values take the same to the byte in every format, and so do former prompts."""
+def test_both_sides_reckon_caches_alike(
+    config: dict[str, Any], kv_format: KVFormat, prefix_nbytes: int | None
+) -> None:
+    """Keys, values and states take the same to the byte in every format, and so do former prompts;
+    activations are close."""
     spec = LoadSpec(4096, 8, kv_format=kv_format, prefix_cache_nbytes=prefix_nbytes)
-    alone = chosen_alone(LARGE, 400 * GIB, spec)
-    told = told_by_controller(LARGE, 400 * GIB, spec)
+    alone = chosen_alone(config, 400 * GIB, spec)
+    told = told_by_controller(config, 400 * GIB, spec)
 
     theirs = {term.name: term.nbytes for term in told.terms}
     mine = {term.name: term.nbytes for term in alone.terms}
@@ -142,7 +167,8 @@ def test_both_sides_reckon_caches_alike(kv_format: KVFormat, prefix_nbytes: int 
 @pytest.mark.parametrize("kv_format", KVFormat)
 def test_arenas_take_what_was_reckoned(context: int, kv_format: KVFormat) -> None:
     """Real caches of every kind, filled to the bounds of tokens and slots, hold to the byte what
-    the fit said: whole layers, a window that slides or is as wide as the rows, and states."""
+    the fit said: whole layers, a window that slides or is as wide as the rows, and states, with
+    what a step takes to replace them."""
     rows_max, kv_heads, head_dim, window = 4, 2, 64, 1024
     per_layer = 2 * kv_heads * head_dim
     sizes = CacheSizes(
@@ -151,6 +177,7 @@ def test_arenas_take_what_was_reckoned(context: int, kv_format: KVFormat) -> Non
         head_dim=head_dim,
         windows=(WindowedLayers(window, per_layer),),
         recurrent_values_per_row=12,
+        recurrent_layers=1,
     )
     capacity = capacity_classes(context, rows_max)[-1]
     slots = slots_bound(rows_max)
@@ -162,6 +189,6 @@ def test_arenas_take_what_was_reckoned(context: int, kv_format: KVFormat) -> Non
     assert sliding == (context == 8192)
     expected = sum(cache.slot_nbytes(capacity) * rows_max for cache in caches[:2])
     expected += caches[2].slot_nbytes(capacity) * (slots if sliding else rows_max)
-    expected += state.slot_nbytes(capacity) * slots
+    expected += state.slot_nbytes(capacity) * rows_max * (1 + RECURRENT_STEP_LAYERS)
     held = sizes.held(context_max=context, rows_max=rows_max, kv_format=kv_format)
     assert held.nbytes(2) == expected

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_controller.core import fit
 from mlxd_shared.arena_sizes import kv_tokens_bound, slots_bound
-from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from tests.support.model_facts import device, facts
@@ -158,18 +158,19 @@ def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
 
 def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
     """A window's positions end at its width, and takes no more than a row does; a state is there
-    once a slot, in float32, always."""
+    once a row, in float32, always, and some layers' once more while a step replaces them."""
     caches = CacheSizes(
         kv_values_per_token=32,
         kv_heads=1,
         head_dim=32,
         windows=(WindowedLayers(100, kv_values_per_token=128), WindowedLayers(512, 64)),
-        recurrent_values_per_row=7,
+        recurrent_values_per_row=14,
+        recurrent_layers=2,
     )
     spec = LoadSpec(context_length=300, rows_max=2, weights=Weights.BFLOAT16)
     model = replace(facts(10), caches=caches)
     tokens, slots = kv_tokens_bound(300, 2), slots_bound(2)
-    sliding, states = slots * 100 * 128 * 2, slots * 7 * 4
+    sliding, states = slots * 100 * 128 * 2, 2 * (14 + RECURRENT_STEP_LAYERS * 7) * 4
 
     assert tokens == 2 * 512
     sliding += tokens * 64 * 2

@@ -95,15 +95,18 @@ def test_recurrent_layers_keep_a_state_and_no_keys(values: dict[str, Any], whole
         kv_heads=2,
         head_dim=16,
         recurrent_values_per_row=(4 - whole) * RECURRENT,
+        recurrent_layers=4 - whole,
     )
 
 
 def test_the_widest_projection_counts() -> None:
-    """Queries, keys and values; in a hybrid also the gates, of whichever kind is wider."""
+    """Queries, keys and values; in a hybrid also the gates, of whichever kind is wider, and what a
+    recurrent layer makes of them in float32."""
     assert projected_values(PLAIN, "LlamaForCausalLM") == (8 + 2 * 2) * 8
-    assert projected_values(HYBRID, "Qwen3_5ForCausalLM") == (2 * 8 + 2 * 2) * 16
+    narrow = {**HYBRID, "head_dim": 64}
+    assert projected_values(narrow, "Qwen3_5ForCausalLM") == (2 * 8 + 2 * 2) * 64
     wide = {**HYBRID, "linear_value_head_dim": 500}
-    assert projected_values(wide, "Qwen3_5ForCausalLM") == 24 + 3000 + 3000 + 2 * 6
+    assert projected_values(wide, "Qwen3_5ForCausalLM") == 13 * (24 + 3000) + 3000 + 2 * 6
 
 
 @pytest.mark.parametrize(

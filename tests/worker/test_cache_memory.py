@@ -127,6 +127,23 @@ def test_opening_needs_no_more_room_than_the_arena() -> None:
     assert peak <= grown + (64 << 10)
 
 
+def test_arenas_go_with_their_owner() -> None:
+    """Caches that are dropped give their memory back at once, garbage collector or not."""
+    cache = KVCache(kv_heads=8, head_dim=64, dtype=mx.float32)
+    gc.collect()
+    before = mx.get_active_memory()
+    rows = RowCaches([cache], context_max=1024, rows_max=8)
+    rows.join(RowId(0), tokens=600)
+    assert mx.get_active_memory() - before >= rows.nbytes > 0
+
+    gc.disable()
+    try:
+        del rows, cache
+        assert mx.get_active_memory() == before
+    finally:
+        gc.enable()
+
+
 def test_a_moved_row_leaves_no_view_of_its_arena() -> None:
     """After a class change and a move, only the arenas themselves are alive."""
     cache = KVCache(kv_heads=8, head_dim=64, dtype=mx.float32)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
+from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError, RowId
 from mlxd_worker.cache.plan import Chunk, StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
+from mlxd_worker.cache.rows import RowCaches
 from tests.support.effort import SAME_EACH_TIME, examples
 from tests.worker.tiny import floats
 
@@ -235,7 +236,7 @@ def test_nothing_of_the_step_stays_alive_with_its_state() -> None:
     for width, at in ((4096, place(FIRST, 0)), (2048, place(SECOND, 1))):
         before = mx.get_active_memory()
         activations = mx.random.normal((1, width, *TAIL.shape[1:])).astype(mx.float16)
-        state = mx.random.normal((1, 100, *STATE.shape))[:, -1]
+        state = mx.random.normal((1, 1000, *STATE.shape))[:, -1]
         cache.put(one_row(at, width=width), (activations[:, -TAIL.shape[0] :], state))
         mx.eval(list(cache.arrays().values()))
         kept = cache.read(at, 0, width)
@@ -321,6 +322,21 @@ def test_the_bytes_are_exact_and_those_of_rows() -> None:
     cache.free(rows[1])
     assert (cache.nbytes, cache.arrays()) == (0, {})
     assert cache.kind is Kind.RECURRENT
+
+
+def test_a_row_grows_the_caches_by_its_states() -> None:
+    """`join_nbytes` counts one row's states, though a class's first arena has many slots."""
+    caches = RowCaches([cache_of(), cache_of()], context_max=1024, rows_max=16)
+    for number in range(3):
+        row, before = RowId(number), caches.nbytes
+        expected = caches.join_nbytes(300)
+        assert caches.join(row, tokens=300)
+        plan = caches.plan((row,), offsets=mx.array([0]), lengths=(5,), width=5, dtype=mx.float32)
+        for layer in caches.layers:
+            assert isinstance(layer, RecurrentCache)
+            put(layer, plan, [number])
+
+        assert caches.nbytes - before == expected == 2 * cache_of().slot_nbytes(512)
 
 
 @pytest.mark.parametrize("single", [True, False])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS
 from mlxd_worker.cache.recurrent import RecurrentCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
@@ -207,6 +208,31 @@ def test_more_layers_do_not_keep_more_activations(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 4 * mixed_nbytes
     footprint = inspect_model(tmp_path / "3").footprint
     assert peaks[0] <= 4 * width * footprint.activation_values_per_token
+
+
+def test_a_step_replaces_states_within_what_the_fit_counts(tmp_path: Path) -> None:
+    """However many layers: rows hold their own states only, and a step, its batch as before or
+    changed, no more beside them than those of a few layers."""
+    wide = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "full_attention_interval": 100}
+    folder = write_hybrid(tmp_path, num_hidden_layers=12, **wide)
+    sizes = inspect_model(folder).footprint.caches
+    model, rows = load(folder), ROWS
+    caches = caches_of(model, rows_max=len(rows))
+    for row in rows:
+        caches.join(row, tokens=100)
+        hidden = model.forward(Batch.prefill(token_ids(8, seed=1), 0, row), caches)
+        mx.eval(hidden, caches.state())
+    states_nbytes = 4 * len(rows) * sizes.recurrent_values_per_row
+    spare_nbytes = states_nbytes // sizes.recurrent_layers * RECURRENT_STEP_LAYERS
+
+    orders = [rows, rows, rows[::-1], rows[::-1], rows[:3], rows[:3]]
+    for step, order in enumerate(orders):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        batch = Batch.decode([1] * len(order), [8 + step] * len(order), order)
+        mx.eval(model.forward(batch, caches), caches.state())
+        assert caches.nbytes == states_nbytes
+        assert mx.get_peak_memory() - before <= spare_nbytes
 
 
 def test_a_pass_over_a_prompt_is_a_few_large_operations(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from mlxd_controller.store.fields import Values, invalid, size
-from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.cache_sizes import CONVOLVED_VALUES, CacheSizes, WindowedLayers
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -40,11 +40,15 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
         head_dim=head_dim(values),
         windows=windows,
         recurrent_values_per_row=recurrent * _linear_state_values(values) if recurrent else 0,
+        recurrent_layers=recurrent,
     )
 
 
 def projected_values(values: Values, architecture: str) -> int:
-    """Return what the widest layer makes of one position: queries, keys, values and gates."""
+    """Return what the widest layer makes of one position: queries, keys, values and gates.
+
+    In a recurrent layer also what its convolution and its recurrence make of them.
+    """
     heads = _heads(values)
     kv_heads = size(values, "num_key_value_heads", default=heads)
     if LINEAR not in _kinds(values, architecture):
@@ -52,7 +56,7 @@ def projected_values(values: Values, architecture: str) -> int:
     # Where layers alternate, the attention's output is gated by as many values as it has.
     attention = (2 * heads + 2 * kv_heads) * head_dim(values)
     mixed, gates = _linear_widths(values)
-    return max(attention, mixed + gates)
+    return max(attention, mixed + gates + CONVOLVED_VALUES * mixed)
 
 
 def head_dim(values: Values) -> int:

@@ -6,7 +6,7 @@ Invariants:
 
 from dataclasses import replace
 
-from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.cache_sizes import CONVOLVED_VALUES, CacheSizes
 from mlxd_worker.models.architecture import Footprint, TensorSpec
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.delta_mixer import delta_tensors
@@ -15,10 +15,6 @@ from mlxd_worker.models.qwen3_5_config import HybridConfig
 
 DELTA = "linear_attn."
 """Where a layer's gated delta tensors are, within the layer."""
-
-MIXED_COPIES = 6
-"""Half of how often a convolution's width is there in float32 at once, as values of two bytes:
-its taps, the unit keys, and the blocks (measured: 6 to 7 copies of four bytes)."""
 
 
 def qwen3_5_tensors(config: HybridConfig) -> tuple[TensorSpec, ...]:
@@ -46,9 +42,10 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             recurrent_values_per_row=delta.state_values * config.full.count(False),
+            recurrent_layers=config.full.count(False),
         ),
         activation_values_per_token=4 * decoder.hidden
-        + 2 * max(joined, delta.projected + MIXED_COPIES * delta.mixed)
+        + max(2 * joined, 2 * delta.projected + CONVOLVED_VALUES * delta.mixed)
         + 4 * decoder.mlp,
         heads=decoder.heads,
         vocab=decoder.vocab,
