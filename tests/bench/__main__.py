@@ -22,6 +22,7 @@ import grpc
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from tests.bench.chat import WIDTHS, chat_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
+from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
@@ -82,9 +83,10 @@ async def measure(
     timings: dict[str, list[Timing]] = {name: [] for name in ways}
     names = list(ways)
     for run in range(runs + 1):
-        prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
         draws.shuffle(names)
         for name in names:
+            # A prompt of its own: the worker remembers, and two of the ways lead to one worker.
+            prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
             # The way before leaves spinning BLAS threads and cold caches: not this one's to pay.
             await ways[name].run(prompt[::-1], SETTLING_TOKENS)
             timing = await ways[name].run(prompt, new_tokens)
@@ -129,7 +131,7 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure the random model, the demo model, chats, and mixed lengths."""
+    """Measure the random model, the demo model, chats, mixed lengths, and the prefix trie."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -137,6 +139,9 @@ async def main() -> None:
     parser.add_argument("--model", choices=["random", "demo", "both", "none"], default="both")
     parser.add_argument("--chat", choices=["demo", "100MB", "both", "none"], default="both")
     parser.add_argument("--mixed-rounds", type=int, default=2, help="of mixed lengths; 0: none")
+    parser.add_argument(
+        "--prefix-budgets", type=int, nargs="*", default=BUDGETS_PERCENT, metavar="PERCENT"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -151,6 +156,8 @@ async def main() -> None:
         if args.mixed_rounds:
             model = await random_llama(Path(folder) / "mixed", context=CONTEXT)
             lines += await mixed_lines(model, rounds=args.mixed_rounds)
+    if args.prefix_budgets:
+        lines += prefix_lines(args.prefix_budgets)
     text = "".join(f"{line}\n" for line in lines)
     if args.out is None:
         sys.stdout.write(text)

@@ -11,21 +11,22 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from mlxd_worker.cache.eviction import Candidate, Value, least_recent, reuse_value
+from mlxd_worker.cache.eviction import Candidate, Value, reuse_value
 from mlxd_worker.cache.trie import EDGE_TOKENS_MAX, PrefixTrie
 from mlxd_worker.cache.trie_node import key_of
 
 BLOCK_TOKENS = 512
 TRACE = ("traces", "mooncake_conversation.jsonl.xz")
-BUDGETS_PERCENT = (5, 15, 40)
-"""Of the trace's distinct blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,11 @@ Policy: TypeAlias = Value[Kind, Units]
 Judge: TypeAlias = Candidate[Kind, Units]
 
 
+def least_recent(candidate: Judge, /) -> float:
+    """Return the time of the last use: plain LRU."""
+    return float(-candidate.idle)
+
+
 class Future:
     """The clairvoyant: farthest next use first, which is what no real policy can know.
 
@@ -125,6 +131,32 @@ def read_trace(path: Path) -> list[Prompt]:
         for record in records
         for length in (int(record["input_length"]),)
     ]
+
+
+def made_chats(chats: int, *, seed: int) -> list[Prompt]:
+    """Return the prompts of made-up chats in the order of arrival: a second input, not fitted to.
+
+    A chat begins every 3 s on average with one of 8 system prompts, the first ones far more often;
+    it has 3 turns on average, each some blocks longer (one in six brings a document), after pauses
+    that are mostly 1 to 5 minutes.
+    """
+    draws = random.Random(seed)
+    numbers = count(1)
+    systems = [tuple(next(numbers) for _ in range(2 + which)) for which in range(8)]
+    asked: list[tuple[float, Prompt]] = []
+    begins_s = 0.0
+    for _ in range(chats):
+        begins_s += draws.expovariate(1 / 3)
+        asks_s = begins_s
+        blocks = systems[min(int(draws.expovariate(0.7)), 7)]
+        while True:
+            longer = draws.randint(20, 60) if draws.random() < 1 / 6 else draws.randint(1, 8)
+            blocks += tuple(next(numbers) for _ in range(longer))
+            asked.append((asks_s, Prompt(len(blocks) * BLOCK_TOKENS + 1, blocks)))
+            if draws.random() < 1 / 3:
+                break
+            asks_s += draws.lognormvariate(math.log(120), 0.8)
+    return [prompt for _, prompt in sorted(asked, key=itemgetter(0))]
 
 
 def distinct_blocks(prompts: Sequence[Prompt]) -> int:

@@ -10,7 +10,6 @@ from mlxd_worker.cache.eviction import (
     RERANK_REQUESTS,
     Candidate,
     Ranking,
-    least_recent,
     reuse_value,
 )
 from mlxd_worker.cache.trie import PrefixTrie
@@ -326,7 +325,6 @@ def test_worth_follows_use_age_gain_and_size() -> None:
     assert reuse_value(candidate(idle=6)) < plain
     assert reuse_value(candidate(nbytes=0)) == math.inf
     assert reuse_value(candidate(gain=0)) == 0
-    assert least_recent(candidate(idle=6, uses=9)) < least_recent(candidate(idle=5))
 
 
 def test_a_use_is_counted_once() -> None:

@@ -4,7 +4,7 @@ Invariants:
 - A value compares candidates at one moment; it is the expected gain of keeping a byte a little
   longer, up to a factor common to all.
 - What owns nothing is worth keeping at any price; what can restore nothing is worth nothing.
-- Nothing is fitted to a budget, a model or a trace; docs/decisions/0013 has the measurements.
+- Nothing is fitted to a budget, a model or a trace; docs/decisions/0014 has the measurements.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from typing import Generic, NamedTuple, Protocol
 
 from mlxd_worker.cache.trie_node import K, Node, S
 
+USES_WEIGHT = 0.25
+"""What e times the uses adds to the rate of reuse; 1 gains more where the budget is very short,
+and loses to plain recency where it is ample."""
+
 RERANK_REQUESTS = 64
-"""Between two reckonings of everything's worth: what nobody uses only changes with time."""
+"""At most between two reckonings of everything's worth: the unused only change with time."""
+
+NODES_A_REQUEST = 16
+"""How many nodes may be reckoned anew for each request, on average, before that many are due."""
 
 
 class Candidate(NamedTuple, Generic[K, S]):
@@ -47,18 +54,13 @@ def reuse_value(candidate: Candidate[K, S], /) -> float:
     """Return the tokens that keeping a byte saves a request, times the rate of such requests.
 
     Chats pause for very different times, so the longer one has been idle, the longer it is likely
-    to stay so: the rate falls with 1 / idle time. Each reuse makes the next one likelier, but by
-    less and less: it grows with the logarithm of the uses.
+    to stay so: the rate falls with 1 / idle time. Each reuse makes another likelier, but gently:
+    what was used much, long ago, is over.
     """
     if not candidate.nbytes:
         return math.inf
-    rate = (1 + math.log(candidate.uses)) / (1 + candidate.idle)
+    rate = (1 + USES_WEIGHT * math.log(candidate.uses)) / (1 + candidate.idle)
     return rate * candidate.gain_tokens / candidate.nbytes
-
-
-def least_recent(candidate: Candidate[K, S], /) -> float:
-    """Return the time of the last use: plain LRU, which the policy is measured against."""
-    return float(-candidate.idle)
 
 
 class Ranking(Generic[K, S]):
@@ -98,8 +100,12 @@ class Ranking(Generic[K, S]):
         self._heap.clear()
 
     def rank(self, now: int) -> None:
-        """Reckon every node's worth where the last time was too many requests ago."""
-        if now - self._ranked_at < self._rerank_requests:
+        """Reckon every node's worth where the last time was too many requests ago.
+
+        Few nodes are reckoned more often: so are the young, whose worth falls fast, ranked right.
+        """
+        patience = min(self._rerank_requests, len(self._entries) // NODES_A_REQUEST)
+        if now - self._ranked_at < patience:
             return
         self._ranked_at = now
         self._heap.clear()
