@@ -136,10 +136,10 @@ class LayerCache(Protocol):
         """Return compact copies of what the row at `place`, now at offset `stop` or beyond, holds.
 
         Sliceable kinds: the entries of positions [start, stop), positions along the axis before
-        the last, which is how a snapshot of them is split, merged and cut. A rotating cache: the last
-        `min(stop, window)` positions before `stop`, in order; the row must not have overwritten
-        them. A recurrent cache: its state, the row standing at `stop`. `start` says nothing to the
-        last two. Lazy: the caller evaluates them before anything is written.
+        the last, which is how a snapshot of them is split, merged and cut. A rotating cache: the
+        last `min(stop, window)` positions before `stop`, in order; the row must not have
+        overwritten them. A recurrent cache: its state, the row standing at `stop`. `start` says
+        nothing to the last two. Lazy: the caller evaluates them before anything is written.
         """
         ...
 
