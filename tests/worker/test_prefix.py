@@ -261,6 +261,37 @@ def test_captures_never_exceed_the_budget(tmp_path: Path, name: str, states: flo
     assert drive.prefix.enabled == (states >= 1)
 
 
+def test_a_chat_that_outgrows_the_budget_keeps_its_beginning(tmp_path: Path) -> None:
+    """What is new never drives out what it goes on from: a turn finds as much as fits."""
+    folder = write_dense_model(tmp_path)
+    layers = driver(folder).caches.layers
+    row_nbytes = sum(layer.slot_nbytes(256) for layer in layers if layer is not None)
+    drive = driver(folder, budget_nbytes=200 * row_nbytes // 256)
+    chat = tokens_of(1, CONTEXT)
+    found = [drive.run(chat[:turn]).cached for turn in range(60, 460, 50)]
+
+    assert found == [0, 59, 109, 159, 200, 200, 200, 200]
+    assert drive.prefix.nbytes <= drive.prefix.budget_nbytes
+
+
+@pytest.mark.parametrize("name", ["mixed", "recurrent"])
+def test_what_running_rows_captured_leaves_no_room_for_others(tmp_path: Path, name: str) -> None:
+    """Where other rows' captures fill the budget, nothing is copied only to be evicted."""
+    folder = WRITERS[name](tmp_path)
+    state_nbytes = driver(folder).prefix.state_nbytes
+    drive = driver(folder, budget_nbytes=4 * state_nbytes)
+    prompt, other = tokens_of(1, 300), tokens_of(2, 100)
+    row, _ = drive.begin(prompt)
+    drive.prefill(row, prompt)
+    assert drive.prefix.nbytes == drive.prefix.budget_nbytes
+
+    drive.run(other, GENERATED)
+    assert drive.prefix.counts.evictions == 0
+    assert drive.prefix.nbytes == drive.prefix.budget_nbytes
+    drive.prefix.leave(row, ())
+    assert drive.prefix.nbytes <= drive.prefix.budget_nbytes
+
+
 def test_a_second_look_up_names_why_it_found_no_more(tmp_path: Path) -> None:
     """None where it is new, diverged where another goes on, evicted where it was there once."""
     drive = driver(write_dense_model(tmp_path))

@@ -207,6 +207,14 @@ class RowContents:
         captures, state.captures = state.captures, None
         return [] if captures is None else captures.results()
 
+    def unschedule(self, row: RowId) -> None:
+        """End the schedule; what was captured and not taken is closed, what is due is not made.
+
+        Raises:
+            RowError: unknown row.
+        """
+        self._drop_captures(self._of(row))
+
     def restore(self, row: RowId, parts: Sequence[Snapshot], target: int) -> bool:
         """Bring the row to exactly `target`, holding what `parts` do; or leave it and return False.
 

@@ -6,7 +6,8 @@ Invariants:
   read, and is copied out once, when it leaves.
 - At least one token of a prompt is always left to evaluate.
 - Room is made before bytes are spent: what a capture or a leaving row will take is evicted first,
-  and what exceeds the whole budget is never copied. A budget of 0 keeps nothing.
+  and what does not fit beside what it goes on from, and beside what running rows captured, is never
+  copied. A budget of 0 keeps nothing.
 - Only what was put back is touched.
 - What a row's layers hold may be kept at any moment between two passes, whatever ended the row;
   the caller says where it may not (logits that are no numbers).
@@ -108,7 +109,7 @@ class PrefixCache:
     @property
     def nbytes(self) -> int:
         """The bytes that snapshots own, those of running rows included."""
-        return self._trie.nbytes + sum(tenant.nbytes for tenant in self._tenants.values())
+        return self._trie.nbytes + self._captured_nbytes()
 
     def begin(self, row: RowId, prompt: Sequence[int]) -> Lookup:
         """Bring a row that has just joined as far into its prompt as former ones allow.
@@ -149,12 +150,13 @@ class PrefixCache:
         tenant = self._tenants.get(row)
         if tenant is None or not tenant.points or self._contents.offset(row) < tenant.points[0]:
             return
-        self._make_room(self.state_nbytes)
-        self._collect(row, tenant)
+        if self._make_room_for_state(tenant):
+            self._collect(row, tenant)
+        else:
+            self._contents.unschedule(row)
+            del tenant.points[0]
         if tenant.published:
             _keep_last(tenant, ROLLING_KEPT)
-        while tenant.states and self.nbytes > self.budget_nbytes:
-            _keep_last(tenant, len(tenant.states) - 1)
         self._schedule(row, tenant)
 
     def publish(self, row: RowId) -> None:
@@ -172,7 +174,7 @@ class PrefixCache:
 
         Not `sound`: nothing more than was published is kept.
         """
-        tenant = self._tenants.pop(row, None)
+        tenant = self._tenants.get(row)
         if tenant is not None:
             self._collect(row, tenant)
             tokens = (*tenant.prompt, *generated)
@@ -182,14 +184,14 @@ class PrefixCache:
                 self._capture_end(row, tenant, key)
                 self._attach(row, tenant, key)
             _keep_last(tenant, 0)
+            del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
         self._caches.leave(row)
         self._make_room(0)
 
     def shrink(self, to_nbytes: int) -> None:
         """Evict until at most `to_nbytes` are owned; what running rows captured stays."""
-        own_nbytes = self.nbytes - self._trie.nbytes
-        self._evict(to_nbytes - own_nbytes)
+        self._evict(to_nbytes - self._captured_nbytes())
 
     def clear(self) -> None:
         """Forget everything but what running rows captured."""
@@ -213,11 +215,25 @@ class PrefixCache:
             return CacheReason.NONE
         return CacheReason.DIVERGED
 
+    def _captured_nbytes(self, *, but: _Tenant | None = None) -> int:
+        """Return what running rows have captured that is not in the trie, `but` one's."""
+        return sum(tenant.nbytes for tenant in self._tenants.values() if tenant is not but)
+
     def _make_room(self, nbytes: int) -> None:
         """Evict so that `nbytes` more are within the budget, as far as eviction can."""
         excess_nbytes = self.nbytes + nbytes - self.budget_nbytes
         if excess_nbytes > 0:
             self._evict(self._trie.nbytes - excess_nbytes)
+
+    def _make_room_for_state(self, tenant: _Tenant) -> bool:
+        """Make room for one more capture, at last of the row's own; return whether there is."""
+        others_nbytes = self._captured_nbytes(but=tenant)
+        if others_nbytes + self.state_nbytes > self.budget_nbytes:
+            return False
+        self._make_room(self.state_nbytes)
+        while self.nbytes + self.state_nbytes > self.budget_nbytes:
+            _keep_last(tenant, len(tenant.states) - 1)
+        return True
 
     def _evict(self, to_nbytes: int) -> None:
         for gone in self._trie.evict(max(to_nbytes, 0)):
@@ -255,7 +271,8 @@ class PrefixCache:
         offset = length(key)
         if not self._whole or offset in tenant.states or self._holds_state(key):
             return
-        self._make_room(self.state_nbytes)
+        if not self._make_room_for_state(tenant):
+            return
         states = {kind: self._contents.snapshot(row, kind, 0) for kind in self._whole}
         tenant.states[offset] = {k: state for k, state in states.items() if state is not None}
 
@@ -276,9 +293,13 @@ class PrefixCache:
     def _affordable(self, row: RowId, tenant: _Tenant, key: Key) -> list[int]:
         """Return the ends, ascending, of what may be kept of `key` within the whole budget."""
         end = length(key)
-        known = self._trie.match(key).count
+        match = self._trie.match(key)
+        known = match.count
         each_nbytes = sum(self._token_nbytes.values())
-        left_nbytes = self.budget_nbytes - self._owed_nbytes(row)
+        # What it goes on from has to stay for it, and nobody can evict what running rows captured.
+        captured_nbytes = self._captured_nbytes(but=tenant)
+        spoken_for_nbytes = self._owed_nbytes(row) + match.cut_nbytes + captured_nbytes
+        left_nbytes = self.budget_nbytes - spoken_for_nbytes
         if not self._whole:
             end = min(end, known + max(left_nbytes, 0) // each_nbytes)
             return [end] if end > known else []

@@ -222,6 +222,18 @@ class Match(Generic[K, S]):
     count: int
     """Tokens matched, exactly."""
 
+    @property
+    def cut_nbytes(self) -> int:
+        """The bytes that sliceable kinds own of the matched tokens: what hangs behind needs them.
+
+        Of an edge that matched in part, the same part of its bytes, rounded up.
+        """
+        total = 0
+        for node in self.path:
+            matched, tokens = min(node.stop, self.count) - node.start, node.stop - node.start
+            total += -(-(node.nbytes - node.whole_nbytes) * matched // tokens)
+        return total
+
     def parts(self, kind: K) -> list[S]:
         """Return what the path holds of `kind`, in order.
 
