@@ -11,7 +11,7 @@ from mlxd_worker.cache import evicted
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.evicted import EvictedRuns
 from mlxd_worker.cache.lookup import Target, best_target
-from mlxd_worker.cache.trie_node import key_of
+from mlxd_worker.cache.trie_node import key_of, part
 
 WINDOW = 8
 S, Q, R, X = Kind.STANDARD, Kind.QUANTIZED, Kind.ROTATING, Kind.RECURRENT
@@ -132,3 +132,17 @@ def test_an_evicted_state_is_remembered_for_its_own_length() -> None:
     assert not memory.had_state(key_of((1, 2, 4, 4)), beyond=0)
     assert not memory.had_state(key_of((1, 2, 3)), beyond=0)
     assert memory.matched(key_of((1, 2, 3))) == 0
+
+
+def test_states_of_many_lengths_are_told_apart() -> None:
+    """Each remembered state answers for its own beginning, beside longer and other ones."""
+    memory, key = EvictedRuns(), key_of(range(1000))
+    for end in (900, 300, 600):
+        memory.remember(part(key, 0, end), states_only=True)
+    memory.remember(key_of((*range(949), 7)), states_only=True)
+
+    assert [memory.had_state(key, beyond=n) for n in (0, 300, 600, 899, 900)] == [True] * 4 + [
+        False
+    ]
+    assert memory.had_state(part(key, 0, 301), beyond=0)
+    assert not memory.had_state(part(key, 0, 300), beyond=0)
