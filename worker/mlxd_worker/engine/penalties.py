@@ -9,6 +9,7 @@ Invariants:
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import mlx.core as mx
 
@@ -57,23 +58,30 @@ def penalised(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]
     rows: each row's options and how often its recent tokens occur. The result is the input itself
     where no row penalises anything.
     """
-    entries = [
-        (row, token_id, options.repetition_penalty, _lowered(options, count))
+    asking = [
+        (row, options, recent)
         for row, (options, recent) in enumerate(rows)
-        if options.penalises
-        for token_id, count in recent.items()
+        if options.penalises and recent
     ]
-    if not entries:
+    if not asking:
         return logits
-    indices, ids, factors, lowered = zip(*entries, strict=True)
-    at = (mx.array(indices), mx.array(ids))
-    factor = mx.array(factors, dtype=mx.float32)
+    # A window may hold all of a long context: nothing is made for a single token of it here.
+    ids = mx.array([*chain.from_iterable(recent for _, _, recent in asking)], dtype=mx.uint32)
+    counts = mx.array(
+        [*chain.from_iterable(recent.values() for _, _, recent in asking)], dtype=mx.float32
+    )
+    options_of = mx.concatenate(
+        [mx.full((len(recent),), index) for index, (_, _, recent) in enumerate(asking)]
+    )
+    table = mx.array([(row, *_strengths(options)) for row, options, _ in asking], dtype=mx.float32)
+    row_of, factor, presence, frequency = (table[:, column][options_of] for column in range(4))
+    at = (row_of.astype(mx.uint32), ids)
     old = logits[at]
-    new = mx.where(old > 0, old / factor, old * factor) - mx.array(lowered, dtype=mx.float32)
+    new = mx.where(old > 0, old / factor, old * factor) - (presence + frequency * counts)
     result = logits[:]  # an object of its own: the caller's keeps its values
     result[at] = new
     return result
 
 
-def _lowered(options: Sampling, count: int) -> float:
-    return options.presence_penalty + options.frequency_penalty * count
+def _strengths(options: Sampling) -> tuple[float, float, float]:
+    return options.repetition_penalty, options.presence_penalty, options.frequency_penalty
