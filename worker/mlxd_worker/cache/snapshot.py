@@ -235,6 +235,8 @@ class SnapshotBook:
 
     def copy_out(self, snapshots: Sequence[Snapshot]) -> None:
         """Let lazy snapshots own what they name: one evaluation for all, then the hooks."""
+        if not snapshots:
+            return
         allocate_exactly()
         copies = [snapshot.read() for snapshot in snapshots]
         mx.eval(copies)
