@@ -150,7 +150,7 @@ class PrefixCache:
         tenant = self._tenants.get(row)
         if tenant is None or not tenant.points or self._contents.offset(row) < tenant.points[0]:
             return
-        if self._make_room_for_state(tenant):
+        if self._make_room_for_state(row, tenant):
             self._collect(row, tenant)
         else:
             self._contents.unschedule(row)
@@ -225,10 +225,14 @@ class PrefixCache:
         if excess_nbytes > 0:
             self._evict(self._trie.nbytes - excess_nbytes)
 
-    def _make_room_for_state(self, tenant: _Tenant) -> bool:
-        """Make room for one more capture, at last of the row's own; return whether there is."""
-        others_nbytes = self._captured_nbytes(but=tenant)
-        if others_nbytes + self.state_nbytes > self.budget_nbytes:
+    def _make_room_for_state(self, row: RowId, tenant: _Tenant) -> bool:
+        """Make room for one more capture, at last of the row's own; return whether there is.
+
+        There is none for one that could not stay: nothing is evicted for it.
+        """
+        before_nbytes = self._contents.offset(row) * sum(self._token_nbytes.values())
+        least_nbytes = before_nbytes + self.state_nbytes + self._captured_nbytes(but=tenant)
+        if least_nbytes > self.budget_nbytes:
             return False
         self._make_room(self.state_nbytes)
         while self.nbytes + self.state_nbytes > self.budget_nbytes:
@@ -271,7 +275,7 @@ class PrefixCache:
         offset = length(key)
         if not self._whole or offset in tenant.states or self._holds_state(key):
             return
-        if not self._make_room_for_state(tenant):
+        if not self._make_room_for_state(row, tenant):
             return
         states = {kind: self._contents.snapshot(row, kind, 0) for kind in self._whole}
         tenant.states[offset] = {k: state for k, state in states.items() if state is not None}
