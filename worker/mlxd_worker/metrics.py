@@ -128,7 +128,7 @@ class WorkerMetrics:
             ),
             ("mlxd_kv_tokens_used", "Tokens held by running rows.", figures.kv_tokens_used),
             ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", figures.kv_tokens_capacity),
-            ("mlxd_prefix_snapshots", "Snapshots of prompts kept.", figures.prefix_snapshots),
+            ("mlxd_prefix_snapshots", "Snapshots open, lazy ones included.", figures.prefix_snapshots),
         )
         counters = (self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens)
         histograms = (self.first_token_s, self.inter_token_s, self.queue_s)
@@ -144,7 +144,7 @@ def prefix_counters(figures: Figures) -> tuple[Counter, ...]:
     """Return what the engine has counted about prefix caches, as counters."""
     lookups = Counter("mlxd_prefix_lookups_total", "Prompts looked up, by result and reason.")
     hit_tokens = Counter("mlxd_prefix_hit_tokens_total", "Prompt tokens put back from snapshots.")
-    evictions = Counter("mlxd_prefix_evictions_total", "Snapshots that had to make room.")
+    evictions = Counter("mlxd_prefix_evictions_total", "Runs of tokens that had to make room.")
     evicted = Counter("mlxd_prefix_evicted_bytes_total", "Bytes that evicted snapshots owned.")
     for model, prefix in figures.prefixes:
         for result, reason, count in prefix.lookups:
