@@ -128,7 +128,7 @@ class WorkerMetrics:
             ),
             ("mlxd_kv_tokens_used", "Tokens held by running rows.", figures.kv_tokens_used),
             ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", figures.kv_tokens_capacity),
-            ("mlxd_prefix_snapshots", "Snapshots open, lazy ones included.", figures.prefix_snapshots),
+            ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
         )
         counters = (self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens)
         histograms = (self.first_token_s, self.inter_token_s, self.queue_s)
