@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -80,7 +80,7 @@ def test_penalties_equal_a_naive_loop_and_leave_neighbours_alone(data: st.DataOb
         for _ in rows
     ]
     logits = mx.array(rows)
-    got = penalised(logits, asked).tolist()
+    got = cast("list[list[float]]", penalised(logits, asked).tolist())
     assert logits.tolist() == rows, "the input keeps its values"
     for row, (sampling, counts), result in zip(rows, asked, got, strict=True):
         for token_id, logit in enumerate(row):

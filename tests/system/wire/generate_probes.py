@@ -65,14 +65,14 @@ async def each_penalty_keeps_a_forced_token_from_coming_twice(wire: Wire) -> Non
     forced = types_pb2.SamplingOptions(temperature=0, logit_bias={100: 100.0})
     assert await wire.ids(sampling=forced, ignore_eos=True) == [100] * 12
     for name, value in (("presence_penalty", 10), ("frequency_penalty", 10)):
-        options = {"temperature": 0, "logit_bias": bias, name: value}
+        options: dict[str, Any] = {"temperature": 0, "logit_bias": bias, name: value}
         penalised = await wire.ids(sampling=types_pb2.SamplingOptions(**options), ignore_eos=True)
         free = {**options, "repeat_last_n": 0}
         unpenalised = await wire.ids(sampling=types_pb2.SamplingOptions(**free), ignore_eos=True)
         assert penalised != unpenalised
         assert penalised.count(100) < unpenalised.count(100)
-    options = {"temperature": 0, "logit_bias": {100: 100.0}, "repetition_penalty": 10}
-    repeated = await wire.ids(sampling=types_pb2.SamplingOptions(**options), ignore_eos=True)
+    forced.repetition_penalty = 10
+    repeated = await wire.ids(sampling=forced, ignore_eos=True)
     assert repeated[0] == 100
     assert repeated[1] != 100
 
