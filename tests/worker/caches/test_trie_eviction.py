@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from mlxd_worker.cache.eviction import (
-    RERANK_REQUESTS,
-    Candidate,
-    Ranking,
-    reuse_value,
-)
-from mlxd_worker.cache.trie import PrefixTrie
 from mlxd_worker.cache.trie_node import Key, Node, TrieError, Uses, key_of, length
 from tests.worker.caches.trie_model import NBYTES, Kind, Snapshot, Stand, Tokens, put, tokens_of
 
@@ -135,6 +126,18 @@ def test_a_split_before_the_end_of_a_partial_use_makes_both_recent(stand: Stand)
     assert (uses[A[:3]], uses[A[:6]], uses[A]) == ((2, 1), (2, 1), (1, 0))
 
 
+def test_a_shorter_use_after_a_longer_one_spares_no_more(stand: Stand) -> None:
+    """What the longer of two partial uses reached does not become as old as what none reached."""
+    stand.put(*A)
+    stand.use(*A, used=6)
+    stand.use(*A, used=3)
+    stand.put(*A[:4], 50)
+
+    assert passed(stand)[A] == (3, 2)
+    stand.put(*A[:6], 60)
+    assert passed(stand)[A] == (1, 0)
+
+
 def test_a_whole_use_ends_what_was_spared(stand: Stand) -> None:
     """Once all of an edge has been used, no part of it is older than the rest."""
     stand.put(*A)
@@ -240,91 +243,6 @@ def test_a_node_may_go_while_its_row_runs_on(stand: Stand) -> None:
     assert found.count == 8
     assert put(stand.trie, stand.book, (*A, 9), start=0) is not None
     assert stand.match(*A, 9) == 9
-
-
-def test_only_what_can_go_is_judged() -> None:
-    """A policy is asked about leaves and about nodes with states, and about nothing else."""
-    asked: list[bool] = []
-
-    def ask(candidate: Candidate[Kind, Snapshot]) -> float:
-        whole = [kind for kind in candidate.node.snapshots if not kind.sliceable]
-        asked.append(bool(whole) or not candidate.node.children)
-        return reuse_value(candidate)
-
-    hybrid = Stand(Kind.STANDARD, Kind.RECURRENT, edge_tokens=4)
-    hybrid.trie = PrefixTrie(
-        hybrid.kinds, hybrid.book.merge, value=ask, edge_tokens=4, rerank_requests=0
-    )
-    hybrid.put(*A)
-    hybrid.put(*A, 9)
-    hybrid.put(1, 2, 7)
-
-    hybrid.trie.evict(hybrid.trie.nbytes - 1)
-    hybrid.trie.evict(0)
-
-    assert asked
-    assert all(asked)
-
-
-def test_an_old_ranking_still_knows_what_was_used_since(stand: Stand) -> None:
-    """Between two rankings of everything, a use counts at once, and so does what is new."""
-    for chat in range(5):
-        stand.put(chat, 1)
-    for chat in (0, 2, 0, 2):
-        stand.use(chat, 1)
-    stand.put(9, 1)
-
-    stand.trie.evict(3 * 2 * TOKEN_NBYTES)
-
-    assert stand.ends() == {(0, 1), (2, 1), (9, 1)}
-
-
-def test_what_grew_old_goes_after_a_new_ranking(stand: Stand) -> None:
-    """Many uses long ago weigh less than one use lately, once everything is reckoned anew."""
-    stand.put(1, 1)
-    for _ in range(5):
-        stand.use(1, 1)
-    stand.put(2, 2)
-    for _ in range(RERANK_REQUESTS):
-        stand.use(7)
-    stand.use(2, 2)
-    stand.put(3, 3)
-    stand.use()
-
-    stand.trie.evict(2 * 2 * TOKEN_NBYTES)
-
-    assert stand.ends() == {(2, 2), (3, 3)}
-
-
-def test_a_ranking_stays_small_without_an_eviction() -> None:
-    """Uses under a budget that is never exceeded leave no trace behind."""
-    ranking: Ranking[Kind, Snapshot] = Ranking(lambda _: 1.0, rerank_requests=64)
-    nodes: list[Node[Kind, Snapshot]] = [Node(None, Key(b""), 0) for _ in range(10)]
-    for turn in range(10_000):
-        ranking.note(nodes[turn % 10])
-
-    assert len(ranking._heap) <= 100
-    assert ranking.least() in nodes
-
-
-def candidate(*, gain: int = 10, nbytes: int = 100, uses: int = 1, idle: int = 5) -> (
-    Candidate[Kind, Snapshot]
-):  # fmt: skip
-    """Return one that is like another but for what is named."""
-    node: Node[Kind, Snapshot] = Node(None, Key(b""), 0)
-    return Candidate(node, gain, nbytes, uses, idle)
-
-
-def test_worth_follows_use_age_gain_and_size() -> None:
-    """More uses and tokens make a candidate worth more; more bytes and idle time, less."""
-    plain = reuse_value(candidate())
-
-    assert reuse_value(candidate(uses=2)) > plain
-    assert reuse_value(candidate(gain=11)) > plain
-    assert reuse_value(candidate(nbytes=101)) < plain
-    assert reuse_value(candidate(idle=6)) < plain
-    assert reuse_value(candidate(nbytes=0)) == math.inf
-    assert reuse_value(candidate(gain=0)) == 0
 
 
 def test_a_use_is_counted_once() -> None:
