@@ -267,6 +267,28 @@ async def test_a_fault_of_the_loop_ends_everything_loudly(started: Started, fold
 
 
 @pytest.mark.asyncio
+async def test_a_command_that_fails_half_way_ends_the_thread(
+    started: Started, folder: Path
+) -> None:
+    """What fails while memory is given back leaves the caches unknown: no stream goes on."""
+    await started.load(folder)
+    running = Collected()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no memory left to copy out")
+
+    started.engine.submit(stream(1, running, max_tokens=400))
+    with pytest.raises(RuntimeError, match="no memory"):
+        await started.engine._call(fail)
+    await started.faulted.wait()
+
+    assert isinstance(running.events[-1], Failed)
+    with pytest.raises(ShuttingDown):
+        await started.engine.shrink(0)
+    assert started.faults == [1]
+
+
+@pytest.mark.asyncio
 async def test_stopping_answers_everybody(started: Started, folder: Path) -> None:
     """Streams and calls behind the stop are refused, not forgotten."""
     await started.load(folder)

@@ -6,8 +6,8 @@ Invariants:
 - Between two steps the whole mailbox is served. New streams are refused when it is full; cancels
   and commands never are, each of them belongs to a stream or a caller that was let in.
 - Whoever asks for figures waits at most STATUS_WAIT_S, then gets the last ones with their age.
-- A fault of the loop ends every stream, then the thread, and is reported once: the process has to
-  end, since the caches are in an unknown state.
+- A fault of the loop, or of any command but a load, ends every stream, then the thread, and is
+  reported once: the process has to end, since the caches are in an unknown state.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class EngineThread:
                 raise LoadAbandoned(job.name)
             self._loop.call_soon_threadsafe(report, progress)
 
-        return self._call(lambda host: host.load(job, cross))
+        return self._call(lambda host: host.load(job, cross), recoverable=True)
 
     def abandon_load(self) -> None:
         """Make the load at hand give up at its next step; without one, do nothing."""
@@ -177,8 +177,12 @@ class EngineThread:
         with suppress(ShuttingDown, InternalError):  # then the last figures are all there is
             await self._call(self._publish)
 
-    async def _call(self, act: Callable[[ModelHost], T]) -> T:
-        """Run `act` on the engine thread between two steps; it runs even if nobody waits."""
+    async def _call(self, act: Callable[[ModelHost], T], *, recoverable: bool = False) -> T:
+        """Run `act` on the engine thread between two steps; it runs even if nobody waits.
+
+        What it raises reaches the caller. Unless `recoverable` it also ends the thread: caches and
+        snapshots may then be half changed.
+        """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
 
@@ -187,6 +191,8 @@ class EngineThread:
                 result = act(host)
             except Exception as error:  # noqa: BLE001 - its caller gets it, traceback and all
                 future.set_exception(error)
+                if not recoverable:
+                    raise
             else:
                 future.set_result(result)
 
