@@ -79,7 +79,11 @@ class CacheSizes:
 
     def kv_format_problem(self, kv_format: KVFormat | None) -> str | None:
         """Return why this model's keys and values cannot live in a format; None where they can."""
-        if kv_format not in KV_BITS or kv_group_values(self.head_dim) is not None:
+        if kv_format not in KV_BITS:
+            return None
+        if not self.kv_values_per_token:
+            return "no layer of this model keeps all positions; windows and states stay as they are"
+        if kv_group_values(self.head_dim) is not None:
             return None
         groups = " or ".join(str(group) for group in KV_GROUP_VALUES)
         return f"heads of {self.head_dim} values do not divide into groups of {groups}"

@@ -151,6 +151,8 @@ class _Range:
         return [FieldViolation(name, f"{value} is outside [{self.low:g}, {self.high:g}]")]
 
 
+REPETITION_RANGE = _Range(0.0625, 10)
+"""The least is exact in binary; a factor near 0 would make a logit infinite."""
 LOGIT_BIAS_RANGE = _Range(-100, 100)
 
 
@@ -161,14 +163,12 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
         *_Range(-1, (1 << 31) - 1).check(f"{prefix}.top_k", options.top_k),
         *_Range(0, 1).check(f"{prefix}.top_p", options.top_p),
         *_Range(0, 1).check(f"{prefix}.min_p", options.min_p),
+        *REPETITION_RANGE.check(f"{prefix}.repetition_penalty", options.repetition_penalty),
         *_Range(-10, 10).check(f"{prefix}.presence_penalty", options.presence_penalty),
         *_Range(-10, 10).check(f"{prefix}.frequency_penalty", options.frequency_penalty),
         *_Range(-1, (1 << 31) - 1).check(f"{prefix}.repeat_last_n", options.repeat_last_n),
         *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
     ]
-    factor = options.repetition_penalty
-    if factor is not None and not 0 < factor <= 10:
-        found.append(FieldViolation(f"{prefix}.repetition_penalty", f"{factor} is outside (0, 10]"))
     for token_id, bias in options.logit_bias:
         found += LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
     return found

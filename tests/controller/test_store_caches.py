@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mlxd_controller.store.caches import cache_sizes, projected_values
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.requests import KVFormat
 
 PLAIN: dict[str, Any] = {
     "hidden_size": 64,
@@ -123,3 +125,12 @@ def test_a_bad_key_is_named(architecture: str, values: dict[str, Any], field: st
     with pytest.raises(InvalidModel) as caught:
         cache_sizes({**PLAIN, **values}, architecture)
     assert caught.value.field == field
+
+
+def test_a_format_for_keys_that_no_layer_keeps_is_refused() -> None:
+    """Where every layer has a window, no layer would honour the format: the option is refused."""
+    sliding = windowed(128, layers=4)
+    mixed = replace(windowed(128, layers=2), head_dim=64)
+    assert "no layer" in (sliding.kv_format_problem(KVFormat.Q8) or "")
+    assert mixed.kv_format_problem(KVFormat.Q8) is None
+    assert sliding.kv_format_problem(KVFormat.MODEL) is None

@@ -189,7 +189,7 @@ class EngineThread:
         def perform(host: ModelHost) -> None:
             try:
                 result = act(host)
-            except Exception as error:  # noqa: BLE001 - its caller gets it, traceback and all
+            except Exception as error:
                 future.set_exception(error)
                 if not recoverable:
                     raise

@@ -237,7 +237,7 @@ class SamplingOptions(_message.Message):
     seed: _builtins.int
     """Draws depend on the seed and the position alone. Absent: one is drawn and told in Usage."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of recent tokens. 1 means off. Range (0, 10].
+    """Divides positive and multiplies negative logits of recent tokens. 1 means off. Range [0.0625, 10].
     Default 1.
     """
     presence_penalty: _builtins.float
