@@ -4,7 +4,7 @@ Invariants:
 - A value compares candidates at one moment; it is the expected gain of keeping a byte a little
   longer, up to a factor common to all.
 - What owns nothing is worth keeping at any price; what can restore nothing is worth nothing.
-- Nothing is fitted to a budget, a model or a trace; docs/decisions/0014 has the measurements.
+- Nothing is fitted to a budget, a model or a trace; docs/decisions/0015 has the measurements.
 """
 
 from __future__ import annotations
