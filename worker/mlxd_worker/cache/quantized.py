@@ -108,7 +108,9 @@ class QuantizedKVCache:
         self.format = kv
         self.packing = Packing(kv, head_dim=head_dim)
         if packed_products is None:
-            packed_products = mx.default_device() != mx.Device(mx.cpu)
+            # CUDA has no kernel for float32: the first decode step would raise.
+            on_cpu = mx.default_device() == mx.Device(mx.cpu)
+            packed_products = not on_cpu and dtype != mx.float32
         self.packed_products = packed_products
         self._arenas: dict[ArenaId, Packed] = {}
 
