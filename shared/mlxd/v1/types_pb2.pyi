@@ -237,8 +237,8 @@ class SamplingOptions(_message.Message):
     seed: _builtins.int
     """Draws depend on the seed and the position alone. Absent: one is drawn and told in Usage."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of recent tokens. 1 means off. Range [0.0625, 10].
-    Default 1.
+    """Divides positive and multiplies negative logits of recent tokens. 1 means off. Default 1.
+    Range [0.0625, 10].
     """
     presence_penalty: _builtins.float
     """Subtracted once from each recent token. 0 means off. Range [-10, 10]. Default 0."""
