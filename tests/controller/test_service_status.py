@@ -90,6 +90,20 @@ async def test_a_dead_worker_is_remembered_with_code_error_and_last_lines() -> N
 
 
 @pytest.mark.asyncio
+async def test_a_dead_worker_holds_nothing() -> None:
+    """Memory and streams of a process end with it, whatever it told last."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        (living,) = (await status_of(stack)).workers
+        assert living.memory.total_bytes == 1000
+        stack.workers.launcher.processes[0].end(-9)
+        await stack.until("a", Phase.FAILED)
+        (dead,) = (await status_of(stack)).workers
+        assert dead.exit_code == -9
+        assert (dead.memory.total_bytes, dead.streams_running) == (0, 0)
+
+
+@pytest.mark.asyncio
 async def test_a_worker_that_did_not_start_is_remembered_with_code_and_last_lines() -> None:
     """Its process was never the controller's to ask: the launcher's error has what is known."""
     async with controller_stack() as stack:

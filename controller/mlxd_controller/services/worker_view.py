@@ -73,7 +73,20 @@ def _add_end(pb: status_pb2.WorkerStatus, worker: Worker) -> None:
     code = worker.exit_code
     if code is not None:
         pb.exit_code = code
+        _forget_held(pb)
     if worker.error is not None:
         pb.last_error = worker.error.describe()
         del pb.last_lines[:]
         pb.last_lines.extend(worker.last_lines())
+
+
+def _forget_held(pb: status_pb2.WorkerStatus) -> None:
+    """Drop what a process holds only while it lives: the last figures told of memory and streams.
+
+    The most that MLX ever held is history, and stays.
+    """
+    peak_nbytes = pb.memory.mlx_peak_bytes
+    pb.ClearField("memory")
+    pb.memory.mlx_peak_bytes = peak_nbytes
+    for name in ("streams_running", "streams_waiting", "oldest_wait", "kv_tokens_used"):
+        pb.ClearField(name)
