@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# As many test processes as there are processors; 0 runs all tests in one.
+TEST_PROCESSES ?= logical
 PYTEST_NOTHING_RAN := 5
 
 SHELL := /bin/bash
@@ -45,7 +47,7 @@ demo: $(run_stamp) ## stream text from the built-in model through a real control
 
 .PHONY: test
 test: $(dev_stamp) ## every test but the long ones (at most 8 minutes)
-	$(py) -m pytest $(PYTEST_ARGS)
+	$(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 	$(took)
 
 .PHONY: soak
