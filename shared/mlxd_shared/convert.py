@@ -16,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.convert_format import format_from_pb, format_violations
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import (
     FinishReason,
@@ -100,6 +101,8 @@ def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
         presence_penalty=(pb.presence_penalty if pb.HasField("presence_penalty") else None),
         frequency_penalty=(pb.frequency_penalty if pb.HasField("frequency_penalty") else None),
         repeat_last_n=(pb.repeat_last_n if pb.HasField("repeat_last_n") else None),
+        xtc_probability=pb.xtc_probability if pb.HasField("xtc_probability") else None,
+        xtc_threshold=pb.xtc_threshold if pb.HasField("xtc_threshold") else None,
         seed=pb.seed if pb.HasField("seed") else None,
         logit_bias=tuple(sorted(pb.logit_bias.items())),
     )
@@ -116,6 +119,8 @@ def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOpt
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         repeat_last_n=options.repeat_last_n,
+        xtc_probability=options.xtc_probability,
+        xtc_threshold=options.xtc_threshold,
         seed=options.seed,
         logit_bias=dict(options.logit_bias),
     )
@@ -133,7 +138,9 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         *_name_violations(pb.model),
         *_prompt_violations(pb),
         *sampling_violations(sampling, prefix="sampling"),
-        *_unserved_violations(pb),
+        *_logprob_violations(pb),
+        *format_violations(pb.response_format),
+        *_speculation_violations(pb.speculation),
         *_length_violations(pb),
         *_stop_violations(pb),
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
@@ -152,6 +159,13 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         stop=tuple(pb.stop),
         stop_token_ids=tuple(pb.stop_token_ids),
         ignore_eos=pb.ignore_eos,
+        min_tokens=pb.min_tokens,
+        top_logprobs=pb.top_logprobs if pb.logprobs else None,
+        response_format=format_from_pb(pb.response_format),
+        priority=pb.priority,
+        speculation_depth=(
+            pb.speculation.depth_max if pb.speculation.HasField("depth_max") else None
+        ),
         skip_special_tokens=not pb.HasField("skip_special_tokens") or pb.skip_special_tokens,
         keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
         request_id=pb.request_id,
@@ -219,19 +233,20 @@ def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
     return found
 
 
-def _unserved_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    """Ranges of fields that are refused anyway: nonsense is still called nonsense."""
-    options = pb.sampling
-    checks = (
-        ("sampling.xtc_probability", options.xtc_probability, 0.0, 1.0),
-        ("sampling.xtc_threshold", options.xtc_threshold, 0.0, 0.5),
-        ("top_logprobs", pb.top_logprobs, 0, 20),
-    )
-    return [
-        FieldViolation(name, f"{value} is outside [{low:g}, {high:g}]")
-        for name, value, low, high in checks
-        if not low <= value <= high
-    ]
+def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    if pb.top_logprobs > config.TOP_LOGPROBS_MAX:
+        limit = f"{pb.top_logprobs} is outside [0, {config.TOP_LOGPROBS_MAX}]"
+        return [FieldViolation("top_logprobs", limit)]
+    if pb.top_logprobs and not pb.logprobs:
+        return [FieldViolation("top_logprobs", "logprobs must be true where this is given")]
+    return []
+
+
+def _speculation_violations(pb: inference_pb2.SpeculationOptions) -> list[FieldViolation]:
+    if pb.depth_max <= config.SPECULATION_DEPTH_MAX:
+        return []
+    limit = f"{pb.depth_max} is outside [0, {config.SPECULATION_DEPTH_MAX}]"
+    return [FieldViolation("speculation.depth_max", limit)]
 
 
 def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:

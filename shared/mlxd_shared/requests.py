@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mlxd_shared.errors import FieldViolation, InvalidRequest
+from mlxd_shared.formats import ResponseFormat
 
 SEED_LIMIT = 1 << 64
 _T = TypeVar("_T")
@@ -30,6 +31,8 @@ class SamplingOptions:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
@@ -52,6 +55,8 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int = 64
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     @property
     def penalises(self) -> bool:
@@ -69,6 +74,8 @@ DEFAULTS = SamplingOptions(
     presence_penalty=0.0,
     frequency_penalty=0.0,
     repeat_last_n=64,
+    xtc_probability=0.0,
+    xtc_threshold=0.1,
 )
 
 
@@ -118,7 +125,16 @@ class GenerateSpec:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """No end of sequence, stop string or stop token before this many."""
     skip_special_tokens: bool = True
+    top_logprobs: int | None = None
+    """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    response_format: ResponseFormat | None = None
+    priority: int = 0
+    """Higher is served earlier."""
+    speculation_depth: int | None = None
+    """The most tokens guessed at once, 0 for none; None is left to the server."""
     keep_alive_s: float | None = None
     request_id: str = ""
     worker_incarnation: str = ""
@@ -167,6 +183,8 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
         *_Range(-10, 10).check(f"{prefix}.presence_penalty", options.presence_penalty),
         *_Range(-10, 10).check(f"{prefix}.frequency_penalty", options.frequency_penalty),
         *_Range(-1, (1 << 31) - 1).check(f"{prefix}.repeat_last_n", options.repeat_last_n),
+        *_Range(0, 1).check(f"{prefix}.xtc_probability", options.xtc_probability),
+        *_Range(0, 0.5).check(f"{prefix}.xtc_threshold", options.xtc_threshold),
         *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
     ]
     for token_id, bias in options.logit_bias:
@@ -185,6 +203,8 @@ def merge(*layers: SamplingOptions) -> SamplingOptions:
         presence_penalty=_first(layer.presence_penalty for layer in layers),
         frequency_penalty=_first(layer.frequency_penalty for layer in layers),
         repeat_last_n=_first(layer.repeat_last_n for layer in layers),
+        xtc_probability=_first(layer.xtc_probability for layer in layers),
+        xtc_threshold=_first(layer.xtc_threshold for layer in layers),
         seed=_first(layer.seed for layer in layers),
         logit_bias=next((layer.logit_bias for layer in layers if layer.logit_bias), ()),
     )
@@ -205,6 +225,8 @@ def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
     assert full.presence_penalty is not None
     assert full.frequency_penalty is not None
     assert full.repeat_last_n is not None
+    assert full.xtc_probability is not None
+    assert full.xtc_threshold is not None
     return Sampling(
         temperature=full.temperature,
         top_k=max(full.top_k, 0),
@@ -216,6 +238,8 @@ def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
         presence_penalty=full.presence_penalty,
         frequency_penalty=full.frequency_penalty,
         repeat_last_n=full.repeat_last_n,
+        xtc_probability=full.xtc_probability,
+        xtc_threshold=full.xtc_threshold,
     )
 
 

@@ -197,7 +197,7 @@ NOT_SERVED = [
     (generate(chat=inference_pb2.ChatPrompt()), "chat"),
     (generate(min_tokens=1), "min_tokens"),
     (generate(logprobs=True), "logprobs"),
-    (generate(top_logprobs=1), "top_logprobs"),
+    (generate(logprobs=True, top_logprobs=1), "logprobs"),
     (generate(response_format=inference_pb2.ResponseFormat(json_object=True)), "response_format"),
     (generate(priority=1), "priority"),
     (generate(resume_from=1), "resume_from"),

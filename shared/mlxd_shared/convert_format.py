@@ -1,0 +1,45 @@
+"""The part of `convert` that reads what an output must look like."""
+
+from __future__ import annotations
+
+from mlxd.v1 import inference_pb2
+from mlxd_shared import config
+from mlxd_shared.errors import FieldViolation
+from mlxd_shared.formats import FormatKind, ResponseFormat
+
+FIELD = "response_format"
+
+
+def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
+    """Return the format, unchecked; None where none is asked for (`json_object` false is none)."""
+    match pb.WhichOneof("kind"):
+        case "json_schema":
+            return ResponseFormat(FormatKind.JSON_SCHEMA, pb.json_schema)
+        case "json_object":
+            return ResponseFormat(FormatKind.JSON_OBJECT) if pb.json_object else None
+        case "regex":
+            return ResponseFormat(FormatKind.REGEX, pb.regex)
+        case "ebnf_grammar":
+            return ResponseFormat(FormatKind.EBNF_GRAMMAR, pb.ebnf_grammar)
+        case "choice":
+            return ResponseFormat(FormatKind.CHOICE, choices=tuple(pb.choice.choices))
+        case _:
+            return None
+
+
+def format_violations(pb: inference_pb2.ResponseFormat) -> list[FieldViolation]:
+    """Return what is out of bounds; whether a grammar makes sense is for whoever compiles it."""
+    wanted = format_from_pb(pb)
+    if wanted is None or wanted.kind is FormatKind.JSON_OBJECT:
+        return []
+    field = f"{FIELD}.{wanted.kind.value}"
+    texts = (wanted.text,)
+    if wanted.kind is FormatKind.CHOICE:
+        field, texts = f"{field}.choices", wanted.choices
+        if not 1 <= len(texts) <= config.FORMAT_CHOICES_MAX:
+            return [FieldViolation(field, f"1 to {config.FORMAT_CHOICES_MAX} choices")]
+    if not all(texts):
+        return [FieldViolation(field, "a text is empty")]
+    if sum(map(len, texts)) > config.FORMAT_CHARS_MAX:
+        return [FieldViolation(field, f"at most {config.FORMAT_CHARS_MAX} characters")]
+    return []
