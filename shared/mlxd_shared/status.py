@@ -41,6 +41,7 @@ TABLE = (
     Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
     Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),
     Row(e.QueueFull, _C.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    Row(e.DeadlinePassed, _C.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     Row(e.ModelLoading, _C.UNAVAILABLE, "MODEL_LOADING"),
     Row(e.ModelDraining, _C.UNAVAILABLE, "MODEL_DRAINING"),
     Row(e.ModelUnloaded, _C.ABORTED, "MODEL_UNLOADED"),

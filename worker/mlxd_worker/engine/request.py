@@ -89,7 +89,7 @@ class Submit:
     """A stream to generate, checked against the model by whoever submits it.
 
     `prompt` has at least one token and fewer than the effective context. `eos_ids` is empty where
-    end-of-sequence is ignored. `submitted_s` is on the engine's clock.
+    end-of-sequence is ignored. `submitted_s` and `deadline_s` are on the engine's clock.
     """
 
     stream: StreamId
@@ -104,6 +104,14 @@ class Submit:
     sink: Sink
     request_id: str = ""
     """What the request is called in logs."""
+    priority: int = 0
+    """Higher is served earlier."""
+    deadline_s: float | None = None
+    """When nobody wants the stream any more."""
+
+    def late(self, now_s: float) -> bool:
+        """Tell whether the deadline has passed."""
+        return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 @dataclass(frozen=True, slots=True)

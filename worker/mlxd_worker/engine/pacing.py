@@ -1,0 +1,131 @@
+"""How many prompt tokens a step may evaluate, so that rows that decode are not kept waiting.
+
+Invariants:
+- Pure: all times come from the caller, on one clock. Equal calls give equal answers.
+- While nobody decodes a step has one whole chunk. While somebody does, it has as many tokens as
+  fit between a decode step and the target, by what both were measured to take.
+- Prefill always goes on: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
+  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
+- One step never evaluates more than one whole chunk, of however many prompts: so long at most is a
+  cancel, a deadline or a new stream waited with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CHUNK_FLOOR_TOKENS: Final = 32
+"""So many prompt tokens a step may always evaluate."""
+
+SHARE_MIN: Final = 0.5
+"""Prefill's least part of the time that a decode step takes."""
+
+REMEMBERED: Final = 0.8
+"""What a step's measurement leaves of those before it."""
+
+OUTLIER: Final = 4.0
+"""A measurement counts as at most so many times what was expected of it."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """Seconds a unit of work, by measurements of which older ones count less.
+
+    Each counts by its work. The cost of starting counts with the work it was spent on, so an
+    estimate holds for pieces of about the size that is measured.
+    """
+
+    work: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, work: float, seconds: float) -> None:
+        """Take one measurement."""
+        if self.seconds > 0.0:
+            seconds = min(seconds, OUTLIER * work * self.per_unit_s)
+        self.work = REMEMBERED * self.work + work
+        self.seconds = REMEMBERED * self.seconds + seconds
+
+    @property
+    def per_unit_s(self) -> float:
+        """The estimate; 0 where nothing was measured."""
+        return self.seconds / self.work if self.work > 0.0 else 0.0
+
+
+class Pacer:
+    """Learns what prefill and decoding take, and gives each step its prompt tokens."""
+
+    def __init__(self, *, target_s: float, chunk_tokens: int, widths: Sequence[int] = ()) -> None:
+        """Begin without knowledge.
+
+        target_s: between two tokens of a row. chunk_tokens: a whole chunk. widths: where given, the
+        chunks of long prompts are of these sizes alone, so that few shapes are in use.
+        """
+        assert target_s > 0.0
+        assert chunk_tokens > 0
+        self._target_s = target_s
+        self._chunk_tokens = chunk_tokens
+        self._widths = sorted({min(width, chunk_tokens) for width in (*widths, chunk_tokens)})
+        self._quantised = bool(widths)
+        self._prefill = Rate()
+        self._decode = Rate()
+        self._left_tokens = 0
+        self._until_s: float | None = None
+
+    @property
+    def prefill_token_s(self) -> float:
+        """What a prompt token is expected to take; 0 where nothing is known."""
+        return self._prefill.per_unit_s
+
+    @property
+    def decode_step_s(self) -> float:
+        """What a decode step is expected to take; 0 where nothing is known."""
+        return self._decode.per_unit_s
+
+    def begin_step(self, now_s: float, *, decoding: bool) -> None:
+        """Begin a step, in which rows decode or none does."""
+        self._left_tokens = self._chunk_tokens
+        self._until_s = None
+        if decoding:
+            decode_s = self.decode_step_s
+            allowance_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
+            self._until_s = now_s + allowance_s
+
+    def over(self, now_s: float) -> bool:
+        """Whether there is no time left for this step's prefill."""
+        return self._until_s is not None and now_s >= self._until_s
+
+    def chunk(self, wanted: int, now_s: float) -> int:
+        """Return how many of a prompt's `wanted` tokens come next in this step; 0 ends its prefill.
+
+        What is returned is taken as given out.
+        """
+        assert wanted > 0
+        untouched = self._left_tokens == self._chunk_tokens
+        tokens = min(wanted, self._left_tokens, self._fitting(now_s))
+        if tokens < min(wanted, CHUNK_FLOOR_TOKENS):
+            if not untouched:
+                return 0
+            tokens = min(wanted, CHUNK_FLOOR_TOKENS, self._chunk_tokens)
+        if self._quantised and tokens < wanted:
+            tokens = max((width for width in self._widths if width <= tokens), default=tokens)
+        self._left_tokens -= tokens
+        return tokens
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Learn what one pass over `tokens` prompt tokens took."""
+        self._prefill.add(tokens, max(seconds, 0.0))
+
+    def decoded(self, seconds: float) -> None:
+        """Learn what one decode step took."""
+        self._decode.add(1.0, max(seconds, 0.0))
+
+    def _fitting(self, now_s: float) -> int:
+        """Return how many tokens there is time for."""
+        if self._until_s is None:
+            return self._chunk_tokens
+        token_s = self.prefill_token_s
+        if token_s <= 0.0:
+            return CHUNK_FLOOR_TOKENS
+        return int(max(self._until_s - now_s, 0.0) / token_s)
