@@ -24,6 +24,7 @@ from tests.bench.chat import WIDTHS, chat_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
+from tests.bench.server import chosen_cases, float32_llama, server_lines
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
 
@@ -131,7 +132,7 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure the random model, the demo model, chats, mixed lengths, and the prefix trie."""
+    """Measure one stream, chats, mixed lengths, the prefix trie, and servers under load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -142,6 +143,10 @@ async def main() -> None:
     parser.add_argument(
         "--prefix-budgets", type=int, nargs="*", default=BUDGETS_PERCENT, metavar="PERCENT"
     )
+    parser.add_argument(
+        "--server", type=chosen_cases, default="all", help="all, none, or cases such as a,b,trace"
+    )
+    parser.add_argument("--server-runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -156,6 +161,9 @@ async def main() -> None:
         if args.mixed_rounds:
             model = await random_llama(Path(folder) / "mixed", context=CONTEXT)
             lines += await mixed_lines(model, rounds=args.mixed_rounds)
+        if args.server:
+            model = await float32_llama(Path(folder) / "float32")
+            lines += await server_lines(model, cases=args.server, runs=args.server_runs)
     if args.prefix_budgets:
         lines += prefix_lines(args.prefix_budgets)
     text = "".join(f"{line}\n" for line in lines)

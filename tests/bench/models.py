@@ -23,14 +23,19 @@ class Shape:
     context: int = 2048
 
 
-def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed: int) -> int:
-    """Write a bfloat16 model with the tokenizer of another one; return its parameter count.
+def write_random_llama(
+    folder: Path, *, tokenizer_from: Path, shape: Shape, seed: int, dtype: mx.Dtype = mx.bfloat16
+) -> int:
+    """Write a model with the tokenizer of another one; return its parameter count.
 
-    Scales are chosen so that logits spread and greedy decoding has no near-ties to speak of.
+    Scales are chosen so that logits spread and greedy decoding has no near-ties to speak of. Its
+    files name no end-of-sequence token: whoever serves it stops by length alone.
     """
     folder.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer_from / name, folder / name)
+    shutil.copy(tokenizer_from / "tokenizer.json", folder / "tokenizer.json")
+    tokenizer = json.loads((tokenizer_from / "tokenizer_config.json").read_text())
+    tokenizer["eos_token"] = None
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1))
     vocab = json.loads((tokenizer_from / "config.json").read_text())["vocab_size"]
     head_dim = shape.hidden // shape.heads
     config = {
@@ -48,7 +53,7 @@ def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": str(dtype).removeprefix("mlx.core."),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     shapes = {"model.embed_tokens.weight": (vocab, shape.hidden)}
@@ -65,12 +70,12 @@ def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed
         }
     keys = mx.random.split(mx.random.key(seed), len(shapes))
     weights = {
-        name: (mx.random.normal(size, key=key) * size[-1] ** -0.5).astype(mx.bfloat16)
+        name: (mx.random.normal(size, key=key) * size[-1] ** -0.5).astype(dtype)
         for (name, size), key in zip(shapes.items(), keys, strict=True)
     }
     norms = [f"model.layers.{i}.{n}_layernorm" for i in range(shape.layers)
              for n in ("input", "post_attention")]  # fmt: skip
-    weights |= {f"{n}.weight": mx.ones(shape.hidden, mx.bfloat16) for n in [*norms, "model.norm"]}
+    weights |= {f"{n}.weight": mx.ones(shape.hidden, dtype) for n in [*norms, "model.norm"]}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return sum(array.size for array in weights.values())
 
@@ -78,14 +83,15 @@ def write_random_llama(folder: Path, *, tokenizer_from: Path, shape: Shape, seed
 def main() -> None:
     """Write a model for a caller that must not import MLX itself.
 
-    FOLDER TOKENIZER_FROM SEED CONTEXT.
+    FOLDER TOKENIZER_FROM SEED CONTEXT, then bfloat16 or float32; bfloat16 if left out.
     """
-    folder, source, seed, context = sys.argv[1:]
+    folder, source, seed, context, *form = sys.argv[1:]
     count = write_random_llama(
         Path(folder),
         tokenizer_from=Path(source),
         shape=Shape(context=int(context)),
         seed=int(seed),
+        dtype=mx.float32 if form == ["float32"] else mx.bfloat16,
     )
     sys.stdout.write(f"{count}\n")
 

@@ -1,0 +1,194 @@
+"""Our gRPC against mlx-lm's HTTP server: the same loads from the same generator, in turn.
+
+One controller with one worker and one server of mlx-lm, on one model and one BLAS, serve all cases;
+(g) alone starts mlx-lm once more, with the BLAS it brings. While one side computes the other is
+idle. Each run has prompts of its own, the same for both sides, and starts after a few short
+requests that nobody times. Ratios are of medians, ours to mlx-lm's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.bench.azure import TRACE
+from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, closed
+from tests.bench.measures import Measures, measures, medians
+from tests.bench.prompts import Prompts
+from tests.bench.report import json_line, machine
+from tests.bench.requests import Outcome, Request
+from tests.bench.sides import Side, our_side, peer_side, put_load
+
+DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+SEED = 20260101
+SETTLING = 2
+SATURATION_REQUESTS = 64
+_SHOWN = (
+    "tokens_per_s", "decode_tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Found:
+    """The runs of one case."""
+
+    ours: list[Measures] = field(default_factory=list)
+    peer: list[Measures] = field(default_factory=list)
+    same_texts: int = 0
+    texts: int = 0
+
+
+class Bench:
+    """Runs cases on both sides."""
+
+    def __init__(self, folder: Path, ours: Side, peer: Side) -> None:
+        self._prompts = Prompts(folder, seed=SEED)
+        self._draws = random.Random(SEED)
+        self._ours = ours
+        self._peer = peer
+
+    async def run(self, case: Case, *, runs: int, peer: Side | None = None) -> Found:
+        """Measure a case in alternating runs, against `peer` where that is another one."""
+        found, other = Found(), peer or self._peer
+        rate = await self._sustained(case) * LOAD_FRACTION if case.open_loop else 1.0
+        for number in range(min(runs, case.runs_max or runs)):
+            requests = _at_rate(case.make(self._prompts, self._draws), rate)
+            sides = [(self._ours, found.ours), (other, found.peer)]
+            outcomes: list[list[Outcome]] = []
+            for side, into in sides if number % 2 else reversed(sides):
+                outcomes.append(await self._load(side, requests))
+                into.append(measures(outcomes[-1]))
+            pairs = list(zip(*outcomes, strict=True))
+            found.same_texts += sum(one.text == two.text for one, two in pairs)
+            found.texts += len(pairs)
+            sys.stderr.write(f"\rserver {case.key} {number + 1}/{runs} ")
+        sys.stderr.write("\n")
+        return found
+
+    async def _sustained(self, case: Case) -> float:
+        """Return how many of a case's requests a second mlx-lm serves with every client busy."""
+        requests = case.make(self._prompts, self._draws)
+        requests = [replace(r, at_s=None) for r in requests[:SATURATION_REQUESTS]]
+        return measures(await self._load(self._peer, requests))["requests_per_s"]
+
+    async def _load(self, side: Side, requests: Sequence[Request]) -> list[Outcome]:
+        settling = closed(SETTLING, 16, 8)(self._prompts, self._draws)
+        return await put_load(side, requests, settling=settling)
+
+
+async def server_lines(folder: Path, *, cases: Sequence[Case], runs: int) -> list[str]:
+    """Measure the model in `folder`; return JSON lines."""
+    lines: list[str] = []
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(our_side(folder, rows_max=CLIENTS, context=CONTEXT))
+        peer = await stack.enter_async_context(peer_side(folder, blas="ours"))
+        bench = Bench(folder, ours, peer)
+        for case in cases:
+            if case.shipped_blas:
+                async with peer_side(folder, blas="shipped") as shipped:
+                    found = await bench.run(case, runs=runs, peer=shipped)
+            else:
+                found = await bench.run(case, runs=runs)
+            lines += _report(case, found)
+    return lines
+
+
+def chosen_cases(letters: str) -> list[Case]:
+    """Return the cases of `all`, `none`, or letters and `trace` with commas between.
+
+    The trace is left out where it is not there.
+
+    Raises:
+        ValueError: there is no such case.
+    """
+    known = {case.key: case for case in CASES}
+    keys = {"all": list(known), "none": []}.get(letters, letters.split(","))
+    unknown = [key for key in keys if key not in known]
+    if unknown:
+        message = f"no case {unknown[0]!r}; there are all, none, {', '.join(known)}"
+        raise ValueError(message)
+    if "trace" in keys and not TRACE.exists():
+        sys.stderr.write(f"no {TRACE.name}: the real trace is left out\n")
+        keys.remove("trace")
+    return [known[key] for key in keys]
+
+
+def _at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
+    """Return requests that arrived once a second on average, now at `rate` a second."""
+    return [r if r.at_s is None else replace(r, at_s=r.at_s / rate) for r in requests]
+
+
+def _report(case: Case, found: Found) -> list[str]:
+    """Write the case's table; return its lines."""
+    ours, peer = medians(found.ours), medians(found.peer)
+    targets = {target.measure: target for target in case.targets}
+    sys.stderr.write(
+        f"server {case.key}: {case.title}; {CLIENTS} connections, medians of {len(found.ours)}, "
+        f"same text in {found.same_texts} of {found.texts}\n"
+    )
+    lines = [
+        json_line(
+            "server",
+            key=f"server.{case.key}.same_texts",
+            value=found.same_texts,
+            of=found.texts,
+            runs=len(found.ours),
+        )
+    ]
+    for name in ours:
+        if name not in peer:
+            continue
+        ratio = ours[name] / peer[name] if peer[name] else 0.0
+        for what, value in (("ours", ours[name]), ("peer", peer[name]), ("ratio", ratio)):
+            lines.append(json_line("server", key=f"server.{case.key}.{name}.{what}", value=value))
+        target = targets.get(name)
+        if name in _SHOWN or target is not None:
+            judged = "" if target is None else f"{target!s:>9s} {_word(target.met(ratio))}"
+            sys.stderr.write(
+                f"  {name:22s} {ours[name]:10.4f} {peer[name]:10.4f} {ratio:8.3f} {judged}\n"
+            )
+    return lines
+
+
+def _word(met: object) -> str:
+    return "met" if met else "NOT MET"
+
+
+async def float32_llama(folder: Path) -> Path:
+    """Write the random model in float32, in a process of its own; this one imports no MLX."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.models", str(folder), str(DEMO), str(SEED)),
+        *(str(2 * CONTEXT), "float32"),
+    )
+    if await process.wait():
+        message = "the random model could not be written"
+        raise RuntimeError(message)
+    return folder
+
+
+async def main() -> None:
+    """Measure by itself: `python -m tests.bench.server`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=chosen_cases, default="all", help="such as a,b,trace")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = await float32_llama(Path(folder) / "random-llama")
+        found = await server_lines(model, cases=args.cases, runs=args.runs)
+    text = "".join(f"{line}\n" for line in [json_line("machine", **machine()), *found])
+    if args.out is None:
+        sys.stdout.write(text)
+    else:
+        args.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

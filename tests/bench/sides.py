@@ -1,0 +1,119 @@
+"""The two servers that are compared, as processes, and the generator that puts load on them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
+from tests.bench.cases import CLIENTS
+from tests.bench.requests import (
+    GRPC,
+    HTTP,
+    Job,
+    Outcome,
+    Request,
+    job_to_json,
+    outcomes_from_json,
+)
+from tests.support.served import served
+
+LINE_BYTES_MAX = 1 << 26
+LISTENING = b"not recommended for production"
+"""What mlx-lm's server writes once it listens."""
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A server that listens, with the model loaded or about to be."""
+
+    kind: str
+    target: str
+    model: str
+
+
+@asynccontextmanager
+async def our_side(folder: Path, *, rows_max: int, context: int) -> AsyncIterator[Side]:
+    """Serve the model in `folder` by a controller and a worker of its own, in float32."""
+    async with served("--model", f"bench={folder}") as server:
+        options = types_pb2.LoadOptions(
+            weights=types_pb2.WEIGHTS_FORMAT_FLOAT32, rows_max=rows_max, context_length=context
+        )
+        request = model_pb2.LoadModelRequest(model="bench", options=options)
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            async for _ in model_pb2_grpc.ModelServiceStub(channel).LoadModel(request):
+                pass
+        yield Side(GRPC, server.address, "bench")
+
+
+@asynccontextmanager
+async def peer_side(folder: Path, *, blas: str) -> AsyncIterator[Side]:
+    """Serve the model in `folder` by mlx-lm; blas: ours or shipped."""
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.peer_server", blas),
+        *("--model", str(folder), "--host", _HOST, "--port", str(port), "--log-level", "WARNING"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    seen = [b""]
+    while LISTENING not in seen[-1]:
+        seen.append(await process.stderr.readline())
+        if not seen[-1]:
+            raise RuntimeError(b"".join(seen).decode())
+    draining = asyncio.create_task(_drain(process.stderr))
+    try:
+        yield Side(HTTP, f"{_HOST}:{port}", "default_model")
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await draining
+
+
+async def put_load(
+    side: Side, requests: Sequence[Request], *, settling: Sequence[Request]
+) -> list[Outcome]:
+    """Put a load on one side from a process of its own; return what its clients saw."""
+    job = Job(
+        kind=side.kind,
+        target=side.target,
+        model=side.model,
+        settling=tuple(settling),
+        requests=tuple(requests),
+        clients=CLIENTS,
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.load"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES_MAX,
+    )
+    out, _ = await process.communicate(job_to_json(job))
+    if process.returncode:
+        message = f"the load generator ended with code {process.returncode}"
+        raise RuntimeError(message)
+    return outcomes_from_json(out)
+
+
+def _free_port() -> int:
+    # The server cannot tell which port it was given, so one is found before it starts.
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    """Read what nobody looks at, so that its writer is never held up."""
+    while await stream.read(1 << 16):
+        pass
