@@ -40,6 +40,22 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its log-probability under the raw logits."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The log-probabilities at one position: the drawn token's, and the best ones, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens that a stream has generated, and the text that became certain with them."""
 
@@ -47,6 +63,8 @@ class Tokens:
     """Index of the first of them among the generated tokens."""
     ids: tuple[int, ...]
     text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """One for each of `ids` where the stream asks for them, else none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,8 @@ class Finished:
     usage: Usage
     stop: str | None = None
     stop_token_id: int | None = None
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """One for each of `ids` where the stream asks for them, else none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +124,10 @@ class Submit:
     sink: Sink
     request_id: str = ""
     """What the request is called in logs."""
+    min_tokens: int = 0
+    """No end of sequence, stop token or stop string before this many."""
+    top_logprobs: int | None = None
+    """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
     priority: int = 0
     """Higher is served earlier."""
     deadline_s: float | None = None

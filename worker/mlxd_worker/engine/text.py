@@ -47,6 +47,7 @@ class StopMatcher:
 
     One instance a stream; any one thread. The state is the longest suffix of the text so far that
     may still grow into a stop string, and its depth is therefore exactly what has to be held back.
+    While it is told not to end the stream, a stop string that is complete passes as text.
     """
 
     __slots__ = ("_automaton", "_held", "_state")
@@ -56,7 +57,7 @@ class StopMatcher:
         self._held = ""
         self._state = 0
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str, *, may_end: bool = True) -> Piece:
         """Take text; return what is in no stop string, or what precedes the one found."""
         if not text:
             return Piece("")
@@ -65,7 +66,7 @@ class StopMatcher:
         for end, char in enumerate(text, start=len(self._held) + 1):
             state = automaton.step(state, char)
             stop = automaton.matched[state]
-            if stop is not None:
+            if stop is not None and may_end:
                 self._held, self._state = "", 0
                 return Piece(buffer[: end - len(stop)], stop)
         self._state = state
@@ -92,24 +93,27 @@ class TextStream:
         self._matcher = StopMatcher(stops) if stops else None
         self._over = False
 
-    def push(self, token_id: int) -> Piece:
-        """Take one generated id; return the text that is safe to send."""
+    def push(self, token_id: int, *, may_end: bool = True) -> Piece:
+        """Take one generated id; return the text that is safe to send.
+
+        may_end: whether a stop string counts that ends in what this id adds to the text.
+        """
         assert not self._over, "the stream is over"
-        return self._filter(self._decoder.push(token_id))
+        return self._filter(self._decoder.push(token_id), may_end=may_end)
 
     def finish(self) -> Piece:
         """Return what was held back; its last characters may complete a stop string, too."""
         assert not self._over, "the stream is over"
         self._over = True
-        tail = self._filter(self._decoder.finish())
+        tail = self._filter(self._decoder.finish(), may_end=True)
         if tail.stop is not None or self._matcher is None:
             return tail
         return Piece(tail.text + self._matcher.finish())
 
-    def _filter(self, text: str) -> Piece:
+    def _filter(self, text: str, *, may_end: bool) -> Piece:
         if self._matcher is None:
             return Piece(text)
-        piece = self._matcher.push(text)
+        piece = self._matcher.push(text, may_end=may_end)
         self._over = self._over or piece.stop is not None
         return piece
 
