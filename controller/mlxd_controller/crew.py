@@ -68,6 +68,7 @@ async def crew_of(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
         run_dir=settings.run_dir,
         stall_timeout_s=settings.load_stall_timeout_s,
         orphan_grace_s=settings.orphan_grace_s,
+        waiting_max=settings.waiting_max,
     )
     try:
         probe = await asyncio.to_thread(make_probe, limits)

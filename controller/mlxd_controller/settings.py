@@ -18,7 +18,8 @@ class ServeSettings:
     `models` are (name, folder); empty means the built-in demo model under the name "demo".
     `memory_limit_bytes` caps what all models together may use; `reserve_bytes`, else
     `reserve_fraction` of the total, is left to others. `keep_alive_s` math.inf is for ever, 0
-    unloads when idle. `load_stall_timeout_s` math.inf gives no load up. `max_loaded` None means as
+    unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves that to its
+    worker. `load_stall_timeout_s` math.inf gives no load up. `max_loaded` None means as
     many as fit. `run_dir` holds the workers' sockets; None makes a private temporary folder.
     `preload` names models to load before the first request. `security` protects `address` and
     `metrics`, the HOST:PORT of the endpoint for Prometheus (None: there is none); `allow_remote`
@@ -34,6 +35,7 @@ class ServeSettings:
     reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
     keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
     max_loaded: int | None = None
+    waiting_max: int | None = None
     load_stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S
     orphan_grace_s: float = config.ORPHAN_GRACE_S
     shutdown_grace_s: float = config.SHUTDOWN_GRACE_S

@@ -52,9 +52,11 @@ HEALTH_TIMEOUT_S = 5.0
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
 ROWS_MAX_LIMIT = 256
-WAITING_STREAMS_MAX = 256
+WAITING_STREAMS_MAX = 512
+WAITING_STREAMS_LIMIT = 65_536
 ENGINE_MAILBOX_MAX = 4096
 PREFILL_CHUNK_TOKENS = 512
+TARGET_INTER_TOKEN_S = 0.1  # what prefill leaves between two tokens of a row that decodes
 EVENTS_PER_MESSAGE_MAX = 64
 STATUS_WAIT_S = 0.05
 CONTEXT_LENGTH_MIN = 8

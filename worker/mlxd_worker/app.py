@@ -104,7 +104,9 @@ async def serve(
         server = new_server(health, security)
         address = _listen(server, options, security, stack)
         identity = Identity(options.incarnation, address, backend)
-        worker = Worker(identity, engine, health, stopping=stopping)
+        worker = Worker(
+            identity, engine, health, stopping=stopping, waiting_max=options.waiting_max
+        )
         add_services(server, worker)
         await server.start()
         await announce(health)

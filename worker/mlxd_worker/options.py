@@ -33,6 +33,7 @@ class Options:
     name: str
     spec: LoadSpec
     threads: int | None
+    waiting_max: int
     log_level: str
     log_format: LogFormat
 
@@ -69,6 +70,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         name=given.name or (model.resolve().name if model else ""),
         spec=spec,
         threads=given.threads,
+        waiting_max=given.waiting_max,
         log_level=given.log_level,
         log_format=given.log_format,
     )
@@ -111,6 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     prefix_text = f"of snapshots of former prompts; default: {config.PREFIX_MEMORY_FRACTION:.0%}%"
     add("--prefix-cache", type=_size, metavar="SIZE", help=f"{prefix_text} of memory; 0: none")
+    waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
+    add(
+        "--waiting-max",
+        type=_waiting,
+        default=config.WAITING_STREAMS_MAX,
+        metavar="N",
+        help=waiting_text,
+    )
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
@@ -134,6 +144,14 @@ def _size(text: str) -> int:
         message = f"{text} is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}"
         raise argparse.ArgumentTypeError(message)
     return nbytes
+
+
+def _waiting(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= config.WAITING_STREAMS_LIMIT:
+        message = f"{text} is outside 0 to {config.WAITING_STREAMS_LIMIT}"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
 def _count(text: str) -> int:

@@ -69,10 +69,12 @@ class Worker:
         health: Health,
         *,
         stopping: asyncio.Event,
+        waiting_max: int = config.WAITING_STREAMS_MAX,
     ) -> None:
+        """Serve nothing yet; later, let at most `waiting_max` streams wait."""
         self.identity = identity
         self.engine = engine
-        self.streams = Streams()
+        self.streams = Streams(waiting_max=waiting_max)
         self.stopping = stopping
         """Set once the process has begun to stop; it takes no new stream then."""
         self.phase = Phase.EMPTY

@@ -100,6 +100,15 @@ KeepAlive = Annotated[
 MaxLoaded = Annotated[
     int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
 ]
+WaitingMax = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=config.WAITING_STREAMS_LIMIT,
+        help="How many streams of a model may wait while others run; more are told when to come"
+        f" back.  [default: {config.WAITING_STREAMS_MAX}]",
+    ),
+]
 LoadTimeout = Annotated[
     float | None,
     typer.Option(
@@ -150,6 +159,7 @@ def serve(
     reserve: Reserve = None,
     keep_alive: KeepAlive = None,
     max_loaded: MaxLoaded = None,
+    waiting_max: WaitingMax = None,
     load_timeout: LoadTimeout = None,
     preload: Preload = None,
     allow_remote: AllowRemote = False,
@@ -176,6 +186,8 @@ def serve(
     """
     if metrics_vllm_aliases and metrics is None:
         usage_error("--metrics-vllm-aliases means nothing without --metrics")
+    if worker and waiting_max is not None:
+        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
     worker_security = ChannelSecurity(
         worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
     )
@@ -189,6 +201,7 @@ def serve(
         reserve_fraction=reserve_fraction,
         keep_alive_s=keep_alive_s(keep_alive, os.environ),
         max_loaded=max_loaded,
+        waiting_max=waiting_max,
         load_stall_timeout_s=load_timeout_s(load_timeout, os.environ),
         allow_remote=allow_remote,
         security=listener_files(

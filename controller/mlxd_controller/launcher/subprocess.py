@@ -49,8 +49,11 @@ class SubprocessLauncher:
         environment: Mapping[str, str] | None = None,
         stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S,
         orphan_grace_s: float = config.ORPHAN_GRACE_S,
+        waiting_max: int | None = None,
     ) -> None:
         """Make the folder of sockets; `run_dir` None makes a private temporary one.
+
+        waiting_max: how many streams may wait in a worker; None leaves it to the worker.
 
         Raises:
             InvalidRequest: `run_dir` is too long for a socket's path, or cannot be made.
@@ -59,6 +62,7 @@ class SubprocessLauncher:
         self._environment = own_environment() if environment is None else dict(environment)
         self._stall_timeout_s = stall_timeout_s
         self._orphan_grace_s = orphan_grace_s
+        self._waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
         self._owned = run_dir is None
         self._run_dir = make_run_dir(run_dir)
         self._launches = 0
@@ -102,6 +106,7 @@ class SubprocessLauncher:
                 *("--listen", f"unix:{socket}", "--incarnation", incarnation),
                 *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
                 *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
+                *self._waiting,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_fd,
                 stderr=output.write_fd,

@@ -129,3 +129,11 @@ class Pacer:
         if token_s <= 0.0:
             return CHUNK_FLOOR_TOKENS
         return int(max(self._until_s - now_s, 0.0) / token_s)
+
+
+def chunk_widths(chunk_tokens: int) -> tuple[int, ...]:
+    """Return the sizes of chunks where shapes are to be few: halves of a whole one."""
+    widths = [chunk_tokens]
+    while widths[-1] // 2 >= CHUNK_FLOOR_TOKENS:
+        widths.append(widths[-1] // 2)
+    return tuple(reversed(widths))

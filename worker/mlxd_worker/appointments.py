@@ -1,0 +1,66 @@
+"""When refused clients should come back: appointments, as far apart as streams end.
+
+Invariants:
+- Pure: times come from the caller, on one clock that never goes back.
+- Of clients refused at one moment each is told a later time than the one before it, so that they
+  come back one by one, and no faster than places are given back.
+- A wait is within RETRY_MIN_S and RETRY_MAX_S, however many are refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 60.0
+
+GUESS_S: Final = 1.0
+"""What a stream is taken to last while nothing was measured."""
+
+MARGIN: Final = 1.25
+"""How much further apart than places appointments are: streams end in groups, and others come."""
+
+ROUNDS_SEEN: Final = 4
+"""The rate is that of so many streams a row; fewer would see single groups of them."""
+
+GOLDEN: Final = 0.6180339887498949
+"""Its multiples, less whole numbers, never come close to one another."""
+
+
+class Appointments:
+    """Measures how often places are given back, and spreads those who wait for one."""
+
+    def __init__(self) -> None:
+        self._ends_s: deque[float] = deque()
+        self._last_s = float("-inf")
+        self._beyond = 0
+
+    def ended(self, now_s: float, *, rows_max: int, others_waited: bool) -> None:
+        """Note that a stream has ended; only ends while others waited tell of the rate."""
+        if not others_waited:
+            self._ends_s.clear()
+            return
+        self._ends_s.append(now_s)
+        while len(self._ends_s) > ROUNDS_SEEN * rows_max + 1:
+            self._ends_s.popleft()
+
+    def interval_s(self, now_s: float, *, rows_max: int) -> float:
+        """Return the seconds between two places given back."""
+        seen = len(self._ends_s) - 1
+        if seen < rows_max or now_s <= self._ends_s[0]:
+            return GUESS_S / rows_max
+        return (now_s - self._ends_s[0]) / seen
+
+    def give(self, now_s: float, *, rows_max: int) -> float:
+        """Return in how many seconds one more refused client should come back."""
+        each_s = self.interval_s(now_s, rows_max=rows_max) * MARGIN
+        # Not before those that run now have ended: streams that began together end together.
+        soonest_s = now_s + rows_max * each_s
+        wanted_s = max(self._last_s + each_s, soonest_s)
+        if wanted_s > now_s + RETRY_MAX_S:
+            self._beyond += 1
+            part = self._beyond * GOLDEN % 1.0
+            return RETRY_MAX_S * (1.0 + part) / 2.0
+        self._last_s = wanted_s
+        return max(wanted_s - now_s, RETRY_MIN_S)

@@ -1,0 +1,37 @@
+"""Whether a row may join: its caches must stay within what the load has reserved for all rows.
+
+By construction they do: what is reserved holds every row at full length in arenas of the largest
+class, however rows come and go (`arena_sizes.kv_tokens_bound`, `CacheSizes.held`), and the row
+table opens no arena beyond that. So a stream whose length was checked can always be held some time,
+and to go beyond what is reserved is a bug. It ends the loop, by this name.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from mlxd_worker.cache.rows import RowCaches
+
+KV_UNBOUNDED: Final = sys.maxsize
+"""Where nothing is reserved, as in an engine that is only tried."""
+
+
+class KVOverrun(AssertionError):
+    """Rows would hold more than the load has reserved for them."""
+
+    def __init__(self, *, nbytes: int, join_nbytes: int, nbytes_max: int) -> None:
+        super().__init__(
+            f"a row of {join_nbytes} bytes beside {nbytes} exceeds the {nbytes_max} reserved"
+        )
+
+
+def check_join(caches: RowCaches, *, tokens: int, nbytes_max: int) -> None:
+    """Make sure that a row of `tokens` tokens may join.
+
+    Raises:
+        KVOverrun: it would exceed what is reserved.
+    """
+    nbytes, join_nbytes = caches.nbytes, caches.join_nbytes(tokens)
+    if nbytes + join_nbytes > nbytes_max:
+        raise KVOverrun(nbytes=nbytes, join_nbytes=join_nbytes, nbytes_max=nbytes_max)
