@@ -1,0 +1,1 @@
+"""Guessing: what is proposed, how deep, and that nothing but speed changes."""
