@@ -90,7 +90,7 @@ async def test_what_a_client_may_not_say_is_refused_by_name(
 async def test_an_unserved_field_is_refused_before_a_load() -> None:
     """FieldNotServed names it; nothing is launched for it."""
     async with controller_stack() as stack:
-        error = await error_of(stack.inference.Generate(request(priority=3)))
+        error = await error_of(stack.inference.Generate(request(migrate=True)))
         assert isinstance(error, FieldNotServed)
         embed = stack.inference.Embed(inference_pb2.EmbedRequest(model="a", texts=["x"]))
         assert isinstance(await error_of(embed), FieldNotServed)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
 from mlxd_worker.cache.evicted import EvictedRuns
-from mlxd_worker.cache.lookup import Lookup, best_target
+from mlxd_worker.cache.lookup import Lookup, Target, best_target
 from mlxd_worker.cache.points import (
     PROMPT_POINTS_MAX,
     ROLLING_KEPT,
@@ -78,6 +78,8 @@ class PrefixCache:
         """Keep snapshots of the rows of `caches`, at most `budget_nbytes`; tell `counts`."""
         self.counts = counts or PrefixCounts()
         self.budget_nbytes = budget_nbytes
+        self.version = 0
+        """Changes whenever `known` may have grown."""
         self._caches = caches
         self._contents = caches.contents
         self._tenants: dict[RowId, _Tenant] = {}
@@ -111,6 +113,13 @@ class PrefixCache:
         """The bytes that snapshots own, those of running rows included."""
         return self._trie.nbytes + self._captured_nbytes()
 
+    def known(self, prompt: Sequence[int]) -> int:
+        """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
+        if not self.enabled:
+            return 0
+        match = self._trie.match(key_of(prompt), limit=len(prompt) - 1)
+        return self._target(match).offset
+
     def begin(self, row: RowId, prompt: Sequence[int]) -> Lookup:
         """Bring a row that has just joined as far into its prompt as former ones allow.
 
@@ -121,8 +130,7 @@ class PrefixCache:
             return Lookup(total, cached=0, matched=0, reason=CacheReason.NONE)
         key = key_of(prompt)
         match = self._trie.match(key, limit=total - 1)
-        path = [node.snapshots for node in match.path]
-        target = best_target(path, match.count, kinds=tuple(self._layers), rewinds=self._rewinds)
+        target = self._target(match)
         cached = target.offset
         if cached:
             restored = self._contents.restore(row, target.parts, cached)
@@ -196,6 +204,10 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything but what running rows captured."""
         self._trie.clear()
+
+    def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:
+        path = [node.snapshots for node in match.path]
+        return best_target(path, match.count, kinds=tuple(self._layers), rewinds=self._rewinds)
 
     def _slot_nbytes(self, kinds: Iterable[Kind], capacity: int) -> int:
         layers = (layer for kind in kinds for layer in self._layers[kind])
@@ -288,6 +300,7 @@ class PrefixCache:
 
     def _attach(self, row: RowId, tenant: _Tenant, key: Key) -> None:
         """Put the row's tokens `key`, and the states captured within them, into the trie."""
+        self.version += 1
         for end in self._affordable(row, tenant, key):
             kept = part(key, 0, end)
             start = min(self._trie.match(kept).count, end - 1)

@@ -1,12 +1,13 @@
-"""The step loop of one loaded model: admit, one prompt chunk, one decode step for all, emit.
+"""The step loop of one loaded model: admit, prefill, one decode step for all, emit, tend.
 
 Invariants:
 - Synchronous and on one thread; it never waits for a client, a clock or a lock.
-- At most `rows_max` rows hold caches; at most `waiting_max` more streams wait, in order of arrival.
-- A row looks its prompt up when its turn has come, not when it joins: what the row before it has
-  just evaluated is there by then. It lets others have its prompt with its first sound token.
-- However a row ends, what it has computed is kept for the next prompt that begins alike, unless its
-  logits were no numbers.
+- At most `rows_max` rows hold caches; at most `waiting_max` more streams wait (`waiting`).
+- A step evaluates at most one whole chunk of prompt tokens (`prefilling`, `pacing`), so whoever is
+  cancelled, or whose deadline has passed, is gone within one chunk. A stream whose deadline passes
+  while it waits is never evaluated.
+- A row lets others have its prompt with its first sound token. However it ends, what it has
+  computed is kept for the next prompt that begins alike, unless its logits were no numbers.
 - A stream that is known here gets exactly one end, unless it is cancelled.
 - A fault that concerns one row fails that row alone; any other exception leaves `step`, and the
   owner must `fail_all` and end: the caches are then in an unknown state.
@@ -20,16 +21,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxd_shared import config
-from mlxd_shared.errors import InternalError, MlxdError, QueueFull
+from mlxd_shared.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
 from mlxd_shared.logs import get_logger
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.forward import decode, made_ready, prefill
+from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
+from mlxd_worker.engine.forward import Drawn
+from mlxd_worker.engine.pacing import Pacer, chunk_widths
+from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampler import TOKEN_INVALID
+from mlxd_worker.engine.speculation.speculator import Speculator
+from mlxd_worker.engine.speculation.verify import Run, settle
 from mlxd_worker.engine.text import TextDecoder, TextStream
+from mlxd_worker.engine.waiting import WaitingQueue
 from mlxd_worker.models.base import Model
 
 MakeDecoder = Callable[[bool], TextDecoder]
@@ -44,8 +51,14 @@ class Limits:
 
     context_length: int
     rows_max: int
-    waiting_max: int = config.WAITING_STREAMS_MAX
+    waiting_max: int = config.WAITING_STREAMS_LIMIT
+    """Whoever submits refuses sooner (`Streams`), and says when to come back."""
     prefill_chunk_tokens: int = config.PREFILL_CHUNK_TOKENS
+    """The most prompt tokens that one step evaluates."""
+    inter_token_s: float = config.TARGET_INTER_TOKEN_S
+    """What prefill leaves between two tokens of a row, where decoding itself is faster."""
+    kv_nbytes_max: int = KV_UNBOUNDED
+    """What the load has reserved for the rows' caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +83,29 @@ class Engine:
         limits: Limits,
         *,
         prefix: PrefixCache | None = None,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the model's caches over; they must hold no rows. `prefix` is None for none."""
+        """Take the model's caches over; they must hold no rows. `prefix` is None for none.
+
+        speculator: None where rows guess nothing unless their requests ask for it.
+        """
         self.limits = limits
         self._model = model
         self._caches = caches
         self._prefix = prefix or PrefixCache(caches, budget_nbytes=0)
         self._make_decoder = make_decoder
         self._clock = clock
-        self._waiting: dict[StreamId, Submit] = {}
+        self._waiting = WaitingQueue()
         self._rows: dict[StreamId, Row] = {}
         self._next_row = 0
+        self._pacer = Pacer(
+            target_s=limits.inter_token_s,
+            chunk_tokens=limits.prefill_chunk_tokens,
+            widths=chunk_widths(limits.prefill_chunk_tokens) if caches.bounded_shapes else (),
+        )
+        self._speculator = speculator or Speculator(model, caches, clock=clock, depth_default=0)
+        self._prefill = Prefill(model, caches, self._prefix, self._pacer, clock)
 
     @property
     def busy(self) -> bool:
@@ -95,11 +119,11 @@ class Engine:
 
     def occupancy(self) -> Occupancy:
         """Return how busy the engine is now."""
-        oldest_s = next((s.submitted_s for s in self._waiting.values()), None)
+        oldest = self._waiting.oldest
         return Occupancy(
             running=len(self._rows),
             waiting=len(self._waiting),
-            oldest_wait_s=0.0 if oldest_s is None else max(self._clock() - oldest_s, 0.0),
+            oldest_wait_s=max(self._clock() - oldest.submitted_s, 0.0) if oldest else 0.0,
             kv_tokens_used=sum(row.offset for row in self._rows.values()),
             kv_tokens_capacity=self.limits.rows_max * self.limits.context_length,
         )
@@ -110,18 +134,17 @@ class Engine:
         if self.streams >= self.limits.rows_max + self.limits.waiting_max:
             request.sink.put(Failed(QueueFull("waiting streams", self.limits.waiting_max)))
             return
-        self._waiting[request.stream] = request
+        self._waiting.push(request)
 
     def cancel(self, stream: StreamId) -> None:
         """Forget a stream and free its row; one that is not known is ignored."""
-        if self._waiting.pop(stream, None) is None and stream in self._rows:
+        if not self._waiting.remove(stream) and stream in self._rows:
             self._release(stream)
 
     def fail_all(self, error: MlxdError) -> None:
         """End every stream with `error`, touching no cache."""
-        ended = [*(row.request for row in self._rows.values()), *self._waiting.values()]
+        ended = [*(row.request for row in self._rows.values()), *self._waiting.take_all()]
         self._rows.clear()
-        self._waiting.clear()
         for request in ended:
             request.sink.put(Failed(error))
 
@@ -132,100 +155,90 @@ class Engine:
         self.fail_all(error)
 
     def step(self) -> None:
-        """Do one round; returns after at most one chunk and one decode step."""
+        """Do one round; returns after at most one whole chunk and one decode step."""
+        self._drop_late(self._clock())
         self._admit()
-        self._prefill_oldest()
+        self._prefill.run(tuple(self._rows.values()))
         self._decode_all()
         self._caches.tend()
 
+    def _drop_late(self, now_s: float) -> None:
+        """End the streams that nobody wants any more."""
+        for request in self._waiting.take_late(now_s):
+            request.sink.put(Failed(DeadlinePassed()))
+        for row in [row for row in self._rows.values() if row.request.late(now_s)]:
+            row.request.sink.put(Failed(DeadlinePassed(row.generated)))
+            self._release(row.request.stream)
+
     def _admit(self) -> None:
-        while self._waiting and len(self._rows) < self.limits.rows_max:
-            stream, request = next(iter(self._waiting.items()))
-            row_id = RowId(self._next_row)
-            if not self._caches.join(row_id, tokens=len(request.prompt)):
+        while len(self._rows) < self.limits.rows_max:
+            request = self._waiting.peek()
+            if request is None:
+                return
+            row_id, tokens = RowId(self._next_row), len(request.prompt)
+            check_join(self._caches, tokens=tokens, nbytes_max=self.limits.kv_nbytes_max)
+            if not self._caches.join(row_id, tokens=tokens):
                 return  # nobody overtakes: there is room once rows have moved or left
             self._next_row += 1
-            del self._waiting[stream]
+            self._waiting.pop()
             try:
                 text = TextStream(self._make_decoder(request.skip_special_tokens), request.stop)
+                row = Row(row_id, request, text, self.limits.context_length)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
                 self._caches.leave(row_id)
                 request.sink.put(_failure(request, error))
                 continue
-            self._rows[stream] = Row(row_id, request, text, self.limits.context_length)
-
-    def _prefill_oldest(self) -> None:
-        row = self._next_to_prefill()
-        if row is None:
-            return
-        stop = self._prefix.next_stop(row.id)
-        most = self.limits.prefill_chunk_tokens
-        chunk = row.next_chunk(most if stop is None else min(most, stop - row.offset))
-        prefill(self._model, self._caches, row, chunk)
-        self._prefix.advanced(row.id)
-
-    def _next_to_prefill(self) -> Row | None:
-        """Return the oldest row that has something to prefill, now that it has been looked up."""
-        for row in self._rows.values():
-            if not row.decoding:
-                self._begin(row)
-                if not row.decoding:
-                    return row
-        return None
-
-    def _begin(self, row: Row) -> None:
-        """Start a row with what former prompts left behind; once."""
-        if row.prefill_started_s is not None:
-            return
-        row.start_prefill(self._clock())
-        request = row.request
-        found = self._prefix.begin(row.id, request.prompt)
-        row.offset = row.cached = found.cached
-        row.cache_reason = found.reason
-        if not self._prefix.enabled:
-            return
-        _log.info(
-            "prefix hit" if found.hit else "prefix miss",
-            request_id=request.request_id,
-            stream=request.stream,
-            total=found.total,
-            cached=found.cached,
-            left=found.left,
-            reason=found.reason.value,
-        )
+            self._rows[request.stream] = row
 
     def _decode_all(self) -> None:
         rows = [row for row in self._rows.values() if row.decoding]
         if not rows:
             return
+        started_s = self._clock()
         for row in rows:
-            self._begin(row)
-        rows = made_ready(self._caches, rows)
-        drawn = decode(self._model, self._caches, rows)
+            self._prefill.begin(row)
+        runs = self._speculator.decode(rows)
         now_s = self._clock()
-        for row, token_id in zip(rows, drawn, strict=True):
-            self._prefix.advanced(row.id)
-            self._emit(row, token_id, now_s)
+        for run in runs:
+            self._emit(run, now_s)
+        self._pacer.decoded(self._clock() - started_s)
 
-    def _emit(self, row: Row, token_id: int, now_s: float) -> None:
-        event: Event
-        try:
-            event = row.take(token_id, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            event = _failure(row.request, error)
-        row.request.sink.put(event)
-        if not isinstance(event, Tokens):
-            self._release(row.request.stream, sound=token_id != TOKEN_INVALID)
-        else:
+    def _emit(self, run: Run, now_s: float) -> None:
+        """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""
+        row = run.row
+        row.drafted += run.drafted
+        events: list[Event] = []
+        for index, given in enumerate(run.drawn):
+            row.accepted += index < run.accepted
+            events.append(_judged(row, given, now_s))
+            if not isinstance(events[-1], Tokens):
+                break
+        settle(self._caches, run, judged=len(events))
+        self._prefix.advanced(row.id)
+        for event in events:
+            row.request.sink.put(event)
+        if isinstance(events[-1], Tokens):
             self._prefix.publish(row.id)
+        else:
+            sound = run.drawn[len(events) - 1].token_id != TOKEN_INVALID
+            self._release(row.request.stream, sound=sound)
 
     def _release(self, stream: StreamId, *, sound: bool = True) -> None:
         row = self._rows.pop(stream)
         self._prefix.leave(row.id, row.output, sound=sound)
 
 
+def _judged(row: Row, given: Drawn, now_s: float) -> Event:
+    try:
+        return row.take(given.token_id, now_s, given.logprobs)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+        return _failure(row.request, error)
+
+
 def _failure(request: Submit, error: Exception) -> Failed:
-    """Log what is wrong with one stream and return what its client is told."""
+    """Return what one stream's client is told; a bug goes into the log under an id."""
+    if isinstance(error, MlxdError):
+        return Failed(error)
     error_id = uuid.uuid4().hex[:12]
     _log.error("a row failed", stream=request.stream, error_id=error_id, exc_info=error)
     return Failed(InternalError(error_id))

@@ -1,0 +1,193 @@
+"""How many prompt tokens a step may evaluate, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd_worker.engine.pacing import (
+    CHUNK_FLOOR_TOKENS,
+    OUTLIER,
+    SHARE_MIN,
+    Pacer,
+    Rate,
+    chunk_widths,
+)
+
+TARGET_S = 0.1
+CHUNK = 512
+
+
+@dataclass(slots=True)
+class Machine:
+    """A machine of a known speed, and the pacer that learns it."""
+
+    pacer: Pacer
+    start_s: float
+    token_s: float
+    decode_s: float
+    now_s: float = 0.0
+
+    def step(self, wanted: int, *, decoding: bool) -> tuple[int, float]:
+        """Prefill as much of `wanted` as one step may, then decode; return tokens and seconds."""
+        begun_s, left = self.now_s, wanted
+        self.pacer.begin_step(self.now_s, decoding=decoding)
+        while left and (tokens := self.pacer.chunk(left, self.now_s)):
+            took_s = self.start_s + tokens * self.token_s
+            self.now_s += took_s
+            self.pacer.prefilled(tokens, took_s)
+            left -= tokens
+        if decoding:
+            self.now_s += self.decode_s
+            self.pacer.decoded(self.decode_s)
+        return wanted - left, self.now_s - begun_s
+
+
+def machine(*, start_s: float = 0.0, token_s: float = 1e-3, decode_s: float = 0.02) -> Machine:
+    """Return a machine on which nothing was measured yet."""
+    return Machine(Pacer(target_s=TARGET_S, chunk_tokens=CHUNK), start_s, token_s, decode_s)
+
+
+def test_a_step_has_a_whole_chunk_where_nobody_decodes() -> None:
+    """Full speed: one long prompt's chunk, or several short prompts together, and no more."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.begin_step(0.0, decoding=False)
+    assert pacer.chunk(4000, 0.0) == CHUNK
+    assert pacer.chunk(4000, 0.0) == 0
+
+    pacer.begin_step(5.0, decoding=False)
+    assert [pacer.chunk(200, 9.0) for _ in range(4)] == [200, 200, 112, 0]
+
+
+def test_a_crumb_is_left_for_the_next_step() -> None:
+    """What is left of a step below the floor is given to a prompt that ends with it, only."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.begin_step(0.0, decoding=False)
+    assert pacer.chunk(CHUNK - 5, 0.0) == CHUNK - 5
+    assert pacer.chunk(100, 0.0) == 0
+    assert pacer.chunk(5, 0.0) == 5
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.005, 0.02])
+def test_a_step_comes_to_the_target(start_s: float) -> None:
+    """After a few steps, prefill and decode together take what is aimed at, and not less than 3/4.
+
+    Whatever a pass costs beside its tokens: the first estimate comes from a whole chunk.
+    """
+    its = machine(start_s=start_s)
+    its.step(4000, decoding=False)
+    for _ in range(15):
+        its.step(4000, decoding=True)
+    for _ in range(5):
+        _, took_s = its.step(4000, decoding=True)
+        assert 0.75 * TARGET_S <= took_s <= TARGET_S * 1.05
+
+
+def test_short_prompts_share_a_step() -> None:
+    """Beside rows that decode, as many short prompts go together as there is time for."""
+    its = machine(token_s=1e-3, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(CHUNK, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True)
+    sizes = []
+    while tokens := its.pacer.chunk(19, its.now_s):
+        sizes.append(tokens)
+        its.now_s += tokens * its.token_s
+
+    assert sizes == [19] * 4
+
+
+def test_without_knowledge_a_step_has_the_floor() -> None:
+    """Beside rows that decode, the first chunk is small: nobody knows what it costs."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.begin_step(0.0, decoding=True)
+    assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
+
+
+@given(token_s=st.floats(1e-6, 1.0), decode_s=st.floats(0.0, 5.0), late_s=st.floats(0.0, 10.0))
+def test_prefill_always_goes_on(token_s: float, decode_s: float, late_s: float) -> None:
+    """However slow decoding and the machine are, a step has at least the floor, or what is left."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.prefilled(CHUNK, CHUNK * token_s)
+    pacer.decoded(decode_s)
+    for wanted in (1, 7, 4000):
+        pacer.begin_step(0.0, decoding=True)
+        assert CHUNK >= pacer.chunk(wanted, late_s) >= min(wanted, CHUNK_FLOOR_TOKENS)
+
+
+def test_prefill_keeps_its_share_of_slow_decoding() -> None:
+    """Where a decode step alone takes longer than the target, prefill gets half as long."""
+    its = machine(token_s=1e-3, decode_s=0.4)
+    its.step(CHUNK, decoding=False)
+    for _ in range(20):
+        tokens, _ = its.step(4000, decoding=True)
+
+    assert tokens == pytest.approx(SHARE_MIN * 0.4 / 1e-3, rel=0.02)
+
+
+def test_one_outlier_changes_little() -> None:
+    """A step during which the machine did something else is not taken at its word."""
+    its = machine()
+    its.step(CHUNK, decoding=False)
+    for _ in range(20):
+        before, _ = its.step(4000, decoding=True)
+    its.pacer.prefilled(before, 60.0)
+    its.pacer.decoded(60.0)
+
+    assert its.pacer.prefill_token_s < OUTLIER * its.token_s
+    assert its.pacer.decode_step_s < OUTLIER * its.decode_s
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_machine_that_changes_is_followed(factor: float) -> None:
+    """A lasting change of speed is learned within a dozen steps."""
+    its = machine()
+    its.step(CHUNK, decoding=False)
+    for _ in range(20):
+        its.step(4000, decoding=True)
+    its.token_s *= factor
+    for _ in range(24):
+        its.step(4000, decoding=True)
+
+    assert its.pacer.prefill_token_s == pytest.approx(its.token_s, rel=0.1)
+
+
+def test_a_clock_that_stands_still_is_no_fault() -> None:
+    """Measurements of nothing at all leave the pacer as one that knows nothing."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    for _ in range(3):
+        pacer.prefilled(10, 0.0)
+        pacer.decoded(0.0)
+    pacer.begin_step(0.0, decoding=True)
+    assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
+    pacer.prefilled(10, 1.0)
+    assert pacer.prefill_token_s > 0.0
+
+
+def test_widths_are_few_where_shapes_are_bounded() -> None:
+    """A prompt's chunks, but for its last, are of few sizes, all within the whole chunk."""
+    widths = chunk_widths(CHUNK)
+    assert widths == (32, 64, 128, 256, 512)
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, widths=widths)
+    pacer.prefilled(1000, 1.0)
+    pacer.decoded(0.02)
+    for spent_s in (0.0, 0.01, 0.03, 0.06, 0.2):
+        pacer.begin_step(0.0, decoding=True)
+        assert pacer.chunk(4000, spent_s) in widths
+    pacer.begin_step(0.0, decoding=True)
+    assert pacer.chunk(37, 0.0) == 37
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0.0, 1e3)), max_size=60))
+def test_an_estimate_lies_within_what_was_measured(samples: list[tuple[int, float]]) -> None:
+    """Seconds a unit are never above or below every measurement."""
+    rate = Rate()
+    for work, seconds in samples:
+        rate.add(work, seconds)
+    each = [seconds / work for work, seconds in samples]
+    low, high = min(each, default=0.0), max(each, default=0.0)
+    assert rate.per_unit_s <= high * (1 + 1e-9)
+    assert rate.per_unit_s >= low * (1 - 1e-9)

@@ -1,0 +1,139 @@
+"""The prefill of one step: whose prompt is evaluated next, and how much of it.
+
+Invariants:
+- A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several, each in
+  a pass of its own: a batch of passes would pad, and costs as much on a CPU.
+- Rows go by priority, then by how little is left, then by deadline and age: so few wait for many,
+  and a prompt that is known but for a few tokens waits for nobody's long one. The oldest row is
+  passed over no more often than in the waiting queue (`Turns`).
+- A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
+  there by then. While another one evaluates what both begin with, it waits for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mlxd_shared.logs import get_logger
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.prefix import PrefixCache
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.forward import prefill
+from mlxd_worker.engine.pacing import Pacer
+from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.waiting import Turns
+from mlxd_worker.models.base import Model
+
+SHARED_MIN_TOKENS: Final = 64
+"""So many tokens that two prompts begin with are worth waiting for."""
+
+_log = get_logger("engine")
+
+
+class Prefill:
+    """Brings rows through their prompts. One owner: the engine."""
+
+    def __init__(
+        self,
+        model: Model,
+        caches: RowCaches,
+        prefix: PrefixCache,
+        pacer: Pacer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._caches = caches
+        self._prefix = prefix
+        self._pacer = pacer
+        self._clock = clock
+        self._turns = Turns()
+        self._known: dict[RowId, int] = {}
+        self._known_version = -1
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """Evaluate as many prompt tokens of `rows`, oldest first, as the step may."""
+        self._pacer.begin_step(self._clock(), decoding=any(row.decoding for row in rows))
+        waiting = [row for row in rows if not row.decoding]
+        if waiting:
+            self._forget(waiting)
+        while waiting:
+            able = [row for row in waiting if row.begun or not self._shares(row, rows)]
+            if not able:
+                return
+            row = self._turns.first_of(able, rank=self._rank)
+            self.begin(row)
+            if not row.decoding and not self._advance(row):
+                return
+            self._turns.taken(by_oldest=row is able[0])
+            if self._pacer.over(self._clock()):  # a restore takes time as well
+                return
+            waiting = [row for row in waiting if not row.decoding]
+
+    def begin(self, row: Row) -> None:
+        """Start a row with what former prompts left behind; once."""
+        if row.begun:
+            return
+        row.start_prefill(self._clock())
+        request = row.request
+        found = self._prefix.begin(row.id, request.prompt)
+        row.offset = row.cached = found.cached
+        row.cache_reason = found.reason
+        if not self._prefix.enabled:
+            return
+        _log.info(
+            "prefix hit" if found.hit else "prefix miss",
+            request_id=request.request_id,
+            stream=request.stream,
+            total=found.total,
+            cached=found.cached,
+            left=found.left,
+            reason=found.reason.value,
+        )
+
+    def _advance(self, row: Row) -> bool:
+        """Evaluate the row's next chunk; False where the step may do no more."""
+        stop = self._prefix.next_stop(row.id)
+        wanted = row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
+        started_s = self._clock()
+        tokens = self._pacer.chunk(wanted, started_s)
+        if not tokens:
+            return False
+        prefill(self._model, self._caches, row, row.next_chunk(tokens))
+        self._prefix.advanced(row.id)
+        self._pacer.prefilled(tokens, self._clock() - started_s)
+        return True
+
+    def _rank(self, row: Row) -> tuple[float, ...]:
+        deadline_s = row.request.deadline_s
+        left = row.prefill_left if row.begun else max(row.prefill_left - self._known_of(row), 0)
+        return (-row.request.priority, left, math.inf if deadline_s is None else deadline_s)
+
+    def _known_of(self, row: Row) -> int:
+        """Return how much of a row's prompt would be found if it began now."""
+        known = self._known.get(row.id)
+        if known is None:
+            known = self._known[row.id] = self._prefix.known(row.request.prompt)
+        return known
+
+    def _forget(self, waiting: Sequence[Row]) -> None:
+        """Drop what was known of rows that have begun or left, and of all where more may be."""
+        if self._known_version != self._prefix.version:
+            self._known_version = self._prefix.version
+            self._known.clear()
+        elif len(self._known) > len(waiting):
+            self._known.clear()
+
+    def _shares(self, row: Row, rows: Sequence[Row]) -> bool:
+        """Tell whether another row, of no less priority, will sooner have what both begin with."""
+        if not self._prefix.enabled:
+            return False
+        prompt, known = row.request.prompt, self._known_of(row)
+        for other in rows:
+            if not other.begun or other.generated or other.request.priority < row.request.priority:
+                continue
+            both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
+            if both < len(prompt) and prompt[:both] == other.request.prompt[:both]:
+                return True
+        return False
