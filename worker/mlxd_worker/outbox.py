@@ -83,5 +83,9 @@ class StreamReader:
 def _joined(first: Tokens, second: Tokens | Finished) -> Tokens | Finished:
     assert first.offset + len(first.ids) == second.offset, "a gap in a stream"
     return replace(
-        second, offset=first.offset, ids=first.ids + second.ids, text=first.text + second.text
+        second,
+        offset=first.offset,
+        ids=first.ids + second.ids,
+        text=first.text + second.text,
+        logprobs=first.logprobs + second.logprobs,
     )

@@ -10,13 +10,16 @@ Invariants
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
+
+from mlxd_worker.spelling import UnknownDecoder, spelling
 
 HELD_TOKENS_MAX: Final = 16
 """Tokens held back for want of one more whole character; a longer run is no text and is given out
@@ -53,6 +56,8 @@ class Tokenizer:
         """How many ids the tokenizer has, added tokens included; a model may have more rows."""
         self.piece_chars_max: int = max(map(len, raw.get_vocab(with_added_tokens=True)), default=1)
         """The longest spelling in the vocabulary; no id stands for more characters of a text."""
+        self._spell = _spell_of(raw)
+        self._added = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
 
     def encode(
         self, text: str, *, begin_text: bool = True, parse_special: bool = False
@@ -82,6 +87,22 @@ class Tokenizer:
         text: str | None = self._raw.id_to_token(token_id)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that an id stands for, which may be a part of a character.
+
+        A special token has its spelling, though the text may leave it out. An id that the tokenizer
+        does not have has none. Under a decoder that is no matter of single tokens they are those of
+        the text of the id alone.
+        """
+        spelled = self.token_text(token_id)
+        if spelled is None:
+            return b""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        if self._spell is None:
+            return self.decode([token_id]).encode()
+        return self._spell(spelled)
+
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """Return a fresh incremental decoder for one stream."""
         return Detokenizer(self._raw, skip_special=skip_special)
@@ -101,6 +122,16 @@ class Tokenizer:
 
     def _bos_count(self, ids: list[int]) -> int:
         return next((i for i, token_id in enumerate(ids) if token_id != self.bos_id), len(ids))
+
+
+def _spell_of(raw: RawTokenizer) -> Callable[[str], bytes] | None:
+    """Return what gives a spelling's bytes; None where the decoder is no matter of single ones."""
+    if raw.decoder is None:
+        return str.encode
+    try:
+        return spelling(json.loads(raw.decoder.__getstate__()))
+    except UnknownDecoder:
+        return None
 
 
 class Detokenizer:

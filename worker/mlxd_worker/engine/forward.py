@@ -2,7 +2,7 @@
 
 Invariants:
 - A prefill chunk evaluates the caches alone: no head, no logits.
-- A decode step syncs with the host once, for the drawn ids of all rows together.
+- A decode step syncs with the host once, for all rows' drawn ids and log-probabilities together.
 - Nothing of a step outlives it: no array, view or plan is kept.
 - A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
 """
@@ -10,14 +10,26 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
 
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.logprobs import logprobs_of
+from mlxd_worker.engine.request import PositionLogprobs
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.sampler import Draw, sample
+from mlxd_worker.engine.sampler import sample
 from mlxd_worker.models.base import Batch, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step has drawn for one row: a token, or one of the sampler's negative answers."""
+
+    token_id: int
+    logprobs: PositionLogprobs | None = None
+    """The token's, where the row asks for them."""
 
 
 def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
@@ -28,30 +40,30 @@ def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) ->
     row.offset += len(tokens)
 
 
-def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[int]:
-    """Evaluate each row's next token; return the ids drawn after them, in the rows' order.
+def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
+    """Evaluate each row's next token; return what was drawn after them, in the rows' order.
 
-    Each row has reserved the token. One whose logits are not usable gets `sampler.TOKEN_INVALID`.
+    Each row has reserved the token.
     """
     batch = Batch.decode(
         [row.next_token() for row in rows],
         [row.offset for row in rows],
         [row.id for row in rows],
     )
-    hidden = model.forward(batch, caches)
-    draws = [
-        Draw(row.request.sampling, position=row.generated, recent=row.recent.counts) for row in rows
-    ]
-    drawn = sample(model.logits(hidden), draws)
-    del hidden
-    mx.eval(drawn, caches.state())
+    logits = model.logits(model.forward(batch, caches))
+    tokens = sample(logits, [row.draw() for row in rows])
+    asked = logprobs_of(logits, tokens, [row.request.top_logprobs for row in rows])
+    del logits
+    mx.eval(tokens, [] if asked is None else asked.arrays(), caches.state())
     for row in rows:
         row.offset += 1
-    return cast("list[int]", drawn.tolist())
+    drawn = cast("list[int]", tokens.tolist())
+    told = {} if asked is None else asked.told(drawn)
+    return [Drawn(token_id, told.get(index)) for index, token_id in enumerate(drawn)]
 
 
-def made_ready(caches: RowCaches, rows: Sequence[Row]) -> list[Row]:
-    """Reserve one more token for each row; return them in the order that costs no gathering."""
-    caches.reserve_all({row.id: row.offset + 1 for row in rows})
+def made_ready(caches: RowCaches, rows: Sequence[Row], *, width: int = 1) -> list[Row]:
+    """Reserve `width` more tokens a row; return the rows in the order that costs no gathering."""
+    caches.reserve_all({row.id: row.offset + width for row in rows})
     by_id = {row.id: row for row in rows}
     return [by_id[row_id] for row_id in caches.rows if row_id in by_id]

@@ -46,7 +46,8 @@ def masked(logits: mx.array, masks: Sequence[AllowedTokens | None]) -> mx.array:
     width = words_count(vocab_size)
     joined = b"".join(mask.words for _, mask in asking)
     assert len(joined) == len(asking) * width * 4, "a mask of another vocabulary"
-    words = mx.array(memoryview(joined).cast("I", shape=(len(asking), width)))
+    packed = memoryview(joined).cast("I", shape=(len(asking), width))
+    words = mx.array(packed)  # type: ignore[arg-type]  # its stubs know no buffers
     bits = (words[:, :, None] >> mx.arange(WORD_BITS, dtype=mx.uint32)) & 1
     allowed = bits.reshape(len(asking), -1)[:, :vocab_size] != 0
     if len(asking) == rows_count:

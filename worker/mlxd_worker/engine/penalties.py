@@ -38,18 +38,31 @@ class RecentTokens:
         """Let the window slide over one more token."""
         self._extend((token_id,))
 
-    def _extend(self, token_ids: Iterable[int]) -> None:
-        window, counts = self._window, self._counts
-        if window.maxlen == 0:
-            return
+    def ahead(self, token_ids: Sequence[int]) -> list[Mapping[int, int]]:
+        """Return what `counts` would be after each of `token_ids`, of which none is taken."""
+        window, counts = self._window.copy(), self._counts.copy()
+        found: list[Mapping[int, int]] = []
         for token_id in token_ids:
-            if len(window) == window.maxlen:
-                oldest = window[0]
-                counts[oldest] -= 1
-                if not counts[oldest]:
-                    del counts[oldest]
-            window.append(token_id)
-            counts[token_id] += 1
+            _slide(window, counts, (token_id,))
+            found.append(counts.copy())
+        return found
+
+    def _extend(self, token_ids: Iterable[int]) -> None:
+        _slide(self._window, self._counts, token_ids)
+
+
+def _slide(window: deque[int], counts: Counter[int], token_ids: Iterable[int]) -> None:
+    """Let `window`, whose tokens are counted in `counts`, slide over `token_ids`."""
+    if window.maxlen == 0:
+        return
+    for token_id in token_ids:
+        if len(window) == window.maxlen:
+            oldest = window[0]
+            counts[oldest] -= 1
+            if not counts[oldest]:
+                del counts[oldest]
+        window.append(token_id)
+        counts[token_id] += 1
 
 
 def penalised(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]]]) -> mx.array:

@@ -37,6 +37,10 @@ class Usage:
     completion_s: float
     """From the first token to the last."""
     seed: int
+    drafted_tokens: int = 0
+    """Guesses that the model has judged."""
+    accepted_draft_tokens: int = 0
+    """Those that were right and are part of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class Submit:
     """No end of sequence, stop token or stop string before this many."""
     top_logprobs: int | None = None
     """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    speculation_depth: int | None = None
+    """The most tokens guessed at once, 0 for none; None is left to the engine."""
     priority: int = 0
     """Higher is served earlier."""
     deadline_s: float | None = None

@@ -4,19 +4,23 @@ Invariants:
 - `offset` tokens of prompt + generated stand in the caches; the next one to evaluate is `pending`.
 - A token is judged once: stop token, end of sequence, stop string, length, context, in this order.
 - Text is cut before a stop string; everything held back is flushed when the stream ends otherwise.
+- Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
+- A token's log-probabilities go with its id, never later, whatever text is held back.
 - prompt + generated never exceed the context: the last generated token is never evaluated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.engine.penalties import RecentTokens
-from mlxd_worker.engine.request import Finished, Submit, Tokens, Usage
-from mlxd_worker.engine.sampler import TOKEN_INVALID
+from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
+from mlxd_worker.engine.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
 from mlxd_worker.engine.text import Piece, TextStream
 
 
@@ -38,13 +42,20 @@ class Row:
     """Prompt tokens whose state was reused."""
     cache_reason: CacheReason = CacheReason.NONE
     """Why it was not more."""
+    drafted: int = 0
+    """Guesses that were judged."""
+    accepted: int = 0
+    """Generated tokens that had been guessed."""
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     recent: RecentTokens = field(init=False)
     """What penalties look at: the last tokens of prompt and output."""
+    ends: tuple[int, ...] = field(init=False)
+    """The ids that end the stream, in rising order."""
 
     def __post_init__(self) -> None:
+        self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
 
     @property
@@ -62,6 +73,11 @@ class Row:
         """Whether the row takes part in decode steps."""
         return self.prefill_left == 0
 
+    @property
+    def begun(self) -> bool:
+        """Whether the prompt has been looked up, and is being evaluated or was."""
+        return self.prefill_started_s is not None
+
     def next_chunk(self, tokens_max: int) -> tuple[int, ...]:
         """Return the prompt's next tokens to prefill, at most `tokens_max`."""
         end = self.offset + min(self.prefill_left, tokens_max)
@@ -71,21 +87,37 @@ class Row:
         """Return the token whose logits give the next draw."""
         return self.pending if self.generated else self.request.prompt[-1]
 
+    def draw(self) -> Draw:
+        """Return how the next token is to be drawn; good until `take`."""
+        return self._draw_at(self.generated, self.recent.counts)
+
+    def draws(self, guesses: Sequence[int]) -> list[Draw]:
+        """Return `draw`, and then how a token is to be drawn after each guess if they are right."""
+        ahead = self.recent.ahead(guesses)
+        first = self.generated + 1
+        return [self.draw(), *(self._draw_at(first + i, seen) for i, seen in enumerate(ahead))]
+
     def start_prefill(self, now_s: float) -> None:
         """Note when this row's evaluation began."""
         if self.prefill_started_s is None:
             self.prefill_started_s = now_s
 
-    def take(self, token_id: int, now_s: float) -> Tokens | Finished:
+    def take(
+        self, token_id: int, now_s: float, logprobs: PositionLogprobs | None = None
+    ) -> Tokens | Finished:
         """Judge a drawn token; return what the stream's client is told.
 
-        After a Finished the row takes nothing more.
+        `logprobs` are the token's own, where the stream asks for them. After a Finished the row
+        takes nothing more.
 
         Raises:
-            ArithmeticError: there was nothing to draw from; the model is at fault.
+            ArithmeticError: the logits cannot be drawn from; the model is at fault.
+            InvalidRequest: what the request asks for leaves no token to draw.
         """
         if token_id == TOKEN_INVALID:
             raise ArithmeticError("the model's logits are not numbers")
+        if token_id == TOKEN_NONE:
+            raise self._impossible()
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
@@ -98,14 +130,16 @@ class Row:
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
-        piece = self.text.push(token_id)
+        told = () if logprobs is None else (logprobs,)
+        piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
         if piece.stop is not None:
-            return self._finished(FinishReason.STOP_STRING, (token_id,), piece)
+            return self._finished(FinishReason.STOP_STRING, (token_id,), piece, logprobs=told)
         reason = self._exhausted()
         if reason is None:
-            return Tokens(offset, (token_id,), piece.text)
+            return Tokens(offset, (token_id,), piece.text, told)
         tail = self.text.finish()
-        return self._finished(reason, (token_id,), Piece(piece.text + tail.text, tail.stop))
+        whole = Piece(piece.text + tail.text, tail.stop)
+        return self._finished(reason, (token_id,), whole, logprobs=told)
 
     def usage(self) -> Usage:
         """Return what the stream has cost so far."""
@@ -122,7 +156,33 @@ class Row:
             prompt_s=first_s - started_s,
             completion_s=last_s - first_s,
             seed=self.request.sampling.seed,
+            drafted_tokens=self.drafted,
+            accepted_draft_tokens=self.accepted,
         )
+
+    def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
+        return Draw(
+            self.request.sampling,
+            position=position,
+            recent=recent,
+            forbidden=self.ends if position < self.request.min_tokens else (),
+            ends=self.ends,
+        )
+
+    def _impossible(self) -> InvalidRequest:
+        """Return what to tell a client whose request leaves no token to draw at this place."""
+        if self.generated < self.request.min_tokens:
+            problem = f"after {self.generated} tokens nothing is left but to end the stream"
+            return InvalidRequest.of("min_tokens", problem)
+        problem = f"no token of the vocabulary may follow after {self.generated} tokens"
+        return InvalidRequest.of("response_format", problem)
+
+    @property
+    def left(self) -> int:
+        """How many tokens the stream may still generate."""
+        left = self.context_length - len(self.request.prompt) - self.generated
+        most = self.request.max_tokens
+        return left if most is None else min(left, most - self.generated)
 
     def _exhausted(self) -> FinishReason | None:
         if self.generated == self.request.max_tokens:
@@ -142,6 +202,7 @@ class Row:
         piece: Piece,
         *,
         stop_token_id: int | None = None,
+        logprobs: tuple[PositionLogprobs, ...] = (),
     ) -> Finished:
         """Return the end; text held back may have completed a stop string, which then counts."""
         stopped = piece.stop is not None
@@ -153,4 +214,5 @@ class Row:
             usage=self.usage(),
             stop=piece.stop,
             stop_token_id=None if stopped else stop_token_id,
+            logprobs=logprobs,
         )
