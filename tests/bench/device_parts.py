@@ -1,0 +1,148 @@
+"""Where a decode step's time goes on a GPU: the memory floor, parts by leaving them out, run-ahead.
+
+Parts are differences of whole steps: a step without the write into the caches, one without any
+attention, and the head alone. All are steps of the same compiled function, read one by one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import LayerCache, RowId
+from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.plan import Group, StepPlan
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.compiled import CompiledModel
+from mlxd_worker.models.base import Batch, Model
+
+COPY_NBYTES = 4 << 30
+PROMPT_CHUNK = 512
+WARM_STEPS = 4
+
+
+def copy_bytes_per_s(nbytes: int = COPY_NBYTES) -> float:
+    """Return how many bytes a second a large array is read and written with, both counted."""
+    source = mx.random.randint(0, 100, (nbytes // 4,), dtype=mx.int32)
+    mx.eval(source)
+
+    def once() -> None:
+        mx.eval(source + 1)
+
+    return 2 * nbytes / median_s(once, repeats=10)
+
+
+def median_s(run: Callable[[], None], *, repeats: int) -> float:
+    """Return the median time of `run`, after two untimed ones."""
+    times = []
+    for number in range(repeats + 2):
+        started_s = time.perf_counter()
+        run()
+        if number > 1:
+            times.append(time.perf_counter() - started_s)
+    return statistics.median(times)
+
+
+class WithoutAttention(KVCache):
+    """Gives the queries back: nothing is written, nothing read."""
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+    ) -> mx.array:
+        """Return the queries; of a prompt too."""
+        del keys, values, plan, scale
+        return queries
+
+
+class WithoutWrite(KVCache):
+    """Reads what is there, and keeps nothing new."""
+
+    def _write_group(self, keys: mx.array, values: mx.array, group: Group) -> None:
+        """Write nothing."""
+
+
+class Decoder:
+    """Decodes rows of equal length without an engine: the model's pass, the head, the largest."""
+
+    def __init__(
+        self, model: Model, layers: Sequence[LayerCache | None], *, rows: int, context: int
+    ) -> None:
+        """Make caches of `layers` for so many rows; nothing is in them."""
+        self.caches = RowCaches(layers, context_max=context, rows_max=rows)
+        self.model: Model = CompiledModel(model, self.caches)
+        self._ids = [RowId(number) for number in range(rows)]
+        self._length = 0
+
+    def fill(self, tokens: int) -> None:
+        """Give every row `tokens` tokens."""
+        for row in self._ids:
+            while not self.caches.join(row, tokens=tokens + 1):
+                self.caches.tend()
+            for start in range(0, tokens, PROMPT_CHUNK):
+                ids = [1] * min(PROMPT_CHUNK, tokens - start)
+                self.model.forward(Batch.prefill(ids, start, row), self.caches)
+                mx.eval(self.caches.state())
+        while self.caches.table.moving:
+            self.caches.tend()
+        self._length = tokens
+
+    def steps_s(self, steps: int, *, ahead: bool) -> list[float]:
+        """Return the time between tokens; `ahead` dispatches a step before the last is read."""
+        times = []
+        drawn = self._dispatch([1] * len(self._ids))
+        last_s = time.perf_counter()
+        for number in range(steps + WARM_STEPS):
+            if ahead:
+                following = self._dispatch(drawn)
+                mx.eval(drawn)
+                drawn = following
+            else:
+                mx.eval(drawn, self.caches.state())
+                drawn = self._dispatch([int(token) for token in _numbers(drawn)])
+            now_s = time.perf_counter()
+            if number >= WARM_STEPS:
+                times.append(now_s - last_s)
+            last_s = now_s
+        mx.eval(drawn, self.caches.state())
+        return times
+
+    def _dispatch(self, tokens: mx.array | list[int]) -> mx.array:
+        rows = [row for row in self.caches.rows if row in self._ids]
+        self.caches.reserve_all(dict.fromkeys(rows, self._length + 1))
+        batch = Batch.decode(tokens, [self._length] * len(rows), rows)
+        drawn = mx.argmax(self.model.logits(self.model.forward(batch, self.caches)), axis=-1)
+        mx.async_eval(drawn, self.caches.state())  # type: ignore[no-untyped-call]
+        self._length += 1
+        return drawn
+
+
+def _numbers(array: mx.array) -> Iterable[Any]:
+    values: Any = array.tolist()
+    return values if isinstance(values, list) else [values]
+
+
+def step_s(
+    model: Model,
+    layers: Sequence[LayerCache | None],
+    *,
+    rows: int,
+    length: int,
+    steps: int,
+    context: int,
+    ahead: bool = False,
+) -> tuple[float, int]:
+    """Return the median step of rows of `length` tokens, and what was held at most meanwhile."""
+    decoder = Decoder(model, layers, rows=rows, context=context)
+    decoder.fill(length)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    median = statistics.median(decoder.steps_s(steps, ahead=ahead))
+    peak_nbytes = mx.get_peak_memory()
+    for row in list(decoder.caches.rows):
+        decoder.caches.leave(row)
+    mx.clear_cache()
+    return median, peak_nbytes
