@@ -13,7 +13,7 @@ from collections import deque
 from typing import Final
 
 RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 60.0
+RETRY_MAX_S: Final = 300.0
 
 GUESS_S: Final = 1.0
 """What a stream is taken to last while nothing was measured."""
@@ -56,7 +56,7 @@ class Appointments:
         """Return in how many seconds one more refused client should come back."""
         each_s = self.interval_s(now_s, rows_max=rows_max) * MARGIN
         # Not before those that run now have ended: streams that began together end together.
-        soonest_s = now_s + rows_max * each_s
+        soonest_s = now_s + max(rows_max * each_s, RETRY_MIN_S)
         wanted_s = max(self._last_s + each_s, soonest_s)
         if wanted_s > now_s + RETRY_MAX_S:
             self._beyond += 1
