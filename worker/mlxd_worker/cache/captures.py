@@ -51,6 +51,11 @@ class Captures(Generic[T]):
         fired = len(self._results)
         return self._offsets[fired] if fired < len(self._offsets) else None
 
+    @property
+    def base(self) -> int:
+        """Where the next capture starts: nothing beyond it has been captured."""
+        return self._base
+
     def due(self, offset: int) -> Due | None:
         """Return the capture to make now that the row stands at `offset`, if there is one."""
         stop = self.next_stop

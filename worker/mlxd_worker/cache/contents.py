@@ -2,7 +2,7 @@
 
 Invariants:
 - All layers of a row stand at `offset(row)`. It moves forward by `appending` alone, which every
-  pass goes through, and anywhere else only by a `restore` that succeeded.
+  pass goes through, back by `cut_back`, and anywhere else only by a `restore` that succeeded.
 - Whatever a write is about to replace has been copied out before it: every open lazy snapshot of
   the row that reaches beyond the pass's start, at every pass, and what a restore overwrites.
 - A restore happens wholly or not at all.
@@ -118,6 +118,43 @@ class RowContents:
             # The row is about to write from here on, so nothing beyond is named any more.
             state.reach = start
         state.offset = stop
+
+    def takes_back(self, row: RowId, width: int) -> bool:
+        """Tell whether the row's next pass may be `width` tokens of which all but one are cut back.
+
+        Raises:
+            RowError: unknown row.
+        """
+        offset, due = self.offset(row), self.next_stop(row)
+        if due is not None and offset + width > due:
+            return False
+        return all(
+            layer.rewinds(offset + width, offset + 1)
+            for kind, layers in self._layers.items()
+            if not kind.sliceable
+            for layer in layers
+        )
+
+    def cut_back(self, row: RowId, target: int) -> None:
+        """Take back what the row has written from `target` on, before any of it is kept.
+
+        What falls due up to `target` is still captured.
+
+        Raises:
+            RowError: unknown row, `target` is not within what the pass wrote, or something was
+                kept of what lies beyond it, or a layer cannot go back.
+        """
+        state = self._of(row)
+        captured = 0 if state.captures is None else state.captures.base
+        if not max(state.reach, captured) <= target <= state.offset:
+            raise RowError(f"row {row} is at {state.offset} and cannot be cut back to {target}")
+        if not all(
+            layer.rewinds(state.offset, target)
+            for layers in self._layers.values()
+            for layer in layers
+        ):
+            raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
+        state.offset = target
 
     def leaving(self, row: RowId) -> None:
         """Forget a row that is about to lose its place; its lazy snapshots are copied out.

@@ -1,0 +1,212 @@
+"""Who guesses in a step, how wide it is, and what is learnt from it.
+
+Invariants:
+- A row guesses only where its request and its caches allow it, and never more than it may still
+  generate less one: the last token of a stream is never evaluated.
+- A row that must report log-probabilities, or follows a constraint, never guesses; beside others
+  that do it takes its one token of the step.
+- A model with a layer that cannot go back (a recurrent state, a window that has wrapped) decodes
+  plainly; `available` tells where that is so for good.
+- A guess that was not run is still held against the token that was drawn, so what guesses are worth
+  is known at no cost.
+- What is kept of a row goes with the first step without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.engine.forward import decode, made_ready
+from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.speculation.depth import WIDTHS, DepthController, Offer, Record
+from mlxd_worker.engine.speculation.drafts import Drafter, Guess, MakeDrafter, PromptLookup
+from mlxd_worker.engine.speculation.verify import Run, agreed, decode_wide
+from mlxd_worker.models.base import Model
+
+DRAFTED_TOKENS_MAX: Final = 64
+"""Guesses of one step, all rows together: so many more rows of logits than rows."""
+
+PASS_TOKENS_MAX: Final = 512
+"""Rows times width of one step: what the activations of a prompt's chunk have room for."""
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """What guessing has done, since the process began."""
+
+    drafted_tokens: int = 0
+    """Guesses that were judged by the model."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
+
+
+@dataclass(slots=True)
+class _Guesser:
+    """One row's drafter, and how well it has done."""
+
+    drafter: Drafter
+    record: Record
+    pushed: int = 0
+    """Generated tokens that the drafter has seen."""
+
+
+class Speculator:
+    """Decodes the rows of one engine, guessing where it pays. One owner: the engine thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        caches: RowCaches,
+        *,
+        clock: Callable[[], float],
+        depth_default: int,
+        make_drafter: MakeDrafter = PromptLookup,
+        controller: DepthController | None = None,
+        counts: SpeculationCounts | None = None,
+    ) -> None:
+        """Guess for the rows of `caches`; tell `counts`.
+
+        depth_default: the most tokens that a row guesses whose request leaves it open; 0 for none.
+        """
+        self.counts = counts or SpeculationCounts()
+        self._model = model
+        self._caches = caches
+        self._clock = clock
+        self._depth_default = depth_default
+        self._make_drafter = make_drafter
+        self._shapes = frozenset(caches.shapes()) if caches.bounded_shapes else None
+        """Those of attention that were warmed; None where any will do."""
+        self._widths = WIDTHS if self._shapes is None else (1, WIDE_WIDTH)
+        self._controller = controller or DepthController(widths=self._widths)
+        self._pooled = Record()
+        self._guessers: dict[RowId, _Guesser] = {}
+
+    @property
+    def available(self) -> bool:
+        """Whether the model's caches can go back at all."""
+        return Kind.RECURRENT not in self._caches.contents.kinds
+
+    def decode(self, rows: Sequence[Row]) -> list[Run]:
+        """Evaluate each row's next token, and guesses where that pays; return the rows' runs.
+
+        Whoever judges them tells `verify.settle`.
+        """
+        found = self._guesses(rows)
+        width = self._width(rows, found)
+        rows = made_ready(self._caches, rows, width=width)
+        started_s = self._clock()
+        if width == 1:
+            drawn = decode(self._model, self._caches, rows)
+            runs = [Run(row, (it,), row.offset - 1) for row, it in zip(rows, drawn, strict=True)]
+        else:
+            guesses = _cut(found, width - 1)
+            runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
+        self._controller.ran(len(rows), width, self._clock() - started_s)
+        self._learn(runs, found)
+        return runs
+
+    def _guesses(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
+        """Return what each row could guess; the drafters have then seen all that was generated."""
+        for gone in self._guessers.keys() - {row.id for row in rows}:
+            del self._guessers[gone]
+        if not self.available:
+            return {}
+        found: dict[RowId, Guess] = {}
+        for row in rows:
+            depth = self._depth(row)
+            if depth <= 0:
+                continue
+            guess = self._guesser(row).drafter.guess(depth)
+            guess = None if guess is None else _before_end(row, guess)
+            if guess is not None:
+                found[row.id] = guess
+        return found
+
+    def _depth(self, row: Row) -> int:
+        """Return how many tokens the row may guess."""
+        request = row.request
+        if request.top_logprobs is not None:
+            return 0
+        asked = request.speculation_depth
+        return min(self._depth_default if asked is None else asked, row.left - 1, WIDTHS[-1] - 1)
+
+    def _guesser(self, row: Row) -> _Guesser:
+        guesser = self._guessers.get(row.id)
+        if guesser is None:
+            drafter = self._make_drafter(row.request.prompt)
+            guesser = self._guessers[row.id] = _Guesser(drafter, Record(pooled=self._pooled))
+        for token_id in row.output[guesser.pushed :]:
+            guesser.drafter.push(token_id)
+        guesser.pushed = row.generated
+        return guesser
+
+    def _width(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> int:
+        offers = [
+            Offer(len(guess.tokens), guess.agreed, self._guessers[row_id].record)
+            for row_id, guess in found.items()
+        ]
+        width_max = (
+            max(w for w in self._widths if w == 1 or self._allowed(rows, w)) if offers else 1
+        )
+        return self._controller.choose(len(rows), offers, width_max=width_max)
+
+    def _allowed(self, rows: Sequence[Row], width: int) -> bool:
+        """Tell whether all rows can take `width` tokens and go back."""
+        table, contents = self._caches.table, self._caches.contents
+        if len(rows) * width > PASS_TOKENS_MAX or not self._warmed(rows, width):
+            return False
+        return all(
+            row.offset + width <= table.context_max and contents.takes_back(row.id, width)
+            for row in rows
+        )
+
+    def _warmed(self, rows: Sequence[Row], width: int) -> bool:
+        """Tell whether such a step takes no new shapes; a single row's is that of a chunk."""
+        if self._shapes is None or len(rows) == 1:
+            return True
+        table = self._caches.table
+        slots = {arena.arena: arena.slots for arena in table.arenas}
+        places = {table.place(row.id) for row in rows}
+        return self._shapes.issuperset(
+            AttentionShape(place.capacity, slots[place.arena], width) for place in places
+        )
+
+    def _learn(self, runs: Sequence[Run], found: dict[RowId, Guess]) -> None:
+        for run in runs:
+            self.counts.drafted_tokens += run.drafted
+            self.counts.accepted_tokens += run.accepted
+            guess = found.get(run.row.id)
+            if guess is None:
+                continue
+            drawn = [it.token_id for it in run.drawn]
+            self._guessers[run.row.id].record.note(
+                guess.agreed,
+                judged=min(len(drawn), len(guess.tokens)),
+                right=agreed(guess.tokens, drawn),
+            )
+
+
+def _before_end(row: Row, guess: Guess) -> Guess | None:
+    """Return the guess up to the first token that would end the stream: nothing follows that."""
+    ends = row.ends
+    depth = next((i for i, token_id in enumerate(guess.tokens) if token_id in ends), None)
+    if depth is None:
+        return guess
+    return guess.cut(depth) if depth else None
+
+
+def _cut(found: dict[RowId, Guess], depth: int) -> dict[RowId, tuple[int, ...]]:
+    """Return what is run of the guesses: `depth` a row, as far as the step's bound goes."""
+    left = DRAFTED_TOKENS_MAX
+    cut: dict[RowId, tuple[int, ...]] = {}
+    for row_id, guess in found.items():
+        tokens = guess.tokens[: min(depth, left)]
+        if tokens:
+            cut[row_id] = tokens
+        left -= len(tokens)
+    return cut

@@ -1,0 +1,135 @@
+"""The pass that judges guesses: several tokens of every row at once, and what is drawn after each.
+
+Why the output is plain decoding's, whatever was guessed:
+- A row evaluates its next token and its guesses d1 .. dk. After each of these a token is drawn just
+  as plain decoding draws it: from the logits there, under the same options, with penalties that
+  count the guesses before, and with the noise of (seed, position). So t(i) is what plain decoding
+  draws where d1 .. d(i-1) are its output. They are as long as each equals its t; the first t that
+  differs from its guess still stands, and what was drawn after that guess is dropped.
+- As rejection sampling: a guess is fixed before the noise of its position is looked at, so the
+  proposal is a single point. The largest of log q + Gumbel noise is a draw from q, hence the guess
+  d is accepted with probability q(d), and where it is not, the token is a draw from q without d,
+  renormalised. That is the rule that leaves q unchanged; and more: it is the very token that plain
+  decoding draws with this seed, so guesses need no draws of their own (`Purpose.DRAFT`, `ACCEPT`),
+  and a stream may change between guessing and not at any token.
+- What differs is rounding alone: a wider pass multiplies more rows at once.
+
+Invariants:
+- All rows have the step's width. Beyond a row's own tokens its last one is repeated: it is written
+  where nothing of the row's stands yet, is seen by none of its tokens, and is cut back with what
+  was not accepted (`settle`). So a pass needs caches that go back (`RowContents.takes_back`).
+- One sync with the host, for all draws together; nothing of a pass outlives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.forward import Drawn
+from mlxd_worker.engine.logprobs import logprobs_of
+from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampler import sample
+from mlxd_worker.models.base import Batch, Model
+
+Guesses = Mapping[RowId, Sequence[int]]
+"""What rows guess in a step; a row without an entry guesses nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a step has drawn for one row, to be judged one by one; `settle` says how many were."""
+
+    row: Row
+    drawn: tuple[Drawn, ...]
+    """At least one: the guesses that were right, then one more."""
+    start: int
+    """Where the row stood before the step."""
+    drafted: int = 0
+    """How many guesses were judged."""
+
+    @property
+    def accepted(self) -> int:
+        """How many of the guesses were right."""
+        return len(self.drawn) - 1
+
+
+def decode_wide(
+    model: Model, caches: RowCaches, rows: Sequence[Row], guesses: Guesses, *, width: int
+) -> list[Run]:
+    """Evaluate each row's next token and its guesses; return the rows' runs, in the rows' order.
+
+    Each row has reserved `width` tokens, may be cut back from them, and guesses fewer. The rows'
+    offsets are left as they were: whoever judges the runs tells `settle`.
+    """
+    runs = [(row.next_token(), *guesses.get(row.id, ())) for row in rows]
+    logits = model.logits(_hidden(model, caches, rows, runs, width))
+    draws = [draw for row, run in zip(rows, runs, strict=True) for draw in row.draws(run[1:])]
+    tokens = sample(logits, draws)
+    asked = logprobs_of(logits, tokens, [_asked(row, run) for row, run in _each(rows, runs)])
+    del logits
+    mx.eval(tokens, [] if asked is None else asked.arrays(), caches.state())
+    drawn = cast("list[int]", tokens.tolist())
+    told = {} if asked is None else asked.told(drawn)
+    made, first = [], 0
+    for row, run in zip(rows, runs, strict=True):
+        count = 1 + agreed(run[1:], drawn[first:])
+        kept = [Drawn(drawn[index], told.get(index)) for index in range(first, first + count)]
+        made.append(Run(row, tuple(kept), row.offset, drafted=len(run) - 1))
+        first += len(run)
+    return made
+
+
+def settle(caches: RowCaches, run: Run, *, judged: int) -> None:
+    """Bring the run's row to where plain decoding stands once `judged` of its tokens were judged.
+
+    That is one token further for each: the last one judged is never evaluated.
+    """
+    run.row.offset = run.start + judged
+    caches.contents.cut_back(run.row.id, run.row.offset)
+
+
+def agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
+    """Return how many guesses, from the first on, are what was drawn."""
+    count = 0
+    while count < min(len(guesses), len(drawn)) and guesses[count] == drawn[count]:
+        count += 1
+    return count
+
+
+def _hidden(
+    model: Model,
+    caches: RowCaches,
+    rows: Sequence[Row],
+    runs: Sequence[Sequence[int]],
+    width: int,
+) -> mx.array:
+    """Return the hidden rows after each token of each run, one run after another, lazy."""
+    padded = [(*run, *[run[-1]] * (width - len(run))) for run in runs]
+    batch = Batch(
+        tokens=mx.array(padded, dtype=mx.int32),
+        offsets=mx.array([row.offset for row in rows], dtype=mx.int32),
+        lengths=tuple(row.offset + width for row in rows),
+        rows=tuple(row.id for row in rows),
+    )
+    hidden = model.forward(batch, caches)
+    if all(len(run) == width for run in runs):
+        return hidden
+    own = [index * width + step for index, run in enumerate(runs) for step in range(len(run))]
+    return hidden[mx.array(own, dtype=mx.uint32)]
+
+
+def _each(rows: Sequence[Row], runs: Sequence[Sequence[int]]) -> list[tuple[Row, Sequence[int]]]:
+    """Return each draw's row and run."""
+    return [(row, run) for row, run in zip(rows, runs, strict=True) for _ in run]
+
+
+def _asked(row: Row, run: Sequence[int]) -> int | None:
+    """Return how many log-probabilities a row's draw comes with."""
+    assert len(run) == 1 or row.request.top_logprobs is None, "such a row does not guess"
+    return row.request.top_logprobs
