@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import grpc
 
 from mlxd import messages as m
-from mlxd._wire import finished_from_pb, load_update_from_pb
+from mlxd._wire import delta_from_pb, finished_from_pb, load_update_from_pb
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.convert import FINISH_FROM_PB
 from mlxd_shared.errors import MlxdError
@@ -127,12 +127,15 @@ class GenerationReader:
         if message.offset != self._next_offset:
             kind = "gap" if message.offset > self._next_offset else "repeat"
             raise BrokenStream(f"{kind}: token {self._next_offset} was due, {message.offset} came")
+        if message.logprobs and len(message.logprobs) != len(message.token_ids):
+            given, due = len(message.logprobs), len(message.token_ids)
+            raise BrokenStream(f"{given} log-probabilities for {due} tokens")
         self._next_offset += len(message.token_ids)
         self._request_id = self._request_id or message.request_id
         self._model_digest = self._model_digest or message.model_digest
         items: list[m.Delta | m.Finished] = []
         if message.text or message.token_ids:
-            items.append(m.Delta(message.offset, message.text, tuple(message.token_ids)))
+            items.append(delta_from_pb(message))
         if message.HasField("finish"):
             items.append(self._finish(message))
         return items

@@ -79,11 +79,16 @@ def generate_to_pb(
     stop: Sequence[str],
     stop_token_ids: Sequence[int],
     ignore_eos: bool | None,
+    min_tokens: int | None,
+    logprobs: int | None,
     skip_special_tokens: bool | None,
+    priority: int | None,
     keep_alive_s: float | None,
     request_id: str,
 ) -> inference_pb2.GenerateRequest:
     """Return the request; what is None stays absent.
+
+    logprobs: how many alternatives to ask for beside each token's log-probability.
 
     Raises:
         InvalidRequest: a number that its field cannot carry.
@@ -93,7 +98,10 @@ def generate_to_pb(
         *_UINT32.check("tokens.ids", ids),
         *_INT32.check("max_tokens", (max_tokens,)),
         *_UINT32.check("stop_token_ids", stop_token_ids),
+        *_UINT32.check("min_tokens", (min_tokens,)),
+        *_UINT32.check("top_logprobs", (logprobs,)),
         *_sampling_violations(sampling, prefix="sampling"),
+        *_INT32.check("priority", (priority,)),
         *_seconds("keep_alive", keep_alive_s),
     )
     request = inference_pb2.GenerateRequest(
@@ -103,7 +111,11 @@ def generate_to_pb(
         stop=stop,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        logprobs=None if logprobs is None else True,
+        top_logprobs=logprobs,
         skip_special_tokens=skip_special_tokens,
+        priority=priority,
         keep_alive=None if keep_alive_s is None else duration_to_pb(keep_alive_s),
         request_id=request_id,
     )
@@ -156,6 +168,24 @@ def _sampling_violations(sampling: SamplingOptions, *, prefix: str) -> list[Fiel
 def _refuse(*violations: FieldViolation) -> None:
     if violations:
         raise InvalidRequest(violations)
+
+
+def delta_from_pb(pb: inference_pb2.GenerateResponse) -> m.Delta:
+    """Return the tokens and the text of one message."""
+    return m.Delta(
+        offset=pb.offset,
+        text=pb.text,
+        token_ids=tuple(pb.token_ids),
+        logprobs=tuple(map(_position_from_pb, pb.logprobs)),
+    )
+
+
+def _position_from_pb(pb: inference_pb2.PositionLogprobs) -> m.PositionLogprobs:
+    return m.PositionLogprobs(_logprob_from_pb(pb.chosen), tuple(map(_logprob_from_pb, pb.top)))
+
+
+def _logprob_from_pb(pb: inference_pb2.TokenLogprob) -> m.TokenLogprob:
+    return m.TokenLogprob(pb.token_id, pb.logprob, pb.text_bytes)
 
 
 def finished_from_pb(

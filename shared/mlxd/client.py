@@ -6,7 +6,8 @@
                 ...  # Delta, Delta, ..., Finished
 
 Every method raises the server's own error (a class of mlxd_shared.errors with its fields), or
-RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED.
+RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED, or
+DeadlinePassed where the server was faster to say so.
 One client is one channel, for one event loop; any number of calls may run at once.
 """
 
@@ -29,7 +30,9 @@ from mlxd.messages import (
     FitReport,
     LoadUpdate,
     Model,
+    PositionLogprobs,
     Status,
+    TokenLogprob,
     Unloaded,
 )
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
@@ -55,10 +58,12 @@ __all__ = [
     "LoadUpdate",
     "MlxdError",
     "Model",
+    "PositionLogprobs",
     "RemoteError",
     "SamplingOptions",
     "Status",
     "Stream",
+    "TokenLogprob",
     "Unloaded",
     "Weights",
 ]
@@ -109,7 +114,10 @@ class Client:
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool | None = None,
+        min_tokens: int | None = None,
+        logprobs: int | None = None,
         skip_special_tokens: bool | None = None,
+        priority: int | None = None,
         keep_alive_s: float | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
@@ -118,8 +126,10 @@ class Client:
 
         The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
         raises BrokenStream where the server does not keep to that. What is None or empty is left
-        to the server. An empty `model` is good where exactly one is configured. `keep_alive_s`
-        math.inf means for ever, 0 unloads when idle.
+        to the server. `logprobs` asks for each token's log-probability, with that many of the best
+        tokens (0 for none). An empty `model` is good where exactly one is configured. Of streams
+        that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf means for
+        ever, 0 unloads when idle.
 
         Raises:
             InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
@@ -132,7 +142,10 @@ class Client:
             stop=stop,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
+            logprobs=logprobs,
             skip_special_tokens=skip_special_tokens,
+            priority=priority,
             keep_alive_s=keep_alive_s,
             request_id=request_id,
         )
@@ -147,17 +160,20 @@ class Client:
         sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 - frozen
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """Return the whole completion; the arguments are those of `generate`."""
         texts: list[str] = []
         token_ids: list[int] = []
+        positions: list[PositionLogprobs] = []
         stream = self.generate(
             prompt,
             model=model,
             sampling=sampling,
             max_tokens=max_tokens,
             stop=stop,
+            logprobs=logprobs,
             timeout_s=timeout_s,
         )
         finished: Finished | None = None
@@ -168,8 +184,9 @@ class Client:
                 else:
                     texts.append(event.text)
                     token_ids += event.token_ids
+                    positions += event.logprobs
         assert finished is not None  # the stream would have raised
-        return Completion("".join(texts), tuple(token_ids), finished)
+        return Completion("".join(texts), tuple(token_ids), finished, tuple(positions))
 
     async def tokenize(
         self,

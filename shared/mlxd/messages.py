@@ -15,12 +15,33 @@ from mlxd_shared.requests import FinishReason, KVFormat, SamplingOptions, Weight
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log-probability under the raw logits, and its own bytes, maybe no whole text."""
+
+    token_id: int
+    logprob: float
+    text_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The log-probabilities at one position: the drawn token's, and the best ones, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """The next piece of a stream. `offset` is the index of the first of `token_ids`."""
+    """The next piece of a stream. `offset` is the index of the first of `token_ids`.
+
+    `logprobs` has one entry for each of `token_ids` where they were asked for, else none.
+    """
 
     offset: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finished: Finished
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 class ModelState(enum.Enum):

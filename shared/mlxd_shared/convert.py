@@ -199,6 +199,10 @@ def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
         found.append(FieldViolation("max_tokens", f"{pb.max_tokens} is below 1"))
     if pb.HasField("max_tokens") and pb.HasField("num_predict"):
         found.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
+    most = _max_tokens(pb)
+    if not found and most is not None and pb.min_tokens > most:
+        limit = f"{pb.min_tokens} is above the {most} tokens that are generated at most"
+        found.append(FieldViolation("min_tokens", limit))
     return found
 
 

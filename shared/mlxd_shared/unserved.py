@@ -14,17 +14,9 @@ from mlxd_shared.errors import FieldNotServed
 
 # Full name of the message -> field -> the values that ask for nothing.
 UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
-    "mlxd.v1.SamplingOptions": {
-        "xtc_probability": (0.0,),
-        "xtc_threshold": (),
-    },
     "mlxd.v1.GenerateRequest": {
         "chat": (),
-        "min_tokens": (0,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "response_format": (),
-        "priority": (0,),
         "resume_from": (0,),
         "resume_token_ids": (),
         "migrate": (False,),

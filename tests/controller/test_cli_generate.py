@@ -48,8 +48,10 @@ async def test_generate_sends_each_flag() -> None:
             "--stop-token-id", "7", "--ignore-eos", "--temperature", "0", "--top-k", "-1",
             "--top-p", "0.5", "--min-p", "0.25", "--seed", "0", "--logit-bias", "3=-1.5",
             "--repetition-penalty", "1.5", "--presence-penalty", "-0.5",
-            "--frequency-penalty", "0.25", "--repeat-last-n", "-1",
-            "--keep-alive", "-1", "--request-id", "mine", "--address", fake.address,
+            "--frequency-penalty", "0.25", "--repeat-last-n", "-1", "--min-tokens", "2",
+            "--xtc-probability", "0.5", "--xtc-threshold", "0.25", "--logprobs", "3",
+            "--priority", "-3", "--keep-alive", "-1", "--request-id", "mine",
+            "--address", fake.address,
             piped="one\ntwo\n\n",
         )  # fmt: skip
         request = only(fake, inference_pb2.GenerateRequest)
@@ -61,8 +63,11 @@ async def test_generate_sends_each_flag() -> None:
     assert request.sampling == types_pb2.SamplingOptions(
         temperature=0, top_k=-1, top_p=0.5, min_p=0.25, seed=0, logit_bias={3: -1.5},
         repetition_penalty=1.5, presence_penalty=-0.5, frequency_penalty=0.25, repeat_last_n=-1,
+        xtc_probability=0.5, xtc_threshold=0.25,
     )  # fmt: skip
+    assert (request.min_tokens, request.logprobs, request.top_logprobs) == (2, True, 3)
     assert (request.keep_alive.seconds, request.request_id) == (-1, "mine")
+    assert request.priority == -3
 
 
 @pytest.mark.asyncio
@@ -84,10 +89,30 @@ async def test_generate_json_is_one_object_a_message() -> None:
         ran = await mlxd("generate", "demo", "x", "--json", "--address", fake.address)
 
     *deltas, finished = ran.objects
-    assert deltas[1] == {"offset": 1, "text": " upon", "token_ids": [2, 3]}
+    assert deltas[1] == {"offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": []}
     assert finished["reason"] == "length"
     assert finished["usage"]["completion_tokens"] == 4
     assert finished["model_digest"] == replies.DIGEST
+
+
+@pytest.mark.asyncio
+async def test_generate_shows_log_probabilities_a_token_a_line() -> None:
+    """The drawn token, then the best ones; what is no whole text is shown as bytes."""
+    once = replies.logprob(1, -0.5, b"Once")
+    part = replies.logprob(2, -1.25, b"\xe3")
+    first = replies.delta(0, "Once", 1)
+    first.logprobs.add(chosen=once, top=[once, part])
+    second = replies.delta(1, "", 2)
+    second.logprobs.add(chosen=part)
+    answers = [first, second, replies.last(2)]
+    async with serving(Answers(generate=answers)) as fake:
+        ran = await mlxd("generate", "demo", "x", "--logprobs", "2", "--address", fake.address)
+        programs = await mlxd("generate", "demo", "x", "--json", "--address", fake.address)
+
+    assert ran.out == " -0.5000 'Once'  [-0.5000 'Once', -1.2500 b'\\xe3']\n -1.2500 b'\\xe3'\n"
+    assert programs.objects[1]["logprobs"] == [
+        {"chosen": {"token_id": 2, "logprob": -1.25, "text_bytes": [0xE3]}, "top": []}
+    ]
 
 
 @pytest.mark.asyncio

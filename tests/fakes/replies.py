@@ -15,6 +15,11 @@ def delta(offset: int, text: str, *token_ids: int) -> inference_pb2.GenerateResp
     return inference_pb2.GenerateResponse(offset=offset, text=text, token_ids=token_ids)
 
 
+def logprob(token_id: int, value: float, text: bytes) -> inference_pb2.TokenLogprob:
+    """A token's log-probability; choose `value` such that a float holds it."""
+    return inference_pb2.TokenLogprob(token_id=token_id, logprob=value, text_bytes=text)
+
+
 def last(
     offset: int,
     *,

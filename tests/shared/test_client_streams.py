@@ -15,8 +15,10 @@ from mlxd.client import (
     Delta,
     Finished,
     FinishReason,
+    PositionLogprobs,
     RemoteError,
     SamplingOptions,
+    TokenLogprob,
 )
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared.errors import QueueFull
@@ -62,6 +64,22 @@ async def test_generate_gives_deltas_and_one_end() -> None:
 
 
 @pytest.mark.asyncio
+async def test_log_probabilities_come_with_their_tokens() -> None:
+    """Each token's entry is in its own Delta, with the best tokens and every token's bytes."""
+    once, other = replies.logprob(1, -0.5, b"Once"), replies.logprob(2, -1.25, b"\xe3")
+    first = replies.delta(0, "Once", 1)
+    first.logprobs.add(chosen=once, top=[once, other])
+    script = [first, replies.last(1)]
+    async with serving(Answers(generate=script)) as fake, Client(fake.address) as client:
+        (delta, _), whole = await drain(client), await client.complete("x", logprobs=2)
+
+    best = TokenLogprob(1, -0.5, b"Once")
+    position = PositionLogprobs(best, (best, TokenLogprob(2, -1.25, b"\xe3")))
+    assert delta == Delta(0, "Once", (1,), (position,))
+    assert whole.logprobs == (position,)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("finish", "reason", "matched"),
     [
@@ -103,6 +121,8 @@ async def test_generate_sends_what_was_given_and_nothing_else() -> None:
             stop=["a", "b"],
             stop_token_ids=[11],
             ignore_eos=True,
+            min_tokens=2,
+            logprobs=4,
             skip_special_tokens=False,
             keep_alive_s=math.inf,
             request_id="mine",
@@ -113,13 +133,14 @@ async def test_generate_sends_what_was_given_and_nothing_else() -> None:
     assert plain == inference_pb2.GenerateRequest(text="x", sampling=types_pb2.SamplingOptions())
     assert {field.name for field, _ in full.ListFields()} == {
         "model", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
-        "skip_special_tokens", "keep_alive", "request_id",
+        "min_tokens", "logprobs", "top_logprobs", "skip_special_tokens", "keep_alive", "request_id",
     }  # fmt: skip
     assert full.tokens.ids == [7, 8]
     assert full.sampling == types_pb2.SamplingOptions(
         temperature=0.0, top_k=-1, top_p=0.5, min_p=0.25, seed=3, logit_bias={9: -1.5}
     )
     assert (full.max_tokens, list(full.stop), list(full.stop_token_ids)) == (6, ["a", "b"], [11])
+    assert (full.min_tokens, full.logprobs, full.top_logprobs) == (2, True, 4)
     assert (full.ignore_eos, full.skip_special_tokens) == (True, False)
     assert (full.keep_alive.seconds, full.request_id) == (-1, "mine")
 
@@ -133,6 +154,17 @@ async def test_generate_sends_what_was_given_and_nothing_else() -> None:
         ([replies.delta(0, "a", 1), replies.delta(2, "b", 2)], "gap: token 1 was due, 2 came"),
         ([replies.delta(0, "a", 1), replies.delta(0, "a", 1)], "repeat: token 1 was due, 0 came"),
         ([replies.delta(1, "a", 1)], "gap: token 0 was due, 1 came"),
+        (
+            [
+                inference_pb2.GenerateResponse(
+                    token_ids=[1, 2],
+                    logprobs=[
+                        inference_pb2.PositionLogprobs(chosen=replies.logprob(1, -0.5, b"a"))
+                    ],
+                )
+            ],
+            "1 log-probabilities for 2 tokens",
+        ),
         ([replies.last(0), replies.delta(0, "b", 2)], "a message came after the end"),
         (
             [

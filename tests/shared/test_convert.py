@@ -52,11 +52,22 @@ def test_every_field_arrives() -> None:
         Generate(
             model="m",
             tokens=inference_pb2.TokenIds(ids=[1, 2]),
-            sampling=Options(temperature=0.0, top_k=-1, top_p=0.0, min_p=0.0, seed=0),
+            sampling=Options(
+                temperature=0.0,
+                top_k=-1,
+                top_p=0.0,
+                min_p=0.0,
+                seed=0,
+                xtc_probability=0.5,
+                xtc_threshold=0.25,
+            ),
             max_tokens=3,
             stop=["a"],
             stop_token_ids=[0],
             ignore_eos=True,
+            min_tokens=3,
+            logprobs=True,
+            top_logprobs=2,
             keep_alive=Duration(seconds=0),
             request_id="r",
             skip_special_tokens=False,
@@ -68,11 +79,21 @@ def test_every_field_arrives() -> None:
     assert spec == GenerateSpec(
         model="m",
         prompt=(1, 2),
-        sampling=SamplingOptions(temperature=0.0, top_k=-1, top_p=0.0, min_p=0.0, seed=0),
+        sampling=SamplingOptions(
+            temperature=0.0,
+            top_k=-1,
+            top_p=0.0,
+            min_p=0.0,
+            seed=0,
+            xtc_probability=0.5,
+            xtc_threshold=0.25,
+        ),
         max_tokens=3,
         stop=("a",),
         stop_token_ids=(0,),
         ignore_eos=True,
+        min_tokens=3,
+        top_logprobs=2,
         skip_special_tokens=False,
         keep_alive_s=0.0,
         request_id="r",
@@ -96,7 +117,8 @@ GOOD_SAMPLING = [
     Options(repetition_penalty=0.0625),
     Options(repetition_penalty=10.0, presence_penalty=-10.0, frequency_penalty=10.0),
     Options(repeat_last_n=-1),
-    Options(repeat_last_n=0, xtc_probability=0.0),
+    Options(repeat_last_n=0, xtc_probability=0.0, xtc_threshold=0.0),
+    Options(xtc_probability=1.0, xtc_threshold=0.5),
 ]
 BAD_SAMPLING = [
     (Options(temperature=-0.001), "temperature", "[0, 100]"),
@@ -140,9 +162,34 @@ BAD_REQUESTS = [
      "sampling.logit_bias", "at most 1024"),
     (generate(request_id="r" * 129), "request_id", "at most 128"),
     (generate(top_logprobs=21), "top_logprobs", "[0, 20]"),
+    (generate(top_logprobs=1), "top_logprobs", "logprobs must be true"),
+    (generate(max_tokens=3, min_tokens=4), "min_tokens", "4 is above the 3 tokens"),
+    (generate(num_predict=3, min_tokens=4), "min_tokens", "4 is above the 3 tokens"),
     (generate(keep_alive=Duration(seconds=int(config.DURATION_MAX_S) + 1)),
      "keep_alive", "negative is for ever"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "top_logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities_are_asked_for_apart_from_alternatives(
+    fields: dict[str, object], top_logprobs: int | None
+) -> None:
+    """Each token's own may be wanted without any other's."""
+    assert generate_from_pb(generate(**fields)).top_logprobs == top_logprobs
+
+
+def test_a_least_length_may_be_the_whole_length() -> None:
+    """min_tokens may be max_tokens, and anything where the context is the only end."""
+    assert generate_from_pb(generate(max_tokens=3, min_tokens=3)).min_tokens == 3
+    assert generate_from_pb(generate(num_predict=0, min_tokens=9999)).min_tokens == 9999
 
 
 @pytest.mark.parametrize("options", GOOD_SAMPLING, ids=str)
@@ -192,14 +239,8 @@ def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: in
 
 
 NOT_SERVED = [
-    (generate(sampling=Options(xtc_probability=0.5)), "sampling.xtc_probability"),
-    (generate(sampling=Options(xtc_threshold=0.1)), "sampling.xtc_threshold"),
     (generate(chat=inference_pb2.ChatPrompt()), "chat"),
-    (generate(min_tokens=1), "min_tokens"),
-    (generate(logprobs=True), "logprobs"),
-    (generate(logprobs=True, top_logprobs=1), "logprobs"),
     (generate(response_format=inference_pb2.ResponseFormat(json_object=True)), "response_format"),
-    (generate(priority=1), "priority"),
     (generate(resume_from=1), "resume_from"),
     (generate(resume_token_ids=[1]), "resume_token_ids"),
     (generate(migrate=True), "migrate"),
@@ -218,17 +259,12 @@ def test_what_is_not_served_is_refused_by_name(request_: Generate, field: str) -
 
 def test_each_row_of_unserved_is_tried_above() -> None:
     """A field that is listed as not served has its refusal tested."""
-    listed = {f"sampling.{name}" for name in UNSERVED["mlxd.v1.SamplingOptions"]}
-    listed |= set(UNSERVED["mlxd.v1.GenerateRequest"])
-
-    assert {field for _, field in NOT_SERVED} == listed
+    assert {field for _, field in NOT_SERVED} == set(UNSERVED["mlxd.v1.GenerateRequest"])
 
 
 def test_neutral_values_of_unserved_fields_are_good() -> None:
     """A field that asks for nothing gets it."""
-    neutral = generate(
-        min_tokens=0, logprobs=False, top_logprobs=0, priority=0, resume_from=0, migrate=False
-    )
+    neutral = generate(min_tokens=0, logprobs=False, top_logprobs=0, resume_from=0, migrate=False)
 
     assert generate_from_pb(neutral) == GenerateSpec(model="", prompt="x")
 
@@ -263,21 +299,9 @@ def test_no_prefix_cache_is_not_an_open_one() -> None:
     assert load_from_pb(types_pb2.LoadOptions()).prefix_cache_nbytes is None
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (types_pb2.LoadOptions(priority=1), "options.priority"),
-        (
-            types_pb2.LoadOptions(sampling=Options(xtc_probability=0.5)),
-            "options.sampling.xtc_probability",
-        ),
-    ],
-)
-def test_load_options_that_are_not_served_are_named(
-    options: types_pb2.LoadOptions, field: str
-) -> None:
+def test_load_options_that_are_not_served_are_named() -> None:
     """As in a request, so in a load."""
     with pytest.raises(FieldNotServed) as caught:
-        load_from_pb(options)
+        load_from_pb(types_pb2.LoadOptions(priority=1))
 
-    assert caught.value.field == field
+    assert caught.value.field == "options.priority"

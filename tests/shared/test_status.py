@@ -28,7 +28,7 @@ LIMIT_S = 10.0
 SECRET = "the prompt and a path"
 EXAMPLES: tuple[MlxdError, ...] = (
     errors.InvalidRequest((FieldViolation("a.b[1]", "1 is above 0"), FieldViolation("ä", "ö"))),
-    errors.FieldNotServed("sampling.xtc_probability"),
+    errors.FieldNotServed("migrate"),
     errors.DuplicateRequest("r-1"),
     errors.ModelNotFound("gone", "try demo"),
     errors.InvalidModel("not JSON", "config.json", "rope"),

@@ -30,12 +30,6 @@ WORKER_PROBES = worker_probes.PROBES.all
 
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT = {
-    "mlxd.v1.GenerateResponse.logprobs": "logprobs",
-    "mlxd.v1.PositionLogprobs.chosen": "logprobs",
-    "mlxd.v1.PositionLogprobs.top": "top_logprobs",
-    "mlxd.v1.TokenLogprob.token_id": "logprobs",
-    "mlxd.v1.TokenLogprob.logprob": "logprobs",
-    "mlxd.v1.TokenLogprob.text_bytes": "logprobs",
     "mlxd.v1.Usage.migrations": "migrate",
     "mlxd.v1.Usage.near_ties": "migrate",
     "mlxd.v1.EmbedResponse.embeddings": "Embed",
@@ -89,9 +83,6 @@ def test_every_request_field_is_probed_or_refused() -> None:
 
 def _some_value(field: Any) -> Any:
     """Return a value in range that asks for something."""
-    by_name = {"top_logprobs": 2}
-    if field.name in by_name:
-        return by_name[field.name]
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return True
     if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
@@ -128,7 +119,6 @@ async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
     generate = inference_pb2.GenerateRequest(model=wire.model, text="Once", max_tokens=1)
     loading = model_pb2.LoadModelRequest(model=wire.model)
     holders: dict[str, Message] = {
-        "mlxd.v1.SamplingOptions": generate.sampling,
         "mlxd.v1.GenerateRequest": generate,
         "mlxd.v1.LoadOptions": loading.options,
         "mlxd.v1.LoadModelRequest": loading,

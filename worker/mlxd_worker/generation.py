@@ -36,14 +36,17 @@ class Part:
 
 
 async def generate(
-    worker: Worker, spec: GenerateSpec, loaded: Loaded
+    worker: Worker, spec: GenerateSpec, loaded: Loaded, *, left_s: float | None = None
 ) -> AsyncGenerator[Part, None]:
     """Yield one stream's events, joined where the reader is slow, the first token alone.
+
+    left_s: after so many seconds nobody wants it any more; None: it may take as long as it takes.
 
     Raises:
         InvalidRequest: something this model cannot honour; names the field and the limit.
         DuplicateRequest: the request id is in flight.
         QueueFull: too many streams wait.
+        DeadlinePassed: `left_s` have passed; gRPC ends the call then, too, sooner or later.
         MlxdError: whatever ended the stream.
     """
     accepted_s = time.monotonic()
@@ -57,6 +60,8 @@ async def generate(
         request = replace(
             _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s),
             request_id=request_id,
+            priority=spec.priority,
+            deadline_s=None if left_s is None else accepted_s + left_s,
         )
         worker.engine.submit(request)
         first, ended = True, False
@@ -87,6 +92,12 @@ async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
             f"takes at most {loaded.context_length - 1}"
         )
         raise InvalidRequest.of(field, limit)
+    if len(prompt) + spec.min_tokens > loaded.context_length:
+        limit = (
+            f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
+            f"context of {loaded.context_length} has left behind the prompt"
+        )
+        raise InvalidRequest.of("min_tokens", limit)
     if max(prompt) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
         limit = (
             f"the tokenizer makes it token {max(prompt)}, which the model does not have; "
@@ -128,8 +139,15 @@ def _submit(
         max_tokens=spec.max_tokens,
         stop=spec.stop,
         stop_token_ids=frozenset(spec.stop_token_ids),
-        eos_ids=frozenset() if spec.ignore_eos else frozenset(loaded.tokenizer.eos_ids),
+        eos_ids=frozenset() if spec.ignore_eos else _eos_ids(loaded),
         skip_special_tokens=spec.skip_special_tokens,
         submitted_s=accepted_s,
         sink=sink,
+        min_tokens=spec.min_tokens,
+        top_logprobs=spec.top_logprobs,
     )
+
+
+def _eos_ids(loaded: Loaded) -> frozenset[int]:
+    """Return the ids that end a text, less those that the model's head does not have."""
+    return frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.vocab_size)

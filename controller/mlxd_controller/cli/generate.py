@@ -38,6 +38,20 @@ StopTokenId = Annotated[
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence tokens.")
 ]
+MinTokens = Annotated[
+    int | None, typer.Option(help="End neither by itself nor at a stop before this many tokens.")
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Print a line a token instead: its log-probability, and the N (0 to 20) best tokens.",
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=-(1 << 31), max=(1 << 31) - 1, help="Higher is served earlier.  [default: 0]"),
+]
 RequestId = Annotated[str, typer.Option(help="A name for the server's log.", show_default=False)]
 Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr what the request cost.")]
 
@@ -53,6 +67,9 @@ class Job:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    min_tokens: int | None
+    logprobs: int | None
+    priority: int | None
     keep_alive_s: float | None
     request_id: str
 
@@ -66,6 +83,8 @@ def generate(
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
+    min_tokens: MinTokens = None,
+    logprobs: Logprobs = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
@@ -74,8 +93,11 @@ def generate(
     presence_penalty: o.PresencePenalty = None,
     frequency_penalty: o.FrequencyPenalty = None,
     repeat_last_n: o.RepeatLastN = None,
+    xtc_probability: o.XtcProbability = None,
+    xtc_threshold: o.XtcThreshold = None,
     seed: o.Seed = None,
     logit_bias: o.LogitBias = None,
+    priority: Priority = None,
     keep_alive: o.KeepAlive = None,
     request_id: RequestId = "",
     stats: Stats = False,
@@ -95,6 +117,8 @@ def generate(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             repeat_last_n=repeat_last_n,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
             seed=seed,
             logit_bias=logit_bias,
         ),
@@ -102,6 +126,9 @@ def generate(
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+        priority=priority,
         keep_alive_s=keep_alive,
         request_id=request_id,
     )
@@ -128,6 +155,9 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
             stop=job.stop,
             stop_token_ids=job.stop_token_ids,
             ignore_eos=True if job.ignore_eos else None,
+            min_tokens=job.min_tokens,
+            logprobs=job.logprobs,
+            priority=job.priority,
             keep_alive_s=job.keep_alive_s,
             request_id=job.request_id,
         )
@@ -138,8 +168,9 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
                     if as_json:
                         show.json_line(event)
                     elif isinstance(event, Delta):
-                        typer.echo(event.text, nl=False)
-                        shown = event.text or shown
+                        text = event.text if job.logprobs is None else show.logprobs(event)
+                        typer.echo(text, nl=False)
+                        shown = text or shown
                     if isinstance(event, Finished):
                         finished = event
             finally:

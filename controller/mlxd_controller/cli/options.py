@@ -122,6 +122,22 @@ RepeatLastN = Annotated[
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
+XtcProbability = Annotated[
+    float | None,
+    typer.Option(
+        "--xtc-probability",
+        help="Chance, at each position, of leaving out the top choices but the last; 0 is off.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+XtcThreshold = Annotated[
+    float | None,
+    typer.Option(
+        "--xtc-threshold",
+        help="Probability from which on a token is a top choice.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="Makes the draws repeatable.", rich_help_panel=SAMPLING_PANEL),
@@ -146,6 +162,8 @@ def sampling(
     presence_penalty: float | None,
     frequency_penalty: float | None,
     repeat_last_n: int | None,
+    xtc_probability: float | None,
+    xtc_threshold: float | None,
     seed: int | None,
     logit_bias: list[str] | None,
 ) -> SamplingOptions:
@@ -163,6 +181,8 @@ def sampling(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         repeat_last_n=repeat_last_n,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
         seed=seed,
         logit_bias=tuple(bias(text) for text in logit_bias or ()),
     )

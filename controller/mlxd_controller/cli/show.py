@@ -11,13 +11,14 @@ import enum
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
+from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
 from mlxd_shared.requests import KVFormat
 from mlxd_shared.units import format_bytes, format_duration
 
@@ -88,10 +89,33 @@ def _encode(value: object) -> object:
             return value.value
         case dt.datetime():
             return value.isoformat()
+        case bytes():
+            return list(value)
         case _ if dataclasses.is_dataclass(value):
             return plain(value)
     message = f"{type(value).__name__} has no JSON form"
     raise TypeError(message)
+
+
+def logprobs(delta: Delta) -> str:
+    """Return a line for each token: its log-probability, its text, and the best ones in brackets.
+
+    Bytes that are no whole text are shown as bytes.
+    """
+    return "".join(
+        f"{_token(position.chosen)}{_best(position.top)}\n" for position in delta.logprobs
+    )
+
+
+def _token(token: TokenLogprob) -> str:
+    shown: str | bytes = token.text_bytes
+    with suppress(UnicodeDecodeError):
+        shown = token.text_bytes.decode()
+    return f"{token.logprob:8.4f} {shown!r}"
+
+
+def _best(top: Sequence[TokenLogprob]) -> str:
+    return f"  [{', '.join(_token(token).strip() for token in top)}]" if top else ""
 
 
 def short(digest: str) -> str:

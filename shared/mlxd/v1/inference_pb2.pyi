@@ -170,13 +170,20 @@ Global___ChoiceFormat: _TypeAlias = ChoiceFormat  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
-    """Guessing several tokens and checking them in one step. The distribution does not change."""
+    """Guessing several tokens and checking them in one step. The tokens are those of plain decoding: the
+    distribution does not change, and with one seed neither do the draws. Guesses come from the prompt
+    and the output so far, and are made only while what was measured says that they pay. A request for
+    log-probabilities or with a response format, and a model with recurrent layers, is decoded
+    plainly, and so is a sliding window that has come around.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEPTH_MAX_FIELD_NUMBER: _builtins.int
     depth_max: _builtins.int
-    """The most tokens guessed at once; 0 means off."""
+    """The most tokens guessed at once; 0 means none. Range [0, 16]. Absent: left to the server, whose
+    bound is 7.
+    """
     def __init__(
         self,
         *,
@@ -238,9 +245,12 @@ class GenerateRequest(_message.Message):
     ignore_eos: _builtins.bool
     """Go on past the model's end-of-sequence tokens, which then are part of the output."""
     min_tokens: _builtins.int
-    """No end-of-sequence, stop string or stop token before this many tokens."""
+    """No end-of-sequence, stop string or stop token before this many tokens: another token is drawn
+    instead, and a stop string that is complete before passes as text. At most max_tokens, and what
+    the context has left behind the prompt. Default 0.
+    """
     logprobs: _builtins.bool
-    """Return the log-probability of each token, and of this many alternatives (0 to 20)."""
+    """Return the log-probability of each token, and of this many of the best ones (0 to 20)."""
     top_logprobs: _builtins.int
     priority: _builtins.int
     """Higher is served earlier. Default 0."""
@@ -369,7 +379,9 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
-    """A token and its log-probability under the raw logits."""
+    """A token and its log-probability under the raw logits: those of the model, before bias, penalties,
+    temperature and cuts.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -379,6 +391,7 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     logprob: _builtins.float
     text_bytes: _builtins.bytes
+    """The token's own bytes, which may be a part of a character. A special token's are its spelling."""
     def __init__(
         self,
         *,
@@ -403,9 +416,13 @@ class PositionLogprobs(_message.Message):
     CHOSEN_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def chosen(self) -> Global___TokenLogprob: ...
+    def chosen(self) -> Global___TokenLogprob:
+        """The token that was drawn."""
+
     @_builtins.property
-    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The top_logprobs best ones, best first, equals by id; the drawn one may be among them."""
+
     def __init__(
         self,
         *,
@@ -444,7 +461,9 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """One for each of token_ids where the request asks for logprobs, else none."""
+
     @_builtins.property
     def finish(self) -> _types_pb2.Finish:
         """Set on the last message only, both of them."""

@@ -249,9 +249,14 @@ class SamplingOptions(_message.Message):
     Default 64.
     """
     xtc_probability: _builtins.float
-    """Chance of excluding the top choices at a position. 0 means off. Range [0, 1]. Default 0."""
+    """Chance, at each position, of excluding the top choices but the least likely of them. By seed and
+    position alone. 0 means off, 1 always; without effect at temperature 0, and where it would
+    exclude a token that ends the stream. Range [0, 1]. Default 0.
+    """
     xtc_threshold: _builtins.float
-    """Probability above which a choice counts as a top choice. Range [0, 0.5]. Default 0.1."""
+    """Probability, after the other cuts, from which on a token is a top choice. 0 makes each token
+    that is left one. Range [0, 0.5]. Default 0.1.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of each token id, before everything else. Range [-100, 100]; ids below
@@ -372,6 +377,8 @@ class Usage(_message.Message):
     MIGRATIONS_FIELD_NUMBER: _builtins.int
     NEAR_TIES_FIELD_NUMBER: _builtins.int
     CACHE_REASON_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """All tokens of the prompt, cached ones included."""
     cached_tokens: _builtins.int
@@ -387,6 +394,11 @@ class Usage(_message.Message):
     """Positions after a migration at which the two best scores were too close to call."""
     cache_reason: Global___CacheReason.ValueType
     """Why no more than cached_tokens was reused."""
+    drafted_tokens: _builtins.int
+    """Guesses that the model has judged for this request, and those that were right; see
+    SpeculationOptions. Every token generated was drawn: accepted guesses among them.
+    """
+    accepted_draft_tokens: _builtins.int
     @_builtins.property
     def queue_duration(self) -> _duration_pb2.Duration:
         """From the worker's acceptance to the first prefill."""
@@ -418,10 +430,12 @@ class Usage(_message.Message):
         migrations: _builtins.int = ...,
         near_ties: _builtins.int = ...,
         cache_reason: Global___CacheReason.ValueType = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion_duration", b"completion_duration", "load_duration", b"load_duration", "prompt_duration", b"prompt_duration", "queue_duration", b"queue_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_reason", b"cache_reason", "cached_tokens", b"cached_tokens", "completion_duration", b"completion_duration", "completion_tokens", b"completion_tokens", "load_duration", b"load_duration", "migrations", b"migrations", "near_ties", b"near_ties", "prompt_duration", b"prompt_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration", "seed", b"seed", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cache_reason", b"cache_reason", "cached_tokens", b"cached_tokens", "completion_duration", b"completion_duration", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "load_duration", b"load_duration", "migrations", b"migrations", "near_ties", b"near_ties", "prompt_duration", b"prompt_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration", "seed", b"seed", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from tests.system.wire.model_probes import load, unload
 from tests.system.wire.probe import Probes, Wire, refusal
 
 PROBES = Probes()
@@ -77,6 +78,23 @@ async def each_penalty_keeps_a_forced_token_from_coming_twice(wire: Wire) -> Non
     assert repeated[1] != 100
 
 
+@covering("SamplingOptions.xtc_probability", "SamplingOptions.xtc_threshold")
+async def xtc_leaves_the_top_choices_out(wire: Wire) -> None:
+    """At chance 1 and threshold 0 the least likely of the k is always drawn; chance 0 is off."""
+    options: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "top_p": 1.0, "xtc_threshold": 0.0}
+    messages = await wire.generate(
+        sampling=types_pb2.SamplingOptions(seed=7, xtc_probability=1.0, **options),
+        logprobs=True,
+        top_logprobs=2,
+    )
+    positions = [p for message in messages for p in message.logprobs]
+    assert [p.chosen.token_id for p in positions] == [p.top[1].token_id for p in positions]
+    off = await wire.sampled(xtc_probability=0.0, **options)
+    assert off == await wire.sampled(**options)
+    never = {**options, "xtc_threshold": 0.5}  # two tokens cannot both reach it but by a tie
+    assert await wire.sampled(xtc_probability=1.0, **never) == off
+
+
 @covering("SamplingOptions.logit_bias")
 async def logit_bias_forces_a_token(wire: Wire) -> None:
     """+100 on one id makes every token that id."""
@@ -138,6 +156,46 @@ async def eos_and_special_tokens(wire: Wire) -> None:
     assert await wire.text(**forced, skip_special_tokens=False) != ""
 
 
+@covering("GenerateRequest.min_tokens")
+async def min_tokens_puts_every_end_off(wire: Wire) -> None:
+    """No stop token, stop string or EOS before so many tokens, and no more than the length."""
+    whole = await wire.ids()
+    stop = {"stop_token_ids": [whole[2]]}
+    assert len(await wire.ids(**stop)) <= 2
+    later = await wire.ids(**stop, min_tokens=6)
+    assert len(later) >= 6
+    assert whole[2] not in later[:6]
+    text = (await wire.text())[1:3]
+    messages = await wire.generate(stop=[text], min_tokens=12)
+    assert [i for m in messages for i in m.token_ids] == whole
+    eos = types_pb2.SamplingOptions(temperature=0, logit_bias={await _eos_id(wire): 100.0})
+    assert len(await wire.ids(sampling=eos, min_tokens=5)) == 5
+    error = await refusal(wire.generate(max_tokens=3, min_tokens=4))
+    assert isinstance(error, InvalidRequest)
+    error = await refusal(wire.generate(num_predict=0, min_tokens=1 << 20))
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "min_tokens"
+
+
+@covering("GenerateRequest.logprobs", "GenerateRequest.top_logprobs")
+async def logprobs_come_with_their_tokens(wire: Wire) -> None:
+    """One entry for each id: greedy takes the best; the bytes of all tokens are the text."""
+    assert not any(m.logprobs for m in await wire.generate())
+    assert not any(p.top for m in await wire.generate(logprobs=True) for p in m.logprobs)
+    messages = await wire.generate(logprobs=True, top_logprobs=3)
+    for message in messages:
+        assert [p.chosen.token_id for p in message.logprobs] == list(message.token_ids)
+    positions = [p for message in messages for p in message.logprobs]
+    for position in positions:
+        values = [token.logprob for token in position.top]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert position.top[0] == position.chosen
+        assert values[0] < 0.0
+    spelled = b"".join(position.chosen.text_bytes for position in positions).decode()
+    assert spelled == "".join(message.text for message in messages)
+
+
 @covering("GenerateRequest.keep_alive")
 async def keep_alive_moves_the_expiry(wire: Wire) -> None:
     """An hour gives an expiry, for ever takes it away."""
@@ -156,6 +214,29 @@ async def request_id_comes_back(wire: Wire) -> None:
     messages = await wire.generate(request_id="a-name")
     assert messages[0].request_id == "a-name"
     assert (await wire.generate())[0].request_id
+
+
+@covering("GenerateRequest.priority")
+async def priority_overtakes(wire: Wire) -> None:
+    """Of streams that wait for the one row, the one of higher priority is served first."""
+    await unload(wire, wire.model)
+    options = types_pb2.LoadOptions(rows_max=1, context_length=256)
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
+    calls = {
+        priority: wire.inference.Generate(
+            inference_pb2.GenerateRequest(
+                model=wire.model, text="Once", ignore_eos=True, priority=priority
+            )
+        )
+        for priority in (0, 1, -1, 2)
+    }
+    queued_s: dict[int, float] = {}
+    for priority, call in calls.items():
+        async for message in call:
+            if message.HasField("usage"):
+                queued_s[priority] = message.usage.queue_duration.ToNanoseconds() / 1e9
+    assert queued_s[2] < queued_s[1] < queued_s[-1]
+    await unload(wire, wire.model)
 
 
 @covering("GenerateRequest.worker_incarnation", "GenerateRequest.load_duration")

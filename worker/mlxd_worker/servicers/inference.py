@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -23,9 +23,10 @@ from mlxd_shared.convert import (
 )
 from mlxd_shared.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.interceptors import Context
-from mlxd_worker.engine.request import Finished, Usage
+from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
 from mlxd_worker.generation import Part, generate
 from mlxd_worker.metrics import WorkerMetrics
+from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.worker import Worker
 
 
@@ -44,10 +45,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             spec = generate_from_pb(request)
             self._worker.check_incarnation(spec.worker_incarnation)
             loaded = self._worker.admit(spec.model)
-            async with aclosing(generate(self._worker, spec, loaded)) as parts:
+            left_s = context.time_remaining()
+            async with aclosing(generate(self._worker, spec, loaded, left_s=left_s)) as parts:
                 async for part in parts:
                     record.note(part.event)
-                    yield part_to_pb(part, load_s=spec.load_s)
+                    message = part_to_pb(part, load_s=spec.load_s)
+                    message.logprobs.extend(logprobs_to_pb(part.event, loaded.tokenizer))
+                    yield message
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -102,6 +106,25 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
         message.finish.CopyFrom(finish_to_pb(event))
         message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
     return message
+
+
+def logprobs_to_pb(
+    event: Tokens | Finished, tokenizer: Tokenizer
+) -> Iterator[inference_pb2.PositionLogprobs]:
+    """Yield the log-probabilities of an event, one for each id where there are any."""
+    for position in event.logprobs:
+        yield inference_pb2.PositionLogprobs(
+            chosen=_logprob_to_pb(position.chosen, tokenizer),
+            top=[_logprob_to_pb(token, tokenizer) for token in position.top],
+        )
+
+
+def _logprob_to_pb(token: TokenLogprob, tokenizer: Tokenizer) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(
+        token_id=token.token_id,
+        logprob=token.logprob,
+        text_bytes=tokenizer.token_bytes(token.token_id),
+    )
 
 
 def finish_to_pb(event: Finished) -> types_pb2.Finish:
