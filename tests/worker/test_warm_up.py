@@ -17,7 +17,7 @@ from mlxd_worker.cache.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.base import RowError, RowId
 from mlxd_worker.cache.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.cache.shapes import AttentionShape, shapes_of
+from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape, shapes_of
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import LoadJob
 from mlxd_worker.host import ModelHost
@@ -90,7 +90,7 @@ def test_every_shape_is_run_before_ready(context_max: int, rows_max: int) -> Non
     possible = {s for s in caches.shapes() if s.width <= CHUNK_WIDTHS[0] or context_max > 64}
     assert model.shapes == possible
     assert count == len(caches.shapes())
-    assert model.headed == sum(shape.width == 1 for shape in possible)
+    assert model.headed == sum(shape.width in (1, WIDE_WIDTH) for shape in possible)
     assert model.tokens_most == kv_tokens_bound(context_max, rows_max)
     assert model.beyond_window == (set(CHUNK_WIDTHS) if context_max > 512 else set())
     assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)

@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.cache.shapes import AttentionShape
+from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.models.base import Batch, Model
 
-_ROW = RowId(-1)
-"""No stream's row."""
+_ROW, _OTHER = RowId(-1), RowId(-2)
+"""No stream's rows."""
 
 
 def warm_shapes(model: Model, caches: RowCaches) -> int:
@@ -26,12 +26,16 @@ def warm_shapes(model: Model, caches: RowCaches) -> int:
     """
     if not caches.bounded_shapes:
         return 0
-    shapes = caches.shapes()
+    guesses = Kind.RECURRENT not in caches.contents.kinds
+    shapes = [shape for shape in caches.shapes() if guesses or shape.width != WIDE_WIDTH]
     for shape in shapes:
         caches.rehearse(_ROW, capacity=shape.capacity, slots=shape.slots)
-        _run(model, caches, shape, offset=0)
+        if shape.width == WIDE_WIDTH:
+            _run_wide(model, caches, shape)
+        else:
+            _run(model, caches, shape, offset=0)
         caches.leave(_ROW)
-    _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > 1])
+    _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
     return len(shapes)
 
 
@@ -54,6 +58,20 @@ def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
 
 
 def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
+def _run_wide(model: Model, caches: RowCaches, shape: AttentionShape) -> None:
+    """Run a step in which rows guess: of two, since a single row's is that of a chunk."""
+    joined = caches.join(_OTHER, tokens=min(shape.capacity, caches.table.context_max))
+    assert joined, "such a shape has a second slot"
+    batch = Batch(
+        tokens=mx.zeros((2, shape.width), dtype=mx.int32),
+        offsets=mx.zeros(2, dtype=mx.int32),
+        lengths=(shape.width,) * 2,
+        rows=(_ROW, _OTHER),
+    )
+    mx.eval(model.logits(model.forward(batch, caches)), caches.state())
+    caches.leave(_OTHER)
+
+
     """Run one pass of a shape, as wide as the row's capacity allows; return the row's offset."""
     tokens = min(shape.width, shape.capacity - offset, caches.table.context_max - offset)
     if tokens <= 0:
