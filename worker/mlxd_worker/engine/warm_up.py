@@ -57,7 +57,6 @@ def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
     caches.leave(_ROW)
 
 
-def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
 def _run_wide(model: Model, caches: RowCaches, shape: AttentionShape) -> None:
     """Run a step in which rows guess: of two, since a single row's is that of a chunk."""
     joined = caches.join(_OTHER, tokens=min(shape.capacity, caches.table.context_max))
@@ -72,6 +71,7 @@ def _run_wide(model: Model, caches: RowCaches, shape: AttentionShape) -> None:
     caches.leave(_OTHER)
 
 
+def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
     """Run one pass of a shape, as wide as the row's capacity allows; return the row's offset."""
     tokens = min(shape.width, shape.capacity - offset, caches.table.context_max - offset)
     if tokens <= 0:
