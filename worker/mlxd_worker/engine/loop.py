@@ -27,7 +27,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
-from mlxd_worker.engine.forward import Drawn
+from mlxd_worker.engine.drawing import Drawn
 from mlxd_worker.engine.pacing import Pacer, chunk_widths
 from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
@@ -113,6 +113,11 @@ class Engine:
         return bool(self._rows or self._waiting)
 
     @property
+    def can_guess(self) -> bool:
+        """Whether the model's caches can take wrong guesses back."""
+        return self._speculator.available
+
+    @property
     def streams(self) -> int:
         """How many streams are running or waiting."""
         return len(self._rows) + len(self._waiting)
@@ -191,17 +196,26 @@ class Engine:
             self._rows[request.stream] = row
 
     def _decode_all(self) -> None:
-        rows = [row for row in self._rows.values() if row.decoding]
+        started_s = self._clock()
+        rows = [row for row in tuple(self._rows.values()) if row.decoding and self._prepared(row)]
         if not rows:
             return
-        started_s = self._clock()
-        for row in rows:
-            self._prefill.begin(row)
         runs = self._speculator.decode(rows)
         now_s = self._clock()
         for run in runs:
             self._emit(run, now_s)
         self._pacer.decoded(self._clock() - started_s)
+
+    def _prepared(self, row: Row) -> bool:
+        """Make a row ready for its next draw; where that fails, end it alone and return False."""
+        self._prefill.begin(row)
+        try:
+            row.prepare()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+            row.request.sink.put(_failure(row.request, error))
+            self._release(row.request.stream)
+            return False
+        return True
 
     def _emit(self, run: Run, now_s: float) -> None:
         """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""

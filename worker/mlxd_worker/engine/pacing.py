@@ -127,7 +127,8 @@ class Pacer:
             return self._chunk_tokens
         token_s = self.prefill_token_s
         if token_s <= 0.0:
-            return CHUNK_FLOOR_TOKENS
+            given = self._chunk_tokens - self._left_tokens
+            return max(CHUNK_FLOOR_TOKENS - given, 0)
         return int(max(self._until_s - now_s, 0.0) / token_s)
 
 

@@ -53,6 +53,7 @@ class Row:
     """What penalties look at: the last tokens of prompt and output."""
     ends: tuple[int, ...] = field(init=False)
     """The ids that end the stream, in rising order."""
+    _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
@@ -87,9 +88,20 @@ class Row:
         """Return the token whose logits give the next draw."""
         return self.pending if self.generated else self.request.prompt[-1]
 
+    def prepare(self) -> None:
+        """Make up how the next token is to be drawn, before the step that draws it.
+
+        Raises:
+            Exception: whatever it is, it concerns this row alone.
+        """
+        self._next_draw = self._draw_at(self.generated, self.recent.counts)
+
     def draw(self) -> Draw:
         """Return how the next token is to be drawn; good until `take`."""
-        return self._draw_at(self.generated, self.recent.counts)
+        if self._next_draw is None:
+            self.prepare()
+        assert self._next_draw is not None
+        return self._next_draw
 
     def draws(self, guesses: Sequence[int]) -> list[Draw]:
         """Return `draw`, and then how a token is to be drawn after each guess if they are right."""
@@ -114,6 +126,7 @@ class Row:
             ArithmeticError: the logits cannot be drawn from; the model is at fault.
             InvalidRequest: what the request asks for leaves no token to draw.
         """
+        self._next_draw = None
         if token_id == TOKEN_INVALID:
             raise ArithmeticError("the model's logits are not numbers")
         if token_id == TOKEN_NONE:
