@@ -242,4 +242,4 @@ def test_a_draw_that_cannot_be_made_up_fails_its_row_alone(folder: Path, clock: 
     assert len(tiny.caches.rows) == 1
     tiny.run()
     assert good.ids == tiny.alone(prompt_of(1, 5)).ids
-    assert tiny.caches.rows == ()
+    assert not tiny.caches.rows
