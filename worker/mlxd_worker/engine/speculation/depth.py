@@ -48,7 +48,7 @@ PATIENCE_STEPS: Final = 32
 """Steps in a row in which less pays, after which that is taken to be how things are."""
 
 LEAST_S: Final = 1e-9
-"""A step that took no time on the clock given."""
+"""What a step takes at least, whatever the clock says."""
 
 PROBE_INTERVAL_MIN: Final = 4
 PROBE_INTERVAL_MAX: Final = 512
@@ -115,6 +115,7 @@ class StepCosts:
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """Take a measurement."""
+        seconds = max(seconds, LEAST_S)
         key = (coarse(rows), width)
         known = self._seconds.get(key)
         seeds = self._seeds.get(key, 0)
