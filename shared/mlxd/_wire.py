@@ -81,6 +81,7 @@ def generate_to_pb(
     ignore_eos: bool | None,
     min_tokens: int | None,
     logprobs: int | None,
+    speculation_depth: int | None,
     skip_special_tokens: bool | None,
     priority: int | None,
     keep_alive_s: float | None,
@@ -100,6 +101,7 @@ def generate_to_pb(
         *_UINT32.check("stop_token_ids", stop_token_ids),
         *_UINT32.check("min_tokens", (min_tokens,)),
         *_UINT32.check("top_logprobs", (logprobs,)),
+        *_UINT32.check("speculation.depth_max", (speculation_depth,)),
         *_sampling_violations(sampling, prefix="sampling"),
         *_INT32.check("priority", (priority,)),
         *_seconds("keep_alive", keep_alive_s),
@@ -119,6 +121,8 @@ def generate_to_pb(
         keep_alive=None if keep_alive_s is None else duration_to_pb(keep_alive_s),
         request_id=request_id,
     )
+    if speculation_depth is not None:
+        request.speculation.depth_max = speculation_depth
     if isinstance(prompt, str):
         request.text = prompt
     else:
@@ -220,6 +224,8 @@ def _usage_from_pb(pb: types_pb2.Usage) -> m.Usage:
         migrations=pb.migrations,
         near_ties=pb.near_ties,
         cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
+        drafted_tokens=pb.drafted_tokens,
+        accepted_draft_tokens=pb.accepted_draft_tokens,
     )
 
 

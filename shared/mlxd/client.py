@@ -116,6 +116,7 @@ class Client:
         ignore_eos: bool | None = None,
         min_tokens: int | None = None,
         logprobs: int | None = None,
+        speculation_depth: int | None = None,
         skip_special_tokens: bool | None = None,
         priority: int | None = None,
         keep_alive_s: float | None = None,
@@ -127,9 +128,10 @@ class Client:
         The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
         raises BrokenStream where the server does not keep to that. What is None or empty is left
         to the server. `logprobs` asks for each token's log-probability, with that many of the best
-        tokens (0 for none). An empty `model` is good where exactly one is configured. Of streams
-        that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf means for
-        ever, 0 unloads when idle.
+        tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
+        nothing but speed; 0 guesses none. An empty `model` is good where exactly one is configured.
+        Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
+        means for ever, 0 unloads when idle.
 
         Raises:
             InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
@@ -144,6 +146,7 @@ class Client:
             ignore_eos=ignore_eos,
             min_tokens=min_tokens,
             logprobs=logprobs,
+            speculation_depth=speculation_depth,
             skip_special_tokens=skip_special_tokens,
             priority=priority,
             keep_alive_s=keep_alive_s,

@@ -61,6 +61,10 @@ class Usage:
     near_ties: int
     cache_reason: CacheReason | None = None
     """Why no more than `cached_tokens` was reused."""
+    drafted_tokens: int = 0
+    """Guesses that the model has judged."""
+    accepted_draft_tokens: int = 0
+    """Those that were right, and so are part of the output."""
 
     @property
     def first_token_s(self) -> float:

@@ -23,6 +23,7 @@ TOP_LOGPROBS_MAX = 20
 FORMAT_CHARS_MAX = MIB  # of a schema, expression or grammar, or of all choices together
 FORMAT_CHOICES_MAX = 4096
 SPECULATION_DEPTH_MAX = 16
+SPECULATION_DEPTH_DEFAULT = 7  # where a request leaves it to the server
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 DURATION_MAX_S = 1000 * 365 * 86_400.0  # what begins now ends at a date that the wire can carry

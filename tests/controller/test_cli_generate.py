@@ -50,6 +50,7 @@ async def test_generate_sends_each_flag() -> None:
             "--repetition-penalty", "1.5", "--presence-penalty", "-0.5",
             "--frequency-penalty", "0.25", "--repeat-last-n", "-1", "--min-tokens", "2",
             "--xtc-probability", "0.5", "--xtc-threshold", "0.25", "--logprobs", "3",
+            "--speculate", "5",
             "--priority", "-3", "--keep-alive", "-1", "--request-id", "mine",
             "--address", fake.address,
             piped="one\ntwo\n\n",
@@ -66,6 +67,7 @@ async def test_generate_sends_each_flag() -> None:
         xtc_probability=0.5, xtc_threshold=0.25,
     )  # fmt: skip
     assert (request.min_tokens, request.logprobs, request.top_logprobs) == (2, True, 3)
+    assert request.speculation.depth_max == 5
     assert (request.keep_alive.seconds, request.request_id) == (-1, "mine")
     assert request.priority == -3
 

@@ -244,7 +244,6 @@ NOT_SERVED = [
     (generate(resume_from=1), "resume_from"),
     (generate(resume_token_ids=[1]), "resume_token_ids"),
     (generate(migrate=True), "migrate"),
-    (generate(speculation=inference_pb2.SpeculationOptions()), "speculation"),
 ]
 
 

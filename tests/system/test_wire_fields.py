@@ -58,7 +58,6 @@ def inside_unserved() -> set[str]:
         inference_pb2.ChatMessage,
         inference_pb2.ResponseFormat,
         inference_pb2.ChoiceFormat,
-        inference_pb2.SpeculationOptions,
     )
     return {name for message in only_there for name in fields_of(message.DESCRIPTOR)}
 

@@ -72,6 +72,15 @@ class PrefixFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationFigures:
+    """What guessing has done for one model since the process began."""
+
+    drafted_tokens: int = 0
+    """Guesses that the model has judged."""
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """The engine's figures at one moment (`at_s`, on the monotonic clock)."""
 
@@ -89,5 +98,9 @@ class Figures:
     """Open snapshots, those of running rows included."""
     prefixes: tuple[tuple[str, PrefixFigures], ...] = ()
     """By model; all that this process has had."""
+    speculations: tuple[tuple[str, SpeculationFigures], ...] = ()
+    """Likewise."""
+    can_guess: bool = False
+    """Whether the resident model's caches can take wrong guesses back."""
     unaccounted_nbytes: int = 0
     """MLX's active bytes less the accounts, when the engine was last idle."""

@@ -145,6 +145,7 @@ def _submit(
         sink=sink,
         min_tokens=spec.min_tokens,
         top_logprobs=spec.top_logprobs,
+        speculation_depth=spec.speculation_depth,
     )
 
 

@@ -19,7 +19,16 @@ from mlxd_shared.logs import get_logger
 from mlxd_worker.cache.prefix import PrefixCounts
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
-from mlxd_worker.facts import Account, Figures, Loaded, LoadJob, PrefixFigures, Report
+from mlxd_worker.engine.speculation.speculator import SpeculationCounts
+from mlxd_worker.facts import (
+    Account,
+    Figures,
+    Loaded,
+    LoadJob,
+    PrefixFigures,
+    Report,
+    SpeculationFigures,
+)
 from mlxd_worker.machine.heap import trim_heap
 from mlxd_worker.memory import ledger as accounts
 from mlxd_worker.memory.residency import DeviceKind
@@ -38,6 +47,7 @@ class ModelHost:
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
         self._pool_limit_nbytes = _pool_limit_nbytes()
         self._counts: dict[str, PrefixCounts] = {}
+        self._guesses: dict[str, SpeculationCounts] = {}
         self._unaccounted_nbytes = 0
         self._holds = True
 
@@ -55,7 +65,10 @@ class ModelHost:
         assert self._resident is None, "unload first"
         try:
             counts = self._counts.get(job.name) or PrefixCounts()
-            resident = make_resident(job, device=self._device, report=report, counts=counts)
+            guesses = self._guesses.get(job.name) or SpeculationCounts()
+            resident = make_resident(
+                job, device=self._device, report=report, counts=counts, guesses=guesses
+            )
         except Exception as error:
             _forget_locals(error)
             mx.set_cache_limit(self._pool_limit_nbytes)
@@ -66,6 +79,7 @@ class ModelHost:
         contents = resident.caches.contents
         self._ledger.attach(accounts.Account.PREFIX, "snapshots", contents, tally=contents.tally)
         self._counts[job.name] = counts
+        self._guesses[job.name] = guesses
         self._resident = resident
         self._sweep()
         return resident.facts
@@ -162,6 +176,11 @@ class ModelHost:
             mlx_peak_nbytes=mx.get_peak_memory(),
             prefix_snapshots=self._resident.caches.contents.live if self._resident else 0,
             prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
+            speculations=tuple(
+                (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))
+                for name, counts in self._guesses.items()
+            ),
+            can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
 

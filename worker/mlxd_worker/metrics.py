@@ -129,12 +129,18 @@ class WorkerMetrics:
             ("mlxd_kv_tokens_used", "Tokens held by running rows.", figures.kv_tokens_used),
             ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", figures.kv_tokens_capacity),
             ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
+            (
+                "mlxd_speculation_available",
+                "1 where the model's caches can take wrong guesses back, else 0.",
+                int(figures.can_guess),
+            ),
         )
         counters = (self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens)
         histograms = (self.first_token_s, self.inter_token_s, self.queue_s)
         return [
             *(counter_to_pb(counter) for counter in counters),
             *(counter_to_pb(counter) for counter in prefix_counters(figures)),
+            *(counter_to_pb(counter) for counter in speculation_counters(figures)),
             *(histogram_to_pb(histogram) for histogram in histograms),
             *(gauge_to_pb(name, text, {labels(model=model): v}) for name, text, v in gauges),
         ]
@@ -153,3 +159,13 @@ def prefix_counters(figures: Figures) -> tuple[Counter, ...]:
         evictions.add(prefix.evictions, model=model)
         evicted.add(prefix.evicted_nbytes, model=model)
     return lookups, hit_tokens, evictions, evicted
+
+
+def speculation_counters(figures: Figures) -> tuple[Counter, ...]:
+    """Return what the engine has counted about guesses, as counters."""
+    drafted = Counter("mlxd_draft_tokens_total", "Guesses that the model has judged.")
+    accepted = Counter("mlxd_accepted_draft_tokens_total", "Guesses that were right.")
+    for model, guesses in figures.speculations:
+        drafted.add(guesses.drafted_tokens, model=model)
+        accepted.add(guesses.accepted_tokens, model=model)
+    return drafted, accepted

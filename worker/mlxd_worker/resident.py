@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +26,15 @@ from mlxd_worker.cache.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.engine.speculation.speculator import (
+    DRAFTED_TOKENS_MAX,
+    SpeculationCounts,
+    Speculator,
+)
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
 from mlxd_worker.memory.residency import (
+    KV_TERM,
     POOL_TERM,
     Demand,
     DeviceKind,
@@ -74,13 +81,18 @@ class Resident:
 
 
 def make_resident(
-    job: LoadJob, *, device: DeviceKind, report: Report, counts: PrefixCounts | None = None
+    job: LoadJob,
+    *,
+    device: DeviceKind,
+    report: Report,
+    counts: PrefixCounts | None = None,
+    guesses: SpeculationCounts | None = None,
 ) -> Resident:
     """Load and warm up the model of `job`; `report` is told of every step.
 
     MLX's pool is bounded from then on, also where the load fails: the caller restores its limit.
 
-    `counts` is told of every look-up of a prompt.
+    `counts` is told of every look-up of a prompt, `guesses` of every guess.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -119,7 +131,11 @@ def make_resident(
         model,
         caches,
         lambda skip_special: tokenizer.detokenizer(skip_special=skip_special),
-        Limits(context_length=context_length, rows_max=rows_max),
+        Limits(
+            context_length=context_length,
+            rows_max=rows_max,
+            kv_nbytes_max=plan.nbytes_of(KV_TERM),
+        ),
     )
     report(Progress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(), plan.form)
@@ -137,7 +153,15 @@ def make_resident(
         sampling=sampling,
     )
     report(Progress("ready", read_nbytes, read_nbytes))
-    return Resident(model, caches, prefix, make_engine(prefix=prefix), facts)
+    speculator = Speculator(
+        model,
+        caches,
+        clock=time.monotonic,
+        depth_default=config.SPECULATION_DEPTH_DEFAULT,
+        counts=guesses,
+    )
+    engine = make_engine(prefix=prefix, speculator=speculator)
+    return Resident(model, caches, prefix, engine, facts)
 
 
 def _log_plan(plan: ResidencyPlan, kv_format: KVFormat) -> None:
@@ -234,7 +258,7 @@ def demand_of(
             stored=stored,
             caches=caches.held(context_max=context, rows_max=rows_max, kv_format=kv_format),
             activation_values=chunk + unpacked,
-            logits_values=rows_max * footprint.vocab,
+            logits_values=(rows_max + DRAFTED_TOKENS_MAX) * footprint.vocab,
         )
 
     return demand_at

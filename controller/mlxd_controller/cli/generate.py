@@ -48,6 +48,13 @@ Logprobs = Annotated[
         help="Print a line a token instead: its log-probability, and the N (0 to 20) best tokens.",
     ),
 ]
+Speculate = Annotated[
+    int | None,
+    typer.Option(
+        metavar="DEPTH",
+        help="The most tokens guessed at once, 0 to 16; the text does not depend on it.",
+    ),
+]
 Priority = Annotated[
     int | None,
     typer.Option(min=-(1 << 31), max=(1 << 31) - 1, help="Higher is served earlier.  [default: 0]"),
@@ -69,6 +76,7 @@ class Job:
     ignore_eos: bool
     min_tokens: int | None
     logprobs: int | None
+    speculation_depth: int | None
     priority: int | None
     keep_alive_s: float | None
     request_id: str
@@ -85,6 +93,7 @@ def generate(
     ignore_eos: IgnoreEos = False,
     min_tokens: MinTokens = None,
     logprobs: Logprobs = None,
+    speculate: Speculate = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
@@ -128,6 +137,7 @@ def generate(
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
         logprobs=logprobs,
+        speculation_depth=speculate,
         priority=priority,
         keep_alive_s=keep_alive,
         request_id=request_id,
@@ -157,6 +167,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
             ignore_eos=True if job.ignore_eos else None,
             min_tokens=job.min_tokens,
             logprobs=job.logprobs,
+            speculation_depth=job.speculation_depth,
             priority=job.priority,
             keep_alive_s=job.keep_alive_s,
             request_id=job.request_id,
@@ -200,6 +211,11 @@ def summary(finished: Finished) -> str:
             f" prompt {usage.prompt_s * 1000:.0f})"
         ),
         f"prompt {usage.prompt_tokens} tokens, {usage.cached_tokens} cached",
+        (
+            f"{usage.accepted_draft_tokens} of {usage.drafted_tokens} guesses right"
+            if usage.drafted_tokens
+            else ""
+        ),
         f"seed {usage.seed}",
         f"ended by {finished.reason.value}{matched}",
     ]

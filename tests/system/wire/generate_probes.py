@@ -196,6 +196,29 @@ async def logprobs_come_with_their_tokens(wire: Wire) -> None:
     assert spelled == "".join(message.text for message in messages)
 
 
+@covering("GenerateRequest.speculation", "SpeculationOptions.depth_max")
+async def guesses_change_nothing_but_steps(wire: Wire) -> None:
+    """A text that repeats itself is guessed right, never with depth 0, and is the same text."""
+    await unload(wire, wire.model)
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
+    repeating: dict[str, Any] = {
+        "sampling": types_pb2.SamplingOptions(temperature=0, logit_bias={100: 100.0}),
+        "ignore_eos": True,
+        "max_tokens": 40,
+    }
+    told: dict[int, types_pb2.Usage] = {}
+    for depth in (16, 0):
+        options = inference_pb2.SpeculationOptions(depth_max=depth)
+        messages = await wire.generate(**repeating, speculation=options)
+        assert [i for m in messages for i in m.token_ids] == [100] * 40
+        told[depth] = messages[-1].usage
+    assert 0 < told[16].accepted_draft_tokens <= told[16].drafted_tokens
+    assert told[0].drafted_tokens == told[0].accepted_draft_tokens == 0
+    deeper = inference_pb2.SpeculationOptions(depth_max=17)
+    error = await refusal(wire.generate(**repeating, speculation=deeper))
+    assert isinstance(error, InvalidRequest)
+
+
 @covering("GenerateRequest.keep_alive")
 async def keep_alive_moves_the_expiry(wire: Wire) -> None:
     """An hour gives an expiry, for ever takes it away."""

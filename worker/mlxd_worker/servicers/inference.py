@@ -150,4 +150,6 @@ def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
         prompt_duration=duration_to_pb(usage.prompt_s),
         completion_duration=duration_to_pb(usage.completion_s),
         seed=usage.seed,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_draft_tokens=usage.accepted_draft_tokens,
     )
