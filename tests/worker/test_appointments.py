@@ -41,6 +41,14 @@ def test_without_measurements_a_guess_is_made() -> None:
     assert Appointments().give(0.0, rows_max=ROWS) == pytest.approx(GUESS_S * MARGIN)
 
 
+def test_while_nobody_ends_the_guess_grows() -> None:
+    """Where streams last longer than guessed, whoever comes back is told a longer time."""
+    made = Appointments()
+    waits_s = [made.give(now_s, rows_max=1) for now_s in (0.0, 2.0, 8.0, 40.0)]
+
+    assert waits_s == pytest.approx([GUESS_S * MARGIN, *(s * MARGIN for s in (2.0, 8.0, 40.0))])
+
+
 def test_idle_time_tells_nothing_of_the_rate() -> None:
     """What was measured before nobody waited any more is forgotten: a pause is no slow rate."""
     made, now_s = busy(each_s=0.01)

@@ -16,7 +16,7 @@ RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 300.0
 
 GUESS_S: Final = 1.0
-"""What a stream is taken to last while nothing was measured."""
+"""What a stream is taken to last at least, while nothing was measured."""
 
 MARGIN: Final = 1.25
 """How much further apart than places appointments are: streams end in groups, and others come."""
@@ -33,6 +33,7 @@ class Appointments:
 
     def __init__(self) -> None:
         self._ends_s: deque[float] = deque()
+        self._full_since_s: float | None = None
         self._last_s = float("-inf")
         self._beyond = 0
 
@@ -40,6 +41,7 @@ class Appointments:
         """Note that a stream has ended; only ends while others waited tell of the rate."""
         if not others_waited:
             self._ends_s.clear()
+            self._full_since_s = None
             return
         self._ends_s.append(now_s)
         while len(self._ends_s) > ROUNDS_SEEN * rows_max + 1:
@@ -49,11 +51,15 @@ class Appointments:
         """Return the seconds between two places given back."""
         seen = len(self._ends_s) - 1
         if seen < rows_max or now_s <= self._ends_s[0]:
-            return GUESS_S / rows_max
+            # Streams take as long as they have taken so far, and maybe as long again.
+            since_s = now_s if self._full_since_s is None else self._full_since_s
+            return max(GUESS_S, now_s - since_s) / rows_max
         return (now_s - self._ends_s[0]) / seen
 
     def give(self, now_s: float, *, rows_max: int) -> float:
         """Return in how many seconds one more refused client should come back."""
+        if self._full_since_s is None:
+            self._full_since_s = now_s
         each_s = self.interval_s(now_s, rows_max=rows_max) * MARGIN
         # Not before those that run now have ended: streams that began together end together.
         soonest_s = now_s + max(rows_max * each_s, RETRY_MIN_S)

@@ -1,0 +1,54 @@
+"""Runs the processes of `tests.support.overload` beside a test, and reads what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tests.support.overload import Crowd, Observed
+from tests.support.worker_process import ROOT
+
+MODULE = "tests.support.overload"
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", MODULE, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+
+
+async def crowd(address: str, model: str, *, streams: int, tokens: int, at_once: int) -> Crowd:
+    """Have a process of clients offer the streams; return what became of them."""
+    process = await _start("crowd", address, model, str(streams), str(tokens), str(at_once))
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return Crowd(**json.loads(output))
+
+
+@dataclass(slots=True)
+class Watch:
+    """What an observer saw, once it is over."""
+
+    seen: Observed
+
+
+@asynccontextmanager
+async def observed(address: str) -> AsyncIterator[Watch]:
+    """Have an idle process observe the server during the body."""
+    process = await _start("observe", address)
+    watch = Watch(Observed())
+    try:
+        yield watch
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # which ends it
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    watch.seen = Observed(**json.loads(output))
