@@ -1,34 +1,9 @@
-"""Exact distributions of sampled tokens, written plainly in double precision, and a test of fit."""
+"""Whether counts fit a distribution: the chi-squared test, in double precision."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from mlxd_shared.requests import Sampling
-
-
-def exact_distribution(logits: Sequence[float], sampling: Sampling) -> list[float]:
-    """Return each token's probability, by the documented order, one token at a time."""
-    bias = dict(sampling.logit_bias)
-    scores = [logit + bias.get(token, 0.0) for token, logit in enumerate(logits)]
-    ranked = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
-    if sampling.temperature == 0.0:
-        return [float(token == ranked[0]) for token in range(len(scores))]
-    if 0 < sampling.top_k < len(ranked):
-        ranked = ranked[: sampling.top_k]
-    top = scores[ranked[0]]
-    weights = [math.exp((scores[token] - top) / sampling.temperature) for token in ranked]
-    total = math.fsum(weights)
-    kept: dict[int, float] = {}
-    before = 0.0
-    for token, weight in zip(ranked, weights, strict=True):
-        within_p = before / total < sampling.top_p or not 0.0 < sampling.top_p < 1.0
-        if within_p and weight / total >= sampling.min_p * (weights[0] / total):
-            kept[token] = weight
-        before += weight
-    mass = math.fsum(kept.values())
-    return [kept.get(token, 0.0) / mass for token in range(len(scores))]
 
 
 def fit_probability(counts: Sequence[int], expected: Sequence[float]) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Sequence
+import random
 from dataclasses import replace
 
 import mlx.core as mx
@@ -14,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd_shared.requests import Sampling
+from mlxd_worker.engine.masks import AllowedTokens, words_count
 from mlxd_worker.engine.sampler import (
     SUPPORT_WIDTHS,
     TOKEN_INVALID,
+    TOKEN_NONE,
+    TOKEN_WIDE,
     Draw,
     Purpose,
     draw_key,
@@ -24,60 +26,25 @@ from mlxd_worker.engine.sampler import (
     mix64,
     sample,
 )
-from tests.worker.distributions import chi_squared_tail, exact_distribution, fit_probability
-
-PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11)
-DRAWS = 20_000
-ROWS = 2_000
-ACCEPTED = 1e-4
-# One likely token, many that are together as likely, some rare ones; ids are not ranks.
-RANKED = [3.4, *(0.25 - 0.01 * rank for rank in range(25)), -2.0, -2.1, -2.2]
-LOGITS = [RANKED[(token * 11 + 5) % len(RANKED)] for token in range(len(RANKED))]
-
-
-def options(**given_options: float) -> Sampling:
-    """Return the plain options with some of them set."""
-    return replace(PLAIN, **given_options)  # type: ignore[arg-type]
-
-
-def tokens_of(logits: mx.array, draws: Sequence[Draw]) -> list[int]:
-    """Return the sampled tokens as plain integers."""
-    return ints(sample(logits, draws))
-
-
-def ints(array: mx.array) -> list[int]:
-    """Return a one-dimensional array as plain integers."""
-    values = array.tolist()
-    assert isinstance(values, list)
-    return [value for value in values if isinstance(value, int)]
-
-
-def keys_of(positions: int) -> mx.array:
-    """Return the plain stream's keys, uint32 [positions, 2]."""
-    draws = [(PLAIN.seed, 0, position, Purpose.SAMPLE) for position in range(positions)]
-    words = [draw_key(seed=s, choice=c, position=p, purpose=u) for s, c, p, u in draws]
-    return mx.array(words, dtype=mx.uint32)
+from tests.support.reference_sampler import final_distribution
+from tests.worker.distributions import chi_squared_tail, fit_probability
+from tests.worker.draws import (
+    ACCEPTED,
+    DRAWS,
+    LOGITS,
+    PLAIN,
+    counts_of,
+    draw_many,
+    ints,
+    keys_of,
+    options,
+    tokens_of,
+)
 
 
 def from_probabilities(*probabilities: float) -> mx.array:
     """Return one row of logits whose softmax at T 1 is `probabilities`."""
     return mx.array([[math.log(p) for p in probabilities]], dtype=mx.float32)
-
-
-def draw_many(logits: Sequence[float], sampling: Sampling, draws: int = DRAWS) -> list[int]:
-    """Return the tokens at the positions 0, 1, 2, ... of one stream."""
-    rows = mx.broadcast_to(mx.array([list(logits)], dtype=mx.float32), (ROWS, len(logits)))
-    return [
-        token
-        for start in range(0, draws, ROWS)
-        for token in tokens_of(rows, [Draw(sampling, start + row) for row in range(ROWS)])
-    ]
-
-
-def counts_of(tokens: Sequence[int], size: int) -> list[int]:
-    """Return how often each token was drawn."""
-    counter = Counter(tokens)
-    return [counter[token] for token in range(size)]
 
 
 @pytest.mark.parametrize(
@@ -136,39 +103,12 @@ FIXED_DRAWS: list[tuple[Sampling, list[int]]] = [
     (options(temperature=0.8, top_k=40, top_p=0.9), [567, 435, 165, 743, 856, 699, 523, 988]),
 ]
 
-MIXES = [
-    options(),
-    options(temperature=0.9),
-    options(temperature=1.1, top_k=20),
-    options(top_p=0.8),
-    options(temperature=1.2, min_p=0.03),
-    options(temperature=0.95, top_k=24, top_p=0.95, min_p=0.01),
-    replace(PLAIN, top_k=23, logit_bias=((LOGITS.index(3.4), 0.3), (0, -100.0))),
-]
-
-
-@pytest.mark.parametrize("sampling", MIXES)
-def test_draws_fit_the_exact_distribution_and_no_other(sampling: Sampling) -> None:
-    """20,000 draws fit the exact distribution; T 5 % off, or a cut off by one, would not pass."""
-    counts = counts_of(draw_many(LOGITS, sampling), len(LOGITS))
-    exact = exact_distribution(LOGITS, sampling)
-    assert fit_probability(counts, exact) > ACCEPTED
-    kept = sum(probability > 0.0 for probability in exact)
-    uncut = replace(sampling, top_p=1.0, min_p=0.0)
-    wrong = [
-        replace(sampling, temperature=sampling.temperature * factor) for factor in (1.05, 0.95)
-    ]
-    if kept < len(LOGITS):
-        wrong += [replace(uncut, top_k=kept + change) for change in (-1, 1)]
-    for other in wrong:
-        assert fit_probability(counts, exact_distribution(LOGITS, other)) < ACCEPTED
-
 
 def test_draws_at_neighbouring_positions_are_independent() -> None:
     """Two draws in a row, of two seeds, of two choices, of two purposes: all joint counts fit."""
     size = 5
     logits = LOGITS[:size]
-    exact = exact_distribution(logits, PLAIN)
+    exact = final_distribution(logits, PLAIN).tolist()
     pairs = [a * b for a, b in itertools.product(exact, exact)]
     base = draw_many(logits, PLAIN)
     others = {
@@ -240,10 +180,24 @@ def any_sampling() -> st.SearchStrategy[Sampling]:
         min_p=st.sampled_from([0.0, 0.02, 0.3]),
         seed=st.integers(0, (1 << 64) - 1),
         logit_bias=st.sampled_from([(), ((3, 5.0), (1_999, -3.0))]),
+        xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+        xtc_threshold=st.sampled_from([0.0, 0.005, 0.02, 0.5]),
     )
 
 
-any_draw = st.builds(Draw, sampling=any_sampling(), position=st.integers(0, 10_000))
+def some_tokens(seed: int) -> AllowedTokens:
+    """Return a mask of about half of the vocabulary."""
+    return AllowedTokens(random.Random(seed).randbytes(4 * words_count(VOCABULARY)))
+
+
+any_draw = st.builds(
+    Draw,
+    sampling=any_sampling(),
+    position=st.integers(0, 10_000),
+    forbidden=st.sampled_from([(), (), (0, 7, 1_999)]),
+    mask=st.one_of(st.none(), st.integers(0, 9).map(some_tokens)),
+    ends=st.sampled_from([(), (2,), (5, 900, 1_200)]),
+)
 
 
 @given(draws=st.lists(any_draw, min_size=1, max_size=9), seed=st.integers(0, 1_000))
@@ -255,6 +209,8 @@ def test_a_row_draws_the_same_token_alone_and_in_any_mix(draws: list[Draw], seed
     alone = [tokens_of(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
     assert together == alone
     assert tokens_of(logits[::-1], draws[::-1]) == together[::-1]
+    hopeful = ints(sample(logits, draws, hopeful=True))
+    assert all(a in (b, TOKEN_WIDE) for a, b in zip(hopeful, together, strict=True))
 
 
 @pytest.mark.parametrize("top_k", [1, 40, *SUPPORT_WIDTHS, SUPPORT_WIDTHS[-1] + 1, VOCABULARY])
@@ -338,6 +294,55 @@ def test_masked_tokens_are_never_drawn() -> None:
     for sampling in [options(temperature=100.0), options(top_k=50), options(top_p=0.999)]:
         drawn = set(tokens_of(rows, [Draw(sampling, position) for position in range(300)]))
         assert drawn == {5, 105, 205}
+
+
+def test_what_is_forbidden_gives_way_to_another_token() -> None:
+    """A forbidden token is never drawn, not even by a bias; the rest keeps its proportions."""
+    rows = mx.broadcast_to(mx.array([[9.0, 1.0, 1.0]]), (64, 3))
+    for sampling in [options(temperature=0.0), options(), options(top_k=2), options(top_p=0.6)]:
+        forced = replace(sampling, logit_bias=((0, 100.0),))
+        drawn = tokens_of(rows, [Draw(forced, position, forbidden=(0,)) for position in range(64)])
+        assert set(drawn) == ({1} if sampling.temperature == 0.0 else {1, 2})
+
+
+@pytest.mark.parametrize("hopeful", [False, True])
+def test_a_row_that_may_draw_nothing_fails_alone(*, hopeful: bool) -> None:
+    """Masks that leave nothing give TOKEN_NONE, other than a model at fault, and touch no other."""
+    vocabulary = 1_100
+    logits = mx.random.normal((5, vocabulary), key=mx.random.key(0))
+    logits[3] = mx.array(float("nan"))
+    nothing = AllowedTokens(bytes(4 * words_count(vocabulary)))
+    only_seven = AllowedTokens((1 << 7).to_bytes(4 * words_count(vocabulary), "little"))
+    for sampling in [options(temperature=0.0), options(), options(top_k=9), options(top_p=0.5)]:
+        plain = [Draw(sampling, position) for position in range(5)]
+        draws = [
+            plain[0],
+            replace(plain[1], mask=nothing),
+            replace(plain[2], mask=only_seven, forbidden=(7,)),
+            replace(plain[3], mask=nothing),
+            replace(plain[4], mask=only_seven),
+        ]
+        drawn = ints(sample(logits, draws, hopeful=hopeful))
+        (alone,) = ints(sample(logits[:1], plain[:1], hopeful=hopeful))
+        assert drawn == [alone, TOKEN_NONE, TOKEN_NONE, TOKEN_INVALID, 7]
+
+
+@pytest.mark.parametrize(("top_p", "wide"), [(0.5, False), (0.5001, True), (1e-6, False)])
+def test_hope_ends_where_the_nucleus_does(top_p: float, *, wide: bool) -> None:
+    """Of 2048 equal tokens, half make up exactly 1/2: the support holds that, and not one more."""
+    rows = mx.zeros((64, 2 * SUPPORT_WIDTHS[-1]))
+    draws = [Draw(options(top_p=top_p), position) for position in range(64)]
+    hopeful = ints(sample(rows, draws, hopeful=True))
+    assert hopeful == ([TOKEN_WIDE] * 64 if wide else tokens_of(rows, draws))
+
+
+def test_min_p_may_spare_a_wide_nucleus() -> None:
+    """Where min-p drops all that the support lacks, its nucleus need not fit."""
+    rows = mx.broadcast_to(mx.where(mx.arange(5_000) < 9, 5.0, 0.0)[None], (64, 5_000))
+    for min_p, wide in [(0.0, True), (0.5, False)]:
+        draws = [Draw(options(top_p=0.99, min_p=min_p), position) for position in range(64)]
+        hopeful = ints(sample(rows, draws, hopeful=True))
+        assert hopeful == ([TOKEN_WIDE] * 64 if wide else tokens_of(rows, draws))
 
 
 def test_a_bias_outside_the_vocabulary_is_a_bug() -> None:

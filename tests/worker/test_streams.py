@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,15 @@ from mlxd_shared import config
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import DuplicateRequest, InternalError, QueueFull
 from mlxd_shared.requests import FinishReason
-from mlxd_worker.engine.request import Event, Failed, Finished, Tokens, Usage
+from mlxd_worker.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    PositionLogprobs,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 from mlxd_worker.outbox import Outbox, StreamReader
 from mlxd_worker.streams import Streams
 
@@ -50,6 +59,20 @@ async def test_the_first_token_goes_alone() -> None:
     assert (rest.offset, rest.ids) == (1, (101, 102, 103, 104))
     assert rest.text == "<1><2><3><4>!"
     assert rest.usage is USAGE
+
+
+@pytest.mark.asyncio
+async def test_log_probabilities_are_joined_with_their_ids() -> None:
+    """A joined message has one entry for each of its ids, the end's own among them."""
+    positions = [PositionLogprobs(TokenLogprob(100 + i, -0.5 * i)) for i in range(4)]
+    events = [replace(token(i), logprobs=(positions[i],)) for i in range(3)]
+    last = replace(end(3), ids=(103,), logprobs=(positions[3],))
+    reader = await reader_of(*events, last)
+
+    assert (await reader.next()).logprobs == (positions[0],)
+    rest = await reader.next()
+    assert rest.logprobs == tuple(positions[1:])
+    assert tuple(position.chosen.token_id for position in rest.logprobs) == rest.ids
 
 
 @pytest.mark.asyncio

@@ -30,12 +30,17 @@ class TableDecoder:
 
 def naive_cut(text: str, stops: tuple[str, ...]) -> Piece:
     """Look at every end in turn; the first where a stop string ends wins, there the longest."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            stop = max(found, key=len)
-            return Piece(text[: end - len(stop)], stop)
-    return Piece(text)
+    cuts = (naive_cut_at(text, end, stops) for end in range(1, len(text) + 1))
+    return next((cut for cut in cuts if cut is not None), Piece(text))
+
+
+def naive_cut_at(text: str, end: int, stops: tuple[str, ...]) -> Piece | None:
+    """Return the text before the longest stop string that ends here, if one does."""
+    found = [stop for stop in stops if text[:end].endswith(stop)]
+    if not found:
+        return None
+    stop = max(found, key=len)
+    return Piece(text[: end - len(stop)], stop)
 
 
 def run(pieces: list[str], stops: tuple[str, ...], tail: str = "") -> tuple[list[Piece], Piece]:
@@ -68,6 +73,33 @@ def test_any_split_gives_what_the_whole_text_gives(
     """However a text is split, what is sent is the text before the first stop string completed."""
     _, whole = run(pieces, stops, tail)
     assert whole == naive_cut("".join(pieces) + tail, stops)
+
+
+@given(
+    early=st.lists(st.text(ALPHABET, max_size=6), max_size=8),
+    later=st.lists(st.text(ALPHABET, max_size=6), max_size=8),
+    stops=st.lists(words, min_size=1, max_size=5).map(tuple),
+)
+@example(early=["ab"], later=["b"], stops=("ab", "abb"))
+@example(early=["ab", "a"], later=["b"], stops=("ab",))
+def test_a_stop_string_counts_from_where_it_may(
+    early: list[str], later: list[str], stops: tuple[str, ...]
+) -> None:
+    """One that ends too early is text; the first that ends later counts, wherever it began."""
+    stream = TextStream(TableDecoder([*early, *later]), stops)
+    given = [stream.push(token_id, may_end=False) for token_id in range(len(early))]
+    for token_id in range(len(early), len(early) + len(later)):
+        given.append(stream.push(token_id))
+        if given[-1].stop is not None:
+            break
+    else:
+        given.append(stream.finish())
+
+    text, too_early = "".join([*early, *later]), len("".join(early))
+    ends = range(too_early + 1, len(text) + 1)
+    cuts = (naive_cut_at(text, end, stops) for end in ends)
+    expected = next((cut for cut in cuts if cut is not None), Piece(text))
+    assert Piece("".join(piece.text for piece in given), given[-1].stop) == expected
 
 
 @given(

@@ -2,7 +2,7 @@
 
 Invariants:
 - A prefill chunk evaluates the caches alone: no head, no logits.
-- A decode step syncs with the host once, for all rows' drawn ids and log-probabilities together.
+- A decode step syncs with the host once, for all rows together (`drawing`).
 - Nothing of a step outlives it: no array, view or plan is kept.
 - A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
 """
@@ -10,26 +10,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.logprobs import logprobs_of
-from mlxd_worker.engine.request import PositionLogprobs
+from mlxd_worker.engine.drawing import Drawn, draw_all
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.sampler import sample
 from mlxd_worker.models.base import Batch, Model
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step has drawn for one row: a token, or one of the sampler's negative answers."""
-
-    token_id: int
-    logprobs: PositionLogprobs | None = None
-    """The token's, where the row asks for them."""
 
 
 def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
@@ -51,15 +38,15 @@ def decode(model: Model, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
         [row.id for row in rows],
     )
     logits = model.logits(model.forward(batch, caches))
-    tokens = sample(logits, [row.draw() for row in rows])
-    asked = logprobs_of(logits, tokens, [row.request.top_logprobs for row in rows])
-    del logits
-    mx.eval(tokens, [] if asked is None else asked.arrays(), caches.state())
+    drawn = draw_all(
+        logits,
+        [row.draw() for row in rows],
+        [row.request.top_logprobs for row in rows],
+        along=caches.state(),
+    )
     for row in rows:
         row.offset += 1
-    drawn = cast("list[int]", tokens.tolist())
-    told = {} if asked is None else asked.told(drawn)
-    return [Drawn(token_id, told.get(index)) for index, token_id in enumerate(drawn)]
+    return drawn
 
 
 def made_ready(caches: RowCaches, rows: Sequence[Row], *, width: int = 1) -> list[Row]:

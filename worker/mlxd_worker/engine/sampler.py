@@ -70,9 +70,6 @@ class Draw:
     """The only tokens that can be drawn here; None for all."""
     ends: tuple[int, ...] = ()
     """Ids that end the stream; xtc leaves a position alone rather than drop one."""
-    hopeful: bool = False
-    """Whether top-p without top-k may look at the widest support only, and give TOKEN_WIDE where
-    that does not hold the nucleus. It never gives another token than the draw that is not."""
 
 
 def mix64(value: int) -> int:
@@ -109,12 +106,13 @@ def gumbel_noise(keys: mx.array, ids: mx.array) -> mx.array:
     return -mx.log(-mx.log1p(-upper))
 
 
-def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+def sample(logits: mx.array, draws: Sequence[Draw], *, hopeful: bool = False) -> mx.array:
     """Return the chosen token of every row, int32 [N], not yet evaluated.
 
     logits is float32 [N, V], one row a draw; it keeps its values. A row whose logits are not usable
-    gets TOKEN_INVALID, one whose masks leave nothing TOKEN_NONE, a hopeful one TOKEN_WIDE where it
-    hoped too much; all of them leave their neighbours alone.
+    gets TOKEN_INVALID, one whose masks leave nothing TOKEN_NONE; they leave their neighbours alone.
+    hopeful: a row with top-p and without top-k may look at the widest support alone, and gets
+    TOKEN_WIDE where that does not hold its nucleus. Else it gets the same token, for less.
     Runs on the engine thread; the caller evaluates, once a step. Option values are taken as
     validated (`mlxd_shared.requests`); an id outside the vocabulary is a caller's bug.
     """
@@ -126,7 +124,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     allowed = masked(_without_forbidden(logits, draws), [draw.mask for draw in draws])
     groups: dict[str, list[int]] = {}
     for row, draw in enumerate(draws):
-        groups.setdefault(_path_of(draw, vocab_size), []).append(row)
+        groups.setdefault(_path_of(draw.sampling, vocab_size, hopeful=hopeful), []).append(row)
     chosen = [_sample_group(path, allowed, draws, rows) for path, rows in groups.items()]
     tokens = chosen[0] if len(chosen) == 1 else _interleave(chosen, list(groups.values()))
     if allowed is not logits:
@@ -176,9 +174,8 @@ def _has_top_p(sampling: Sampling) -> bool:
     return 0.0 < sampling.top_p < 1.0
 
 
-def _path_of(draw: Draw, vocab_size: int) -> str:
+def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
     """Name the cheapest way to draw this row; all ways that can express it draw the same token."""
-    sampling = draw.sampling
     top_k = _top_k(sampling, vocab_size)
     if sampling.temperature == 0.0:
         return "greedy"
@@ -188,7 +185,7 @@ def _path_of(draw: Draw, vocab_size: int) -> str:
         return "sorted"
     if not _has_top_p(sampling):
         return "flat"
-    return "nucleus" if draw.hopeful and vocab_size > SUPPORT_WIDTHS[-1] else "sorted"
+    return "nucleus" if hopeful and vocab_size > SUPPORT_WIDTHS[-1] else "sorted"
 
 
 def _sample_group(

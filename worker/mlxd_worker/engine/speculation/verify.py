@@ -25,16 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.forward import Drawn
-from mlxd_worker.engine.logprobs import logprobs_of
+from mlxd_worker.engine.drawing import Drawn, draw_all
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.sampler import sample
 from mlxd_worker.models.base import Batch, Model
 
 Guesses = Mapping[RowId, Sequence[int]]
@@ -70,17 +67,13 @@ def decode_wide(
     runs = [(row.next_token(), *guesses.get(row.id, ())) for row in rows]
     logits = model.logits(_hidden(model, caches, rows, runs, width))
     draws = [draw for row, run in zip(rows, runs, strict=True) for draw in row.draws(run[1:])]
-    tokens = sample(logits, draws)
-    asked = logprobs_of(logits, tokens, [_asked(row, run) for row, run in _each(rows, runs)])
-    del logits
-    mx.eval(tokens, [] if asked is None else asked.arrays(), caches.state())
-    drawn = cast("list[int]", tokens.tolist())
-    told = {} if asked is None else asked.told(drawn)
+    asked = [_asked(row, run) for row, run in _each(rows, runs)]
+    drawn = draw_all(logits, draws, asked, along=caches.state())
     made, first = [], 0
     for row, run in zip(rows, runs, strict=True):
-        count = 1 + agreed(run[1:], drawn[first:])
-        kept = [Drawn(drawn[index], told.get(index)) for index in range(first, first + count)]
-        made.append(Run(row, tuple(kept), row.offset, drafted=len(run) - 1))
+        count = 1 + agreed(run[1:], [given.token_id for given in drawn[first : first + len(run)]])
+        kept = tuple(drawn[first : first + count])
+        made.append(Run(row, kept, row.offset, drafted=len(run) - 1))
         first += len(run)
     return made
 
