@@ -137,7 +137,12 @@ def tiny_engine(
     engine = Engine(
         model,
         caches,
-        make_decoder or (lambda skip: tokenizer.detokenizer(skip_special=skip)),
+        make_decoder
+        or (
+            lambda request: tokenizer.detokenizer(
+                skip_special=request.skip_special_tokens, anchored=request.constraint is not None
+            )
+        ),
         limits,
         prefix=prefix,
         clock=clock,

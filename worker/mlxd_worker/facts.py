@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.tokenizer import Tokenizer
 
 
@@ -39,6 +40,8 @@ class Loaded:
 
     job: LoadJob
     tokenizer: Tokenizer
+    constraints: Constraints
+    """The response formats that are compiled for it."""
     vocab_size: int
     context_length: int
     context_length_max: int

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from mlxd_shared.errors import InvalidRequest, ModelUnloaded
 from mlxd_shared.requests import GenerateSpec, check_vocabulary, merge, resolve
+from mlxd_worker.engine.constraint import Constraint
 from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit, Tokens
 from mlxd_worker.facts import Loaded
 from mlxd_worker.worker import Worker
@@ -54,6 +55,7 @@ async def generate(
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         prompt = await _prompt_tokens(spec, loaded)
+        constraint = await _constraint(worker, spec, loaded)
         if worker.loaded is not loaded:
             raise ModelUnloaded(loaded.job.name)
         reader = worker.engine.reader()
@@ -62,6 +64,7 @@ async def generate(
             request_id=request_id,
             priority=spec.priority,
             deadline_s=None if left_s is None else accepted_s + left_s,
+            constraint=constraint,
         )
         worker.engine.submit(request)
         first, ended = True, False
@@ -74,6 +77,13 @@ async def generate(
         finally:
             if not ended:
                 worker.engine.cancel(Cancel(stream))
+
+
+async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Constraint | None:
+    """Return what complete output must match, compiled; None where it may be anything."""
+    if spec.response_format is None:
+        return None
+    return await worker.formats.compiled(loaded.constraints, spec.response_format)
 
 
 async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import DEFAULTS, KVFormat, Sampling, Weights, merge
 from mlxd_worker.cache.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import (
@@ -33,6 +34,7 @@ from mlxd_worker.engine.speculation.speculator import (
 )
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
+from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.memory.residency import (
     KV_TERM,
     POOL_TERM,
@@ -130,11 +132,14 @@ def make_resident(
         Engine,
         model,
         caches,
-        lambda skip_special: tokenizer.detokenizer(skip_special=skip_special),
+        lambda request: tokenizer.detokenizer(
+            skip_special=request.skip_special_tokens, anchored=request.constraint is not None
+        ),
         Limits(
             context_length=context_length,
             rows_max=rows_max,
             kv_nbytes_max=plan.nbytes_of(KV_TERM),
+            mask_threads=min(available_cores(), config.CONSTRAINT_THREADS_MAX),
         ),
     )
     report(Progress("warming up", read_nbytes, read_nbytes))
@@ -143,6 +148,7 @@ def make_resident(
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
+        constraints=Constraints(tokenizer, model.vocab_size),
         vocab_size=model.vocab_size,
         context_length=context_length,
         context_length_max=model.context_max,

@@ -103,9 +103,26 @@ class Tokenizer:
             return self.decode([token_id]).encode()
         return self._spell(spelled)
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """Return a fresh incremental decoder for one stream."""
-        return Detokenizer(self._raw, skip_special=skip_special)
+    def pieces(self) -> dict[int, bytes]:
+        """Return the bytes that each id adds to a text, behind others; special tokens add none.
+
+        Raises:
+            UnknownDecoder: a single token adds no bytes of its own.
+        """
+        raw = self._raw
+        spell = spelling(json.loads(raw.decoder.__getstate__()) if raw.decoder else None)
+        added = raw.get_added_tokens_decoder()
+        special = {token_id for token_id, token in added.items() if token.special}
+        vocabulary: dict[str, int] = raw.get_vocab(with_added_tokens=True)
+        return {i: spell(text) for text, i in vocabulary.items() if i not in special}
+
+    def detokenizer(self, *, skip_special: bool = True, anchored: bool = False) -> Detokenizer:
+        """Return a fresh incremental decoder for one stream.
+
+        anchored: give out all that a token spells, also where some decoders leave out a space
+        because the text begins there.
+        """
+        return Detokenizer(self._raw, skip_special=skip_special, anchored=anchored)
 
     def _parsing_raw(self) -> RawTokenizer:
         """Return the twin that reads special tokens; the choice is a setting of the object."""
@@ -147,7 +164,7 @@ class Detokenizer:
         "_stream",
     )  # fmt: skip
 
-    def __init__(self, raw: RawTokenizer, *, skip_special: bool) -> None:
+    def __init__(self, raw: RawTokenizer, *, skip_special: bool, anchored: bool = False) -> None:
         self._raw = raw
         self._skip_special = skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
@@ -159,6 +176,8 @@ class Detokenizer:
         # out already, and how many of them there were then.
         self._given = ""
         self._given_count = 0
+        if anchored:
+            self._restart([])
 
     def push(self, token_id: int) -> str:
         """Take one id; return the characters that it completes, maybe none."""

@@ -29,6 +29,7 @@ from mlxd_shared.errors import (
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.serving import Health
+from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import Loaded, LoadJob, Progress
 from mlxd_worker.machine.backend import Backend
@@ -75,6 +76,7 @@ class Worker:
         self.identity = identity
         self.engine = engine
         self.streams = Streams(waiting_max=waiting_max)
+        self.formats = CompileRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it takes no new stream then."""
         self.phase = Phase.EMPTY

@@ -27,6 +27,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
+from mlxd_worker.engine.constraint import MaskMaker
 from mlxd_worker.engine.drawing import Drawn
 from mlxd_worker.engine.pacing import Pacer, chunk_widths
 from mlxd_worker.engine.prefilling import Prefill
@@ -39,8 +40,8 @@ from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.engine.waiting import WaitingQueue
 from mlxd_worker.models.base import Model
 
-MakeDecoder = Callable[[bool], TextDecoder]
-"""Takes whether special tokens are left out; returns a fresh decoder for one stream."""
+MakeDecoder = Callable[[Submit], TextDecoder]
+"""Returns a fresh decoder for one stream."""
 
 _log = get_logger("engine")
 
@@ -59,6 +60,8 @@ class Limits:
     """What prefill leaves between two tokens of a row, where decoding itself is faster."""
     kv_nbytes_max: int = KV_UNBOUNDED
     """What the load has reserved for the rows' caches."""
+    mask_threads: int = 1
+    """How many rows' masks are made at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Engine:
             widths=chunk_widths(limits.prefill_chunk_tokens) if caches.bounded_shapes else (),
         )
         self._speculator = speculator or Speculator(model, caches, clock=clock, depth_default=0)
+        self._masks = MaskMaker(limits.mask_threads)
         self._prefill = Prefill(model, caches, self._prefix, self._pacer, clock)
 
     @property
@@ -187,7 +191,7 @@ class Engine:
             self._next_row += 1
             self._waiting.pop()
             try:
-                text = TextStream(self._make_decoder(request.skip_special_tokens), request.stop)
+                text = TextStream(self._make_decoder(request), request.stop)
                 row = Row(row_id, request, text, self.limits.context_length)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
                 self._caches.leave(row_id)
@@ -197,7 +201,9 @@ class Engine:
 
     def _decode_all(self) -> None:
         started_s = self._clock()
-        rows = [row for row in tuple(self._rows.values()) if row.decoding and self._prepared(row)]
+        rows = [row for row in self._rows.values() if row.decoding]
+        self._masks.make([row.matcher for row in rows if row.matcher is not None])
+        rows = [row for row in rows if self._prepared(row)]
         if not rows:
             return
         runs = self._speculator.decode(rows)

@@ -15,6 +15,7 @@ from typing import NewType, Protocol
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.requests import FinishReason, Sampling
+from mlxd_worker.engine.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
 """Names a stream within one engine; never used twice."""
@@ -138,6 +139,8 @@ class Submit:
     """Higher is served earlier."""
     deadline_s: float | None = None
     """When nobody wants the stream any more."""
+    constraint: Constraint | None = None
+    """What complete output must match; compiled for this model."""
 
     def late(self, now_s: float) -> bool:
         """Tell whether the deadline has passed."""

@@ -3,6 +3,8 @@
 Invariants:
 - `offset` tokens of prompt + generated stand in the caches; the next one to evaluate is `pending`.
 - A token is judged once: stop token, end of sequence, stop string, length, context, in this order.
+- Under a constraint only tokens that its mask allows are drawn, and the stream ends, as if by an
+  end of sequence, where it is complete and nothing can follow.
 - Text is cut before a stop string; everything held back is flushed when the stream ends otherwise.
 - Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
 - A token's log-probabilities go with its id, never later, whatever text is held back.
@@ -18,6 +20,8 @@ from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.engine.constraint import Matcher
+from mlxd_worker.engine.masks import AllowedTokens
 from mlxd_worker.engine.penalties import RecentTokens
 from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
 from mlxd_worker.engine.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
@@ -53,9 +57,13 @@ class Row:
     """What penalties look at: the last tokens of prompt and output."""
     ends: tuple[int, ...] = field(init=False)
     """The ids that end the stream, in rising order."""
+    matcher: Matcher | None = field(init=False, default=None)
+    """Where the output stands in its constraint; None where it has none."""
     _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.request.constraint is not None:
+            self.matcher = self.request.constraint.start()
         self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
 
@@ -143,6 +151,8 @@ class Row:
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         told = () if logprobs is None else (logprobs,)
         piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
         if piece.stop is not None:
@@ -179,6 +189,7 @@ class Row:
             position=position,
             recent=recent,
             forbidden=self.ends if position < self.request.min_tokens else (),
+            mask=None if self.matcher is None else AllowedTokens(self.matcher.mask()),
             ends=self.ends,
         )
 
@@ -198,6 +209,12 @@ class Row:
         return left if most is None else min(left, most - self.generated)
 
     def _exhausted(self) -> FinishReason | None:
+        if (
+            self.matcher is not None
+            and self.matcher.is_over
+            and self.generated >= self.request.min_tokens
+        ):
+            return FinishReason.EOS
         if self.generated == self.request.max_tokens:
             return FinishReason.LENGTH
         if len(self.request.prompt) + self.generated == self.context_length:

@@ -130,7 +130,7 @@ class Speculator:
     def _depth(self, row: Row) -> int:
         """Return how many tokens the row may guess."""
         request = row.request
-        if request.top_logprobs is not None:
+        if request.top_logprobs is not None or request.constraint is not None:
             return 0
         asked = request.speculation_depth
         return min(self._depth_default if asked is None else asked, row.left - 1, WIDTHS[-1] - 1)

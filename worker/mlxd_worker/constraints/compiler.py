@@ -1,0 +1,185 @@
+"""Compile response formats for one model's vocabulary, and keep the last ones.
+
+Invariants:
+- Any thread; two compilations may run at once, never two for the same format that began together.
+- Nothing here can be interrupted: the library's work is bounded by `LIMITS`, ours by the sizes that
+  each reader names.
+- What is wrong with a format is told by its field on the wire, and the place in it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
+from mlxd_worker.constraints.json_schema import read_schema
+from mlxd_worker.constraints.lark import to_lark
+from mlxd_worker.constraints.pattern_reader import PatternError
+from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
+from mlxd_worker.constraints.schema_places import SchemaError
+from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
+from mlxd_worker.engine.constraint import Constraint, MaskSize
+from mlxd_worker.spelling import UnknownDecoder
+from mlxd_worker.tokenizer import Tokenizer
+
+BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
+"""What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
+Without bounds some models write nothing else."""
+REASON_CHARS_MAX: Final = 300
+WORD_NBYTES: Final = 4
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=2_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # of 1 to 2 kB each, and every row has its own
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+# Every token that fits is allowed, not only the one that the tokenizer would choose.
+_HEADER: Final = '%llguidance {"no_forcing": true}\n'
+
+
+class Constraints:
+    """The compiled formats of one model. Any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Nothing is made before the first format asks for it."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: _Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
+        self._kept: OrderedDict[ResponseFormat, Constraint] = OrderedDict()
+        self._kept_chars = 0
+
+    def kept(self, wanted: ResponseFormat) -> Constraint | None:
+        """Return a format that is compiled already."""
+        with self._lock:
+            found = self._kept.get(wanted)
+            if found is not None:
+                self._kept.move_to_end(wanted)
+            return found
+
+    def compile(self, wanted: ResponseFormat) -> Constraint:
+        """Compile a format and keep it; takes milliseconds, or a second for a monstrous one.
+
+        Raises:
+            InvalidRequest: it makes no sense, is not served, or takes more than its bounds allow.
+        """
+        vocabulary = self._known_vocabulary()
+        found = vocabulary.compile(_source_of(wanted), wanted.kind)
+        with self._lock:
+            self._kept[wanted] = found
+            self._kept_chars += _chars(wanted)
+            while len(self._kept) > config.CONSTRAINTS_KEPT_MAX or (
+                self._kept_chars > config.CONSTRAINTS_KEPT_CHARS_MAX and len(self._kept) > 1
+            ):
+                old, _ = self._kept.popitem(last=False)
+                self._kept_chars -= _chars(old)
+        return found
+
+    def _known_vocabulary(self) -> _Vocabulary:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                try:
+                    pieces = token_bytes(self._tokenizer, self._vocab_size)
+                except UnknownDecoder as error:
+                    raise InvalidRequest.of(
+                        "response_format", f"with this model: {error}"
+                    ) from None
+                self._vocabulary = _Vocabulary(pieces)
+            return self._vocabulary
+
+
+class _Vocabulary:
+    """A vocabulary as the library knows it."""
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        size = len(tokens.pieces)
+        words = -(-size // 32)
+        eos_ids = list(tokens.eos_ids)
+        if not eos_ids:  # the library wants one: an id beyond those that the model has
+            eos_ids, size = [size], size + 1
+        self._size = MaskSize(words * WORD_NBYTES, -(-size // 32) * WORD_NBYTES)
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Adapter(tokens, size, eos_ids[0])), eos_token=eos_ids
+        )
+
+    def compile(self, source: str, kind: FormatKind) -> Constraint:
+        """Return the constraint of a grammar in the library's notation."""
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what rows begin with, so that their copies know it
+        if matcher.is_error():
+            raise InvalidRequest.of(field_of(kind), _reason(matcher.get_error()))
+        return Constraint(matcher, self._size)
+
+
+class _Adapter:
+    """What the library asks a tokenizer for."""
+
+    def __init__(self, tokens: TokenBytes, size: int, eos_id: int) -> None:
+        self.tokens = [*tokens.pieces, *[b""] * (size - len(tokens.pieces))]
+        self.special_token_ids = sorted({*tokens.eos_ids, eos_id})
+        self.eos_token_id = eos_id
+        self.bos_token_id: int | None = None
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Refuse: nothing is forced, so nothing is ever tokenised."""
+        raise NotImplementedError(text)
+
+
+def field_of(kind: FormatKind) -> str:
+    """Return what a format is called on the wire."""
+    return f"response_format.{kind.value}"
+
+
+def _source_of(wanted: ResponseFormat) -> str:
+    """Return a format in the library's notation.
+
+    Raises:
+        InvalidRequest: it makes no sense, or is not served; with the place.
+    """
+    try:
+        return _HEADER + _SOURCES[wanted.kind](wanted)
+    except (SchemaError, GrammarError, PatternError) as error:
+        raise InvalidRequest.of(field_of(wanted.kind), str(error)[:REASON_CHARS_MAX]) from None
+
+
+def _json_source(schema: dict[str, Any]) -> str:
+    options = {"whitespace_pattern": BLANKS}
+    return f"start: %json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}\n"
+
+
+def _pattern_source(pattern: str) -> str:
+    return f"start: TEXT\nTEXT: /{pattern}/\n"
+
+
+_SOURCES: Final[dict[FormatKind, Callable[[ResponseFormat], str]]] = {
+    FormatKind.JSON_SCHEMA: lambda wanted: _json_source(read_schema(wanted.text)),
+    FormatKind.JSON_OBJECT: lambda _: _json_source({"type": "object"}),
+    FormatKind.REGEX: lambda wanted: _pattern_source(whole_pattern(wanted.text)),
+    FormatKind.EBNF_GRAMMAR: lambda wanted: to_lark(read_grammar(wanted.text)),
+    FormatKind.CHOICE: lambda wanted: _pattern_source(literal_pattern(wanted.choices)),
+}
+
+
+def _chars(wanted: ResponseFormat) -> int:
+    return len(wanted.text) + sum(map(len, wanted.choices))
+
+
+def _reason(message: str) -> str:
+    """Return the library's reason, without the grammar that we gave it."""
+    reason = message.partition("\n")[0].partition("failed to compile JSON schema: ")
+    return (reason[2] or reason[0])[:REASON_CHARS_MAX]

@@ -1,0 +1,242 @@
+"""What each keyword of JSON Schema demands, written in the subset that the library enforces.
+
+Invariants:
+- A value that a keyword does not take is an error with its place, not a guess.
+- What is written demands at least what is read. Where the library would demand less, it is refused:
+  numbers that it does not reckon with exactly, members counted whose names may be the same.
+- Members come in the order of the keywords and of their members, so both are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mlxd_worker.constraints import schema_values as values
+from mlxd_worker.constraints.schema_places import Draft, Json, Place
+
+Schema = dict[str, Any] | bool
+
+_TRUE: Final[tuple[Schema, ...]] = (True, {})
+
+
+def read_keywords(place: Place) -> Schema:
+    """Return what the schema at a place demands.
+
+    Raises:
+        SchemaError: it makes no sense, or is not served.
+    """
+    if isinstance(place.content, bool):
+        return place.content
+    if not isinstance(place.content, dict):
+        place.refuse("a schema is an object, true or false")
+    return _Reader(place).read()
+
+
+class _Reader:
+    """Reads one schema, keyword by keyword, in their order."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._content: Mapping[str, Any] = place.content
+        self._out: dict[str, Any] = {}
+        self._also: list[Schema] = []
+        """What has to hold besides."""
+
+    def read(self) -> Schema:
+        """Return what all keywords demand together."""
+        if "$ref" in self._content and self._place.document.draft <= Draft.DRAFT_7:
+            return {"$ref": self.reference("$ref", self._content["$ref"])}
+        for keyword, value in self._content.items():
+            read = _READERS.get(keyword)
+            if read is not None:
+                found = read(self, keyword, value)
+                if found is not None:
+                    self._out[keyword] = found
+        if self._also:
+            self._out.setdefault("allOf", []).extend(self._also)
+        return self._out
+
+    def inner(self, value: Json, *path: str | int) -> Schema:
+        return read_keywords(self._place.inner(value, *path))
+
+    def reference(self, keyword: str, value: Json) -> str:
+        if not isinstance(value, str):
+            self._place.refuse("a reference is a text", keyword)
+        return self._place.document.name_of(self._place, value)
+
+    def types(self, keyword: str, value: Json) -> list[str]:
+        return values.types(self._place, keyword, value)
+
+    def constant(self, keyword: str, value: Json) -> Json:
+        values.check_exact(self._place, value, keyword)
+        return value
+
+    def options(self, keyword: str, value: Json) -> list[Json]:
+        if not isinstance(value, list) or not value:
+            self._place.refuse("a list of at least one value is needed", keyword)
+        return [self.constant(f"{keyword}", item) for item in value]
+
+    def schemas(self, keyword: str, value: Json) -> list[Schema]:
+        if not isinstance(value, list) or not value:
+            self._place.refuse("a list of at least one schema is needed", keyword)
+        return [self.inner(item, keyword, index) for index, item in enumerate(value)]
+
+    def schema(self, keyword: str, value: Json) -> Schema:
+        return self.inner(value, keyword)
+
+    def members(self, keyword: str, value: Json) -> dict[str, Schema]:
+        if not isinstance(value, dict):
+            self._place.refuse("an object of schemas is needed", keyword)
+        return {name: self.inner(item, keyword, name) for name, item in value.items()}
+
+    def patterns(self, keyword: str, value: Json) -> dict[str, Schema]:
+        found: dict[str, Schema] = {}
+        for name, schema in self.members(keyword, value).items():
+            pattern = values.pattern(self._place.inner(name, keyword, name), name)
+            found[pattern] = {"allOf": [found[pattern], schema]} if pattern in found else schema
+        return found
+
+    def required(self, keyword: str, value: Json) -> list[str]:
+        return values.names(self._place, keyword, value)
+
+    def count(self, keyword: str, value: Json) -> int:
+        return values.count(self._place, keyword, value)
+
+    def items_count(self, keyword: str, value: Json) -> int:
+        found = self.count(keyword, value)
+        if found > values.ITEMS_MAX:
+            self._place.refuse(f"{found} is above {values.ITEMS_MAX}, the most served", keyword)
+        return found
+
+    def members_least(self, keyword: str, value: Json) -> int:
+        """Take minProperties; the names of further members may be the same, and then count once."""
+        found = self.count(keyword, value)
+        listed = self._content.get("required")
+        listed = listed if isinstance(listed, list) else ()
+        open_names = self._content.get("additionalProperties", True) is not False
+        if found - len(listed) > 1 and (open_names or self._content.get("patternProperties")):
+            self._place.refuse(
+                "more than one member beyond those required is served only where "
+                "additionalProperties is false and there are no patternProperties",
+                keyword,
+            )
+        return found
+
+    def items(self, keyword: str, value: Json) -> Schema | None:
+        """Take items, of which a list is what prefixItems is since 2020-12."""
+        if not isinstance(value, list):
+            return self.inner(value, keyword)
+        if "prefixItems" in self._content:
+            self._place.refuse("a list beside prefixItems", keyword)
+        self._out["prefixItems"] = [
+            self.inner(item, keyword, index) for index, item in enumerate(value)
+        ]
+        if "additionalItems" in self._content:
+            rest = self._content["additionalItems"]
+            self._out["items"] = self.inner(rest, "additionalItems")
+        return None
+
+    def number(self, keyword: str, value: Json) -> int | float:
+        return values.bound(self._place, keyword, value, least=keyword.endswith("inimum"))
+
+    def exclusive(self, keyword: str, value: Json) -> int | float | None:
+        """Take an exclusive bound; true, as in draft 4, makes the inclusive one exclusive."""
+        if not isinstance(value, bool):
+            return self.number(keyword, value)
+        inclusive = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}[keyword]
+        if not value or inclusive not in self._content:
+            return None
+        return self.number(inclusive, self._content[inclusive])
+
+    def multiple(self, keyword: str, value: Json) -> int | float:
+        return values.multiple(self._place, keyword, value)
+
+    def pattern(self, keyword: str, value: Json) -> None:
+        if not isinstance(value, str):
+            self._place.refuse("an expression is a text", keyword)
+        self._also.append({"pattern": values.pattern(self._place.inner(value, keyword), value)})
+
+    def format(self, keyword: str, value: Json) -> None:
+        wanted = self._content.get("type", values.TYPES)
+        self._also += values.format_demands(
+            self._place, keyword, value, types=[wanted] if isinstance(wanted, str) else wanted
+        )
+
+    def dependencies(self, keyword: str, value: Json) -> None:
+        """Take what a member demands where it is there: names, or a schema."""
+        if not isinstance(value, dict):
+            self._place.refuse("an object is needed", keyword)
+        for name, wanted in value.items():
+            if isinstance(wanted, list):
+                required = values.names(self._place.inner(wanted, keyword), name, wanted)
+                demand: Schema = {"required": required}
+            else:
+                demand = self.inner(wanted, keyword, name)
+            there: Schema = {"type": ["object"], "required": [name]}
+            self._also.append(
+                {"anyOf": [{"properties": {name: False}}, {"allOf": [there, demand]}]}
+            )
+
+    def refuse(self, keyword: str, value: Json) -> None:
+        """Refuse a keyword, unless this value of it demands nothing."""
+        if not _demands_nothing(keyword, value, self._content):
+            self._place.refuse("is not served", keyword)
+
+
+def _demands_nothing(keyword: str, value: Json, content: Mapping[str, Any]) -> bool:
+    """Return whether a keyword that is not served holds for every value anyway."""
+    match keyword:
+        case "not" | "uniqueItems":
+            return value is False
+        case "if":
+            return content.get("then", True) in _TRUE and content.get("else", True) in _TRUE
+        case "contains":
+            return content.get("minContains") == 0 and "maxContains" not in content
+        case "propertyNames" | "unevaluatedItems" | "unevaluatedProperties":
+            return value in _TRUE
+        case _:
+            return False
+
+
+_READERS: Final[Mapping[str, Callable[[_Reader, str, Any], Any]]] = {
+    "$ref": _Reader.reference,
+    "type": _Reader.types,
+    "const": _Reader.constant,
+    "enum": _Reader.options,
+    "allOf": _Reader.schemas,
+    "anyOf": _Reader.schemas,
+    "oneOf": _Reader.schemas,
+    "properties": _Reader.members,
+    "patternProperties": _Reader.patterns,
+    "additionalProperties": _Reader.schema,
+    "required": _Reader.required,
+    "minProperties": _Reader.members_least,
+    "maxProperties": _Reader.count,
+    "dependencies": _Reader.dependencies,
+    "dependentRequired": _Reader.dependencies,
+    "dependentSchemas": _Reader.dependencies,
+    "items": _Reader.items,
+    "prefixItems": _Reader.schemas,
+    "minItems": _Reader.items_count,
+    "maxItems": _Reader.items_count,
+    "minLength": _Reader.count,
+    "maxLength": _Reader.count,
+    "pattern": _Reader.pattern,
+    "format": _Reader.format,
+    "minimum": _Reader.number,
+    "maximum": _Reader.number,
+    "exclusiveMinimum": _Reader.exclusive,
+    "exclusiveMaximum": _Reader.exclusive,
+    "multipleOf": _Reader.multiple,
+    "divisibleBy": _Reader.refuse,
+    "not": _Reader.refuse,
+    "if": _Reader.refuse,
+    "contains": _Reader.refuse,
+    "uniqueItems": _Reader.refuse,
+    "propertyNames": _Reader.refuse,
+    "unevaluatedItems": _Reader.refuse,
+    "unevaluatedProperties": _Reader.refuse,
+    "$dynamicRef": _Reader.refuse,
+    "$recursiveRef": _Reader.refuse,
+}

@@ -1,0 +1,191 @@
+"""Where a part of a JSON schema stands, and what its references mean.
+
+Invariants:
+- A place is known by its JSON pointer from the root, which every error tells.
+- A reference is followed within the text alone; nothing is fetched.
+- What is referred to is written once, under a name of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, TypeAlias
+
+Json: TypeAlias = Any
+"""Whatever a JSON text may hold."""
+
+DEPTH_MAX: Final = 100
+SUBSCHEMAS_MAX: Final = 50_000
+POINTER_CHARS_MAX: Final = 200
+
+
+class SchemaError(ValueError):
+    """A schema that makes no sense or is not served, with the place in it."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        """Tell the place, a JSON pointer or line:column, and what is wrong there."""
+        if len(place) > POINTER_CHARS_MAX:
+            place = f"{place[:POINTER_CHARS_MAX]}…"
+        super().__init__(f"{place}: {problem}")
+
+
+class Draft(enum.IntEnum):
+    """The versions of JSON Schema that are read."""
+
+    DRAFT_4 = 4
+    DRAFT_6 = 6
+    DRAFT_7 = 7
+    DRAFT_2019_09 = 8
+    DRAFT_2020_12 = 9
+
+
+_DRAFTS: Final = {
+    "json-schema.org/draft-04/schema": Draft.DRAFT_4,
+    "json-schema.org/draft-06/schema": Draft.DRAFT_6,
+    "json-schema.org/draft-07/schema": Draft.DRAFT_7,
+    "json-schema.org/draft/2019-09/schema": Draft.DRAFT_2019_09,
+    "json-schema.org/draft/2020-12/schema": Draft.DRAFT_2020_12,
+}
+
+
+class Document:
+    """One text with a schema, and the references in it that are still to be written."""
+
+    def __init__(self, content: Json) -> None:
+        self.content = content
+        self.draft = _draft(content)
+        self.waiting: dict[str, Place] = {}
+        """What has been referred to and is not written yet, by its name."""
+        self.places = 0
+        self._names: dict[str, str] = {}
+        self._base, self._anchors = "", dict[str, str]()
+
+    def root(self) -> Place:
+        """Return the place of the whole schema."""
+        root = Place(self, "#", self.content)
+        if isinstance(self.content, dict):
+            self._base = _identity(self.content, self.draft) or ""
+        return root
+
+    def name_of(self, place: Place, reference: str) -> str:
+        """Return the name under which what `reference` means is, or will be, written.
+
+        Raises:
+            SchemaError: there is no such thing in this text.
+        """
+        pointer = self._pointer(place, reference)
+        if pointer == "#":
+            return "#"
+        if pointer not in self._names:
+            name = self._names[pointer] = f"d{len(self._names)}"
+            self.waiting[name] = self._find(place, pointer, reference)
+        return f"#/$defs/{self._names[pointer]}"
+
+    def _pointer(self, place: Place, reference: str) -> str:
+        """Return the pointer from the root that a reference means."""
+        if place.embedded:
+            place.refuse("no reference is served in a part with an $id of its own", "$ref")
+        base, _, fragment = reference.partition("#")
+        if base and urllib.parse.urljoin(self._base, base) != self._base.partition("#")[0]:
+            place.refuse(f"{reference[:80]!r} is not in this text", "$ref")
+        fragment = urllib.parse.unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return self._anchor(place, fragment)
+        return f"#{fragment}"
+
+    def _anchor(self, place: Place, name: str) -> str:
+        if not self._anchors:
+            self._collect_anchors()
+        found = self._anchors.get(name)
+        if found is None:
+            place.refuse(f"there is no anchor {name[:80]!r} in this text", "$ref")
+        return found
+
+    def _collect_anchors(self) -> None:
+        todo = [("#", self.content)]
+        while todo:
+            pointer, content = todo.pop()
+            if isinstance(content, dict):
+                for key in ("$anchor", "$id", "id"):
+                    value = content.get(key)
+                    if isinstance(value, str) and (key == "$anchor" or value[:1] == "#"):
+                        self._anchors.setdefault(value.removeprefix("#"), pointer)
+                todo += [(f"{pointer}/{_escaped(key)}", inner) for key, inner in content.items()]
+            elif isinstance(content, list):
+                todo += [(f"{pointer}/{index}", inner) for index, inner in enumerate(content)]
+
+    def _find(self, place: Place, pointer: str, reference: str) -> Place:
+        content, embedded = self.content, False
+        for part in pointer.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(content, dict) and key in content:
+                content = content[key]
+            elif isinstance(content, list) and key.isdecimal() and int(key) < len(content):
+                content = content[int(key)]
+            else:
+                place.refuse(f"{reference[:80]!r} is not in this text", "$ref")
+            embedded = embedded or _is_embedded(content, self.draft)
+        return Place(self, pointer, content, embedded=embedded)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One part of a schema and where it stands."""
+
+    document: Document
+    pointer: str
+    content: Json
+    depth: int = 0
+    embedded: bool = field(default=False, kw_only=True)
+    """Whether it is in a part with an identity of its own, where references mean others."""
+
+    def inner(self, content: Json, *path: str | int) -> Place:
+        """Return the place of something in this part.
+
+        Raises:
+            SchemaError: it is too deep, or the schema too large.
+        """
+        pointer = self._pointer_to(path)
+        if self.depth == DEPTH_MAX:
+            raise SchemaError(pointer, f"nested more than {DEPTH_MAX} deep")
+        self.document.places += 1
+        if self.document.places > SUBSCHEMAS_MAX:
+            raise SchemaError(pointer, f"more than {SUBSCHEMAS_MAX} parts")
+        embedded = self.embedded or _is_embedded(content, self.document.draft)
+        return Place(self.document, pointer, content, self.depth + 1, embedded=embedded)
+
+    def refuse(self, problem: str, *path: str | int) -> NoReturn:
+        """Raise the error about something in this part."""
+        raise SchemaError(self._pointer_to(path), problem)
+
+    def _pointer_to(self, path: Iterable[str | int]) -> str:
+        return "/".join([self.pointer, *(_escaped(str(part)) for part in path)])
+
+
+def _draft(content: Json) -> Draft:
+    """Return the version that a schema says it is of; the newest where it says nothing."""
+    said = content.get("$schema") if isinstance(content, dict) else None
+    if said is None:
+        return Draft.DRAFT_2020_12
+    if isinstance(said, str):
+        found = _DRAFTS.get(said.rstrip("#").removeprefix("https://").removeprefix("http://"))
+        if found is not None:
+            return found
+    raise SchemaError("#/$schema", f"{str(said)[:80]!r} is no draft from 4 to 2020-12")
+
+
+def _identity(content: dict[str, Any], draft: Draft) -> str | None:
+    """Return the identity that a part gives itself, unless it is an anchor."""
+    said = content.get("id" if draft is Draft.DRAFT_4 else "$id")
+    return said if isinstance(said, str) and said.partition("#")[0] else None
+
+
+def _is_embedded(content: Json, draft: Draft) -> bool:
+    return isinstance(content, dict) and _identity(content, draft) is not None
+
+
+def _escaped(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1")

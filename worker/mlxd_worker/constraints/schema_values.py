@@ -1,0 +1,132 @@
+"""The values that keywords of JSON Schema take: checked, and bounded to what is enforced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any, Final
+
+from mlxd_worker.constraints.pattern_reader import PatternError
+from mlxd_worker.constraints.patterns import search_pattern, whole_pattern
+from mlxd_worker.constraints.schema_places import Json, Place
+from mlxd_worker.constraints.string_formats import STRING_FORMATS
+
+TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
+EXACT_INTEGER_MAX: Final = 1 << 53
+"""The library reckons in doubles: every integer up to here is one."""
+BOUND_MAX: Final = (1 << 63) - 1
+BOUND_MIN: Final = -(1 << 63) + 1024
+"""The library counts bounds in 64 bits: the least double whose negative is such a number."""
+ITEMS_MAX: Final = 10_000
+"""What minItems and maxItems may say; the library makes something for each item."""
+COUNT_MAX: Final = 1 << 31
+MULTIPLE_MAX: Final = 10_000
+"""What multipleOf may be, its decimal point left out: each remainder is a state."""
+MULTIPLE_PLACES_MAX: Final = 9
+
+_INTEGER_FORMATS: Final = {"int32": 1 << 31, "int64": 1 << 63}
+
+
+def types(place: Place, keyword: str, value: Json) -> list[str]:
+    """Return the names of types, each once."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not found:
+        place.refuse("a type's name, or a list of such, is needed", keyword)
+    for name in found:
+        if name not in TYPES:
+            place.refuse(f"{str(name)[:40]!r} is no type", keyword)
+    return list(dict.fromkeys(found))
+
+
+def names(place: Place, keyword: str, value: Json) -> list[str]:
+    """Return the names of members, each once."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        place.refuse("a list of names is needed", keyword)
+    return list(dict.fromkeys(value))
+
+
+def count(place: Place, keyword: str, value: Json) -> int:
+    """Return a number of things; 2.0 is 2."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        place.refuse("a whole number is needed", keyword)
+    if not 0 <= value <= COUNT_MAX:
+        place.refuse(f"{value} is outside [0, {COUNT_MAX}]", keyword)
+    return int(value)
+
+
+def bound(
+    place: Place,
+    keyword: str,
+    value: Json,
+    *,
+    least: bool,
+) -> int | float:
+    """Return a lower or an upper bound of numbers, none wider than what is served."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        place.refuse("a number is needed", keyword)
+    if (value > BOUND_MAX) if least else (value < BOUND_MIN):
+        place.refuse(f"nothing beyond {BOUND_MAX if least else BOUND_MIN} is served", keyword)
+    return max(value, BOUND_MIN) if least else min(value, BOUND_MAX)
+
+
+def multiple(place: Place, keyword: str, value: Json) -> int | float:
+    """Return what numbers are to be multiples of."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        place.refuse("a number above 0 is needed", keyword)
+    digits = Decimal(repr(value)).normalize().as_tuple()
+    exponent = int(digits.exponent)
+    whole = int("".join(map(str, digits.digits))) * 10 ** max(exponent, 0)
+    if whole > MULTIPLE_MAX or -exponent > MULTIPLE_PLACES_MAX:
+        most = f"{MULTIPLE_MAX} without its decimal point, {MULTIPLE_PLACES_MAX} places behind it"
+        place.refuse(f"{value} is beyond what is served: {most}", keyword)
+    return value
+
+
+def pattern(place: Place, value: str) -> str:
+    """Return an expression that is found in the same texts, for the library."""
+    try:
+        return f"^(?:{search_pattern(value)})$"
+    except PatternError as error:
+        place.refuse(str(error))
+
+
+def format_demands(
+    place: Place,
+    keyword: str,
+    value: Json,
+    *,
+    types: Iterable[str],
+) -> list[dict[str, Any]]:
+    """Return what a format demands of values of some types; it concerns strings and integers."""
+    if not isinstance(value, str):
+        place.refuse("a format's name is needed", keyword)
+    found: list[dict[str, Any]] = []
+    wanted = set(types)
+    if "integer" in wanted and "number" not in wanted and value in _INTEGER_FORMATS:
+        limit = _INTEGER_FORMATS[value]
+        found.append({"minimum": max(-limit, BOUND_MIN), "maximum": limit - 1})
+    if "string" in wanted and value not in _INTEGER_FORMATS:
+        known = STRING_FORMATS.get(value)
+        if known is None:
+            place.refuse(f"the format {value[:80]!r} is not served", keyword)
+        demand: dict[str, Any] = {"pattern": f"^(?:{whole_pattern(known.pattern)})$"}
+        if known.chars_max is not None:
+            demand["maxLength"] = known.chars_max
+        found.append(demand)
+    return found
+
+
+def check_exact(place: Place, value: Json, keyword: str) -> None:
+    """Refuse a constant that holds a number which is not written exactly."""
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        if isinstance(at, dict):
+            todo += at.values()
+        elif isinstance(at, list):
+            todo += at
+        elif isinstance(at, int) and abs(at) > EXACT_INTEGER_MAX:
+            place.refuse(f"{at} is beyond {EXACT_INTEGER_MAX}, up to where they are exact", keyword)
+        elif isinstance(at, float) and not math.isfinite(at):
+            place.refuse("a number that is infinite", keyword)
