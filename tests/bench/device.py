@@ -31,6 +31,7 @@ from tests.bench.device_parts import (
     WithoutAttention,
     WithoutWrite,
     copy_bytes_per_s,
+    logits_difference,
     median_s,
     step_s,
 )
@@ -179,6 +180,11 @@ def lines(args: argparse.Namespace) -> Iterable[str]:
         bench = Bench(args, form)
         for rows in args.batches:
             key = f"device.{args.model}.{form}.b{rows}"
+            if args.check:
+                told = logits_difference(
+                    bench.ours, rows=rows, length=args.prompt, steps=4, context=args.context
+                )
+                yield _line(key=f"{key}.logits_difference", value=told)
             if not args.no_compare:
                 yield from compared(bench, rows, copied)
             if args.parts:
@@ -206,6 +212,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--copy-mib", type=int, default=4096)
     parser.add_argument("--plain", action="store_true", help="our engine uncompiled, too")
+    parser.add_argument("--check", action="store_true", help="compiled logits against plain ones")
     parser.add_argument("--parts", action="store_true", help="where a step's time goes")
     parser.add_argument("--ahead", nargs="*", type=int, default=[], help="run-ahead at lengths")
     parser.add_argument("--no-compare", action="store_true", help="leave mlx-lm out")

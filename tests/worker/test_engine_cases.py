@@ -137,9 +137,9 @@ def test_an_end_that_is_the_first_token(tmp_path: Path) -> None:
 def test_scales_and_biases_in_either_order_are_refused_alike(
     tmp_path: Path, *, marked: bool
 ) -> None:
-    """Fault 26: quantised weights are not served yet, and the order in the file says nothing else.
+    """Fault 26: scales that belong to no packed weight are named, whatever their order in the file.
 
-    With `quantization` in the config that key is named; without it the first tensor of no use is.
+    With `quantization` in the config too: rows of 48 values are not packed in groups of 32.
     """
     config = config_with(quantization={"bits": 4, "group_size": 32} if marked else None)
     name = "model.layers.0.mlp.down_proj"
@@ -154,7 +154,7 @@ def test_scales_and_biases_in_either_order_are_refused_alike(
         errors.append(caught.value)
 
     assert str(errors[0]) == str(errors[1])
-    assert errors[0].field == ("quantization" if marked else f"{name}.biases")
+    assert errors[0].field == f"{name}.biases"
 
 
 def with_tensors(content: bytes, names: list[str]) -> bytes:

@@ -54,7 +54,26 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "other activation": ({"hidden_act": "gelu"}, "hidden_act", "'gelu'"),
     "tie as number": ({"tie_word_embeddings": 1}, "tie_word_embeddings", "not true or false"),
     "bias as text": ({"attention_bias": "no"}, "attention_bias", "not true or false"),
-    "quantised": ({"quantization": {"bits": 4}}, "quantization", "not supported"),
+    "groups unsaid": ({"quantization": {"bits": 4}}, "quantization.group_size", "missing"),
+    "odd groups": (
+        {"quantization": {"bits": 4, "group_size": 48}}, "quantization.group_size", "none of 32",
+    ),
+    "odd bits": (
+        {"quantization": {"bits": 7, "group_size": 64}}, "quantization.bits", "none of 2, 3, 4",
+    ),
+    "other packing": (
+        {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+        "quantization.mode", "'mxfp4'",
+    ),
+    "one tensor's own packing": (
+        {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 64}}},
+        "quantization.lm_head", "not supported",
+    ),
+    "packing as text": ({"quantization": "4bit"}, "quantization", "not an object"),
+    "two packings": (
+        {"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 8}},
+        "quantization_config", "contradicts",
+    ),
     "quantised elsewhere": (
         {"quantization_config": {"quant_method": "fp8"}}, "quantization_config", "not supported",
     ),

@@ -25,6 +25,7 @@ from mlxd_shared.requests import DEFAULTS, KVFormat, Sampling, Weights, merge
 from mlxd_worker.cache.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import (
@@ -41,6 +42,7 @@ from mlxd_worker.memory.residency import (
     Demand,
     DeviceKind,
     FloatType,
+    Packed,
     ResidencyPlan,
     WeightsChoice,
     activation_values,
@@ -121,12 +123,14 @@ def make_resident(
 
     # What MLX keeps of freed buffers is memory too: no more of it than the plan reckons with.
     mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
-    model = load_model(files, form=plan.form, progress=progress)
+    model = load_model(files, form=plan.form, progress=progress, packed=plan.packed)
     caches = RowCaches(
         model.new_caches(kv=kv_format, context_max=context_length),
         context_max=context_length,
         rows_max=rows_max,
     )
+    if device is DeviceKind.CUDA:
+        model = CompiledModel(model, caches)
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_cache_nbytes, counts=counts)
     make_engine = partial(
         Engine,
@@ -153,7 +157,7 @@ def make_resident(
         context_length=context_length,
         context_length_max=model.context_max,
         rows_max=rows_max,
-        weights=_FORM[plan.form],
+        weights=Weights.STORED if plan.packed else _FORM[plan.form],
         kv_format=kv_format,
         prefix_cache_nbytes=plan.prefix_cache_nbytes,
         sampling=sampling,
@@ -175,6 +179,7 @@ def _log_plan(plan: ResidencyPlan, kv_format: KVFormat) -> None:
     log(
         "residency",
         form=plan.form.value,
+        packed=plan.packed,
         context_length=plan.context_length,
         kv_format=kv_format.value,
         prefix_cache_nbytes=plan.prefix_cache_nbytes,
@@ -225,6 +230,7 @@ def _plan(
             footprint,
             weights=files.weight_values,
             stored=files.stored,
+            packed=files.packed,
             rows_max=rows_max,
             kv_format=kv_format,
             device=device,
@@ -245,6 +251,7 @@ def demand_of(
     rows_max: int,
     kv_format: KVFormat,
     device: DeviceKind,
+    packed: Packed | None = None,
 ) -> Callable[[int], Demand]:
     """Return what a model of `weights` values takes by its context, in tokens."""
     caches = footprint.caches
@@ -265,6 +272,7 @@ def demand_of(
             caches=caches.held(context_max=context, rows_max=rows_max, kv_format=kv_format),
             activation_values=chunk + unpacked,
             logits_values=(rows_max + DRAFTED_TOKENS_MAX) * footprint.vocab,
+            packed=packed,
         )
 
     return demand_at

@@ -7,11 +7,12 @@ Invariants:
   array and die with the step. Measured on a 32 MiB arena, one token for each of 16 rows:
   scatter 0.05 ms, put_along_axis 0.06 ms, a block through slice_update 0.02 ms, and 23 ms
   (a whole copy) as soon as one view of the old array is alive.
+- `attend_joined` writes into the arrays themselves, unseen by MLX: see `decode_attention`.
 - Ragged rows are written by one scatter over (slot, position): slice_update has one start for all
   rows, and put_along_axis needs an index as large as the values. A single row is one block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ from mlxd_worker.cache.attention import (
 )
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.kernels.decode_attention import Target, attend_in_place
 
 
 class _Arena:
@@ -65,6 +67,16 @@ class KVCache:
             named[f"keys.{arena_id}"] = arena.keys
             named[f"values.{arena_id}"] = arena.values
         return named
+
+    def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
+        """Give an arena's arrays away, until they are settled again."""
+        lent = self._arenas.pop(arena)
+        return lent.keys, lent.values
+
+    def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
+        """Take an arena's arrays."""
+        keys, values = arrays
+        self._arenas[arena] = _Arena(keys, values)
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""
@@ -136,6 +148,25 @@ class KVCache:
         result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
         return result if plan.order is None else mx.take(result, plan.order, axis=0)
 
+    def attend_joined(
+        self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
+    ) -> mx.array:
+        """Do `attend` for one token a row by a kernel that writes the arenas in place.
+
+        joined: queries, keys and values `[N, (heads + 2 kv_heads) * head_dim]`, not rotated yet, by
+        `periods` (see `attend_in_place`). The result is `[N, heads * head_dim]`, in the batch's
+        order, lazy; the arenas hold the tokens once it has been evaluated.
+        """
+        parts = []
+        for group in plan.groups:
+            assert group.targets is not None, "a plan of a pass in place"
+            slots, positions = group.targets
+            arena = self._arenas[group.arena]
+            rows = joined[group.first : group.first + group.count]
+            at = Target(slots, positions, arena.keys, arena.values)
+            parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
+
     def _attend_chunk(
         self,
         queries: mx.array,
@@ -162,10 +193,8 @@ class KVCache:
         *,
         scale: float,
     ) -> mx.array:
+        self._write_group(keys, values, group)
         arena, slots = self._arenas[group.arena], group.slots_used
-        at = (group.write_slots, slice(None), group.write_positions)
-        arena.keys[at] = members(keys, group).transpose(0, 2, 1, 3)
-        arena.values[at] = members(values, group).transpose(0, 2, 1, 3)
         return attend_slots(
             by_slot(queries, group),
             arena.keys[:slots, :, : group.span],
@@ -173,6 +202,13 @@ class KVCache:
             visible_by_slot(group, group.span, plan),
             scale=scale,
         )
+
+    def _write_group(self, keys: mx.array, values: mx.array, group: Group) -> None:
+        """Write a batch's tokens, each row's at its own position; only these are touched."""
+        arena = self._arenas[group.arena]
+        at = (group.write_slots, slice(None), group.write_positions)
+        arena.keys[at] = members(keys, group).transpose(0, 2, 1, 3)
+        arena.values[at] = members(values, group).transpose(0, 2, 1, 3)
 
     def _zeros(self, slots: int, capacity: int) -> mx.array:
         return mx.zeros((slots, self.kv_heads, capacity, self.head_dim), dtype=self.dtype)

@@ -6,12 +6,13 @@ Invariants:
   an index out of range would overwrite another row in silence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import ArenaId, Place
+from mlxd_worker.cache.base import ArenaId, LayerCache, Place, RowId
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Group:
     """int32 [m, width]."""
     last_visible: mx.array
     """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
+    targets: tuple[mx.array, mx.array] | None = None
+    """Slots and positions to write, int32 [m] each, where a kernel may do so in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class StepPlan:
     """Where each batch row lives. For caches that keep something by row."""
     bounded_shapes: bool
     """Whether attention must keep to the few shapes that were warmed, instead of exact ones."""
+    in_place: bool = False
+    """Whether the groups have `targets`: every cache's owner lets a kernel write in place."""
     memo: dict[tuple[object, ...], mx.array] = field(default_factory=dict)
     """Masks and indices that layers with the same geometry share within this pass."""
 
@@ -80,3 +85,24 @@ class StepPlan:
         if found is None:
             found = self.memo[key] = make()
         return found
+
+
+class PassCaches(Protocol):
+    """What a model's pass needs of the caches: all rows' caches, or those of a traced function."""
+
+    @property
+    def layers(self) -> Sequence[LayerCache | None]:
+        """Each layer's cache; None for a layer without state."""
+        ...
+
+    def plan(
+        self,
+        rows: tuple[RowId, ...],
+        *,
+        offsets: mx.array,
+        lengths: tuple[int, ...],
+        width: int,
+        dtype: mx.Dtype,
+    ) -> StepPlan:
+        """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`."""
+        ...

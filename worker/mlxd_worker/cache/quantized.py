@@ -12,7 +12,7 @@ Invariants:
   chunk unpacks its row, since a product with many queries is faster unpacked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -136,6 +136,15 @@ class QuantizedKVCache:
             for arena_id, arena in self._arenas.items()
             for name, array in zip(_NAMES, arena.arrays, strict=True)
         }
+
+    def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
+        """Give an arena's arrays away, until they are settled again."""
+        return self._arenas.pop(arena).arrays
+
+    def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
+        """Take an arena's arrays."""
+        packed, scales, biases = arrays
+        self._arenas[arena] = Packed(packed, scales, biases)
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""

@@ -28,6 +28,7 @@ from mlxd_worker.cache.contents import RowContents
 from mlxd_worker.cache.layout import Layout, arrange, group_of
 from mlxd_worker.cache.plan import Chunk, StepPlan
 from mlxd_worker.cache.shapes import AttentionShape, all_shapes
+from mlxd_worker.cache.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
 from mlxd_worker.cache.table import RowTable
 
 
@@ -56,6 +57,8 @@ class RowCaches:
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         self.bounded_shapes = not on_cpu if bounded_shapes is None else bounded_shapes
         self._layout: Layout | None = None
+        self._slot_layout: SlotLayout | None = None
+        self._slotwise = self.bounded_shapes and slot_caches(self.layers) is not None
 
     @property
     def rows(self) -> tuple[RowId, ...]:
@@ -193,6 +196,34 @@ class RowCaches:
             places=layout.places,
             bounded_shapes=self.bounded_shapes,
         )
+
+    def by_slots(
+        self, rows: tuple[RowId, ...], lengths: tuple[int, ...], *, lone_row: bool
+    ) -> tuple[SlotLayout, mx.array] | None:
+        """Return how a pass of one token a row lies by slots, and where each flat row writes.
+
+        As with `plan` the rows stand at `lengths` from now on. None, and nothing has changed: the
+        pass cannot be done like this, and takes a `plan`.
+
+        Raises:
+            RowError: as `plan`.
+        """
+        if not self._slotwise:
+            return None
+        self._check(rows, lengths, 1)
+        layout = self._slot_layout
+        known = layout is not None and (layout.rows, layout.version) == (rows, self.table.version)
+        if layout is None or not known or (layout.alone is not None) > lone_row:
+            layout = lay_by_slots(self.table, rows, lone_row=lone_row)
+            self._slot_layout = layout if lone_row else None
+        waiting = {row: self.contents.offset(row) for _, row in layout.waiting}
+        if any(offset >= self.table.capacity(row) for row, offset in waiting.items()):
+            return None  # a row that is full has no position that could be written
+        for row, length in zip(rows, lengths, strict=True):
+            self.contents.appending(row, length - 1, length)
+        for row, offset in waiting.items():
+            self.contents.appending(row, offset, offset)
+        return layout, positions_of(layout, lengths, waiting)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         for layer in self._stateful:

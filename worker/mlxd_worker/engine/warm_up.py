@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.models.base import Batch, Model
 
 _ROW, _OTHER = RowId(-1), RowId(-2)
@@ -79,5 +80,9 @@ def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int)
     hidden = model.forward(Batch.prefill([0] * tokens, offset, _ROW), caches)
     if shape.width == 1:
         mx.eval(model.logits(hidden))
+        if isinstance(model, CompiledModel) and shape.slots > 1:
+            mx.eval(caches.state())
+            again = Batch.prefill([0] * tokens, offset + tokens, _ROW)
+            mx.eval(model.logits(model.forward_all_slots(again, caches)))
     mx.eval(caches.state())
     return offset + tokens

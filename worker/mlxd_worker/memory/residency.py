@@ -19,6 +19,7 @@ from mlxd_shared.units import format_bytes
 
 PREFIX_TERM = "prefix"
 POOL_TERM = "pool"
+KV_TERM = "kv"
 
 POOL_NBYTES = 32 << 20
 """What MLX keeps of freed buffers for reuse."""
@@ -62,10 +63,21 @@ class WeightsChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A model's weights where those that are stored packed stay so."""
+
+    words_nbytes: int
+    """The packed values."""
+    values: int
+    """Scales, offsets, and all that is not packed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What a model takes, in values (to be multiplied by the bytes of a form)."""
 
     weight_values: int
+    """All weights, unpacked."""
     stored: FloatType
     caches: Held
     """What rows remember, which must fit beside the weights."""
@@ -73,6 +85,8 @@ class Demand:
     """The widest moment of one prefill chunk."""
     logits_values: int
     """Float32 whatever the form."""
+    packed: Packed | None = None
+    """None where no weights are stored packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,8 @@ class ResidencyPlan:
     terms: tuple[Term, ...]
     budget_nbytes: int
     reason: str
+    packed: bool = False
+    """Whether weights that are stored packed stay so; `form` is then what their scales become."""
 
     @property
     def prefix_cache_nbytes(self) -> int:
@@ -130,12 +146,12 @@ def plan_residency(
     """
     useful = min(contexts[0], CONTEXT_USEFUL_TOKENS)
     plans: list[ResidencyPlan] = []
-    for form, reason in _forms(demand_at(contexts[0]).stored, device, choice):
+    for form, packed, reason in _forms(demand_at(contexts[0]), device, choice):
         so_far = f"; {plans[-1].form} would need {_need(plans[-1])}" if plans else ""
         for context in contexts:
-            terms = _terms(demand_at(context), form)
+            terms = _terms(demand_at(context), form, packed=packed)
             terms = _with_prefix(terms, budget_nbytes, prefix_cache_nbytes)
-            plan = ResidencyPlan(form, context, terms, budget_nbytes, reason + so_far)
+            plan = ResidencyPlan(form, context, terms, budget_nbytes, reason + so_far, packed)
             if plan.fits:
                 break
         if plan.fits and plan.context_length >= useful:
@@ -159,17 +175,20 @@ def activation_values(*, chunk_tokens: int, span: int, heads: int, per_token: in
 
 
 def _forms(
-    stored: FloatType, device: DeviceKind, choice: WeightsChoice
-) -> tuple[tuple[FloatType, str], ...]:
-    """Return the forms to consider, fastest first, and why each would be taken."""
-    as_stored = (stored, f"{stored}, as stored")
+    demand: Demand, device: DeviceKind, choice: WeightsChoice
+) -> tuple[tuple[FloatType, bool, str], ...]:
+    """Return the forms to consider, fastest first: whether packed, and why it would be taken."""
+    stored, packed = demand.stored, demand.packed is not None
+    as_stored = (stored, packed, f"{'packed' if packed else stored}, as stored")
+    if choice is WeightsChoice.STORED:
+        return ((stored, packed, f"{as_stored[2]}, because the user chose {choice}"),)
     if choice is not WeightsChoice.AUTO:
-        form = stored if choice is WeightsChoice.STORED else FloatType(choice.upper())
-        return ((form, f"{form} because the user chose {choice}"),)
+        form = FloatType(choice.upper())
+        return ((form, False, f"{form} because the user chose {choice}"),)
     if device is not DeviceKind.CPU:
         return (as_stored,)
-    fastest = (FloatType.F32, "F32, the fastest form on a CPU")
-    return (fastest,) if stored is FloatType.F32 else (fastest, as_stored)
+    fastest = (FloatType.F32, False, "F32, the fastest form on a CPU")
+    return (fastest,) if stored is FloatType.F32 and not packed else (fastest, as_stored)
 
 
 def _need(plan: ResidencyPlan) -> str:
@@ -177,10 +196,13 @@ def _need(plan: ResidencyPlan) -> str:
     return f"{need} of {have} for {plan.context_length} tokens"
 
 
-def _terms(demand: Demand, form: FloatType) -> tuple[Term, ...]:
+def _terms(demand: Demand, form: FloatType, *, packed: bool) -> tuple[Term, ...]:
+    weights_nbytes = demand.weight_values * form.nbytes
+    if packed and demand.packed is not None:
+        weights_nbytes = demand.packed.words_nbytes + demand.packed.values * form.nbytes
     return (
-        Term("weights", demand.weight_values * form.nbytes),
-        Term("kv", demand.caches.nbytes(form.nbytes)),
+        Term("weights", weights_nbytes),
+        Term(KV_TERM, demand.caches.nbytes(form.nbytes)),
         Term("activations", demand.activation_values * form.nbytes),
         Term("logits", demand.logits_values * FloatType.F32.nbytes),
         Term(POOL_TERM, POOL_NBYTES),

@@ -13,6 +13,8 @@ import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.linear import Projection
+from mlxd_worker.models.packing import Packing
 
 Config = TypeVar("Config")
 
@@ -28,6 +30,10 @@ class TensorSpec:
     """An optional tensor that must equal another one (a tied head that was stored all the same)."""
     other_shape: tuple[int, ...] | None = None
     """A second layout in which checkpoints store it; `Weights.shape` tells which it is."""
+    packing: Packing | None = None
+    """How its rows are packed, where the checkpoint stores scales beside it."""
+    packed: bool = False
+    """Whether it holds packed words, rather than numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,16 @@ class Weights(Protocol):
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
         """Return tensors joined along their first axis, evaluated; the parts are dropped."""
+        ...
+
+    def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
+        """Return linears over one input as one, their outputs in this order.
+
+        A stem is a weight's name without `.weight`. They stay packed where the plan keeps that.
+
+        Raises:
+            InvalidModel: some of them are stored packed and others are not.
+        """
         ...
 
 

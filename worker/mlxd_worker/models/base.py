@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.cache.plan import PassCaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class Model(Protocol):
             for geometry in self.attention
         ]
 
-    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
 
         Row i's token j is hidden row `i * width + j`. The caller evaluates the result together with
-        `caches.state()` (prefill: that alone) before the next call.
+        the caches' state (prefill: that alone) before the next call.
         """
         ...
 

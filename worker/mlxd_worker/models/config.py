@@ -15,6 +15,7 @@ from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, CONTEXT_LENGTH_LIMIT, CONT
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
+from mlxd_worker.models.packing import Packing, parse_packing
 from mlxd_worker.models.rope import RopeConfig, parse_rope
 from mlxd_worker.models.windows import Windows, mistral_windows, refuse_sliding
 
@@ -68,6 +69,8 @@ class DecoderConfig:
     mlp_bias: bool
     windows: Windows
     """One entry a layer."""
+    packing: Packing | None = None
+    """How the weights are packed, where they are."""
 
 
 def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
@@ -127,6 +130,7 @@ def parse_decoder(fields: Fields) -> DecoderConfig:
         output_bias=biased,
         mlp_bias=fields.flag("mlp_bias", default=False),
         windows=(None,) * layers,
+        packing=parse_packing(fields),
     )
 
 
@@ -140,9 +144,6 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    for key in ("quantization", "quantization_config"):
-        if fields.has(key):
-            raise fields.error(key, "quantised weights are not supported by this version")
     activation = fields.values.get("hidden_act", "silu")
     if activation != "silu":
         raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")

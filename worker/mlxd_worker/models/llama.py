@@ -8,6 +8,7 @@ Invariants:
   (CUDA), the step is compiled around `forward`, not in here.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +17,16 @@ import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.plan import StepPlan
-from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.plan import PassCaches, StepPlan
+from mlxd_worker.kernels.decode_attention import serves
+from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
+from mlxd_worker.models.fused import added, gated, logits_of, normed_times
+from mlxd_worker.models.linear import Projection, named_arrays
+from mlxd_worker.models.packing import Packing
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -30,30 +36,15 @@ _GATED = ("mlp.gate_proj", "mlp.up_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """`x W^T + b` on flat rows."""
-
-    weight: mx.array
-    """[outputs, inputs]."""
-    bias: mx.array | None
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """Map [M, inputs] to [M, outputs]."""
-        if self.bias is None:
-            return rows @ self.weight.T
-        return mx.addmm(self.bias, rows, self.weight.T)
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer's weights."""
 
     attention_norm: mx.array
-    qkv: Linear
-    output: Linear
+    qkv: Projection
+    output: Projection
     mlp_norm: mx.array
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
 
 class LlamaModel(Model):
@@ -62,13 +53,19 @@ class LlamaModel(Model):
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Take all weights; nothing else keeps them."""
         self.config = config
-        self._embedding = weights.take(EMBEDDING)
+        self._embedding = weights.linear([_stem(EMBEDDING)])
         self._layers = tuple(_take_layer(config, weights, index) for index in range(config.layers))
         self._final_norm = weights.take(FINAL_NORM)
-        self._head = self._embedding if config.tied_head else weights.take(HEAD)
+        self._head = self._embedding if config.tied_head else weights.linear([_stem(HEAD)])
         self._scale = config.head_dim**-0.5
         periods = config.rope.periods(config.head_dim)
         self._rope_periods = None if periods is None else mx.array(periods, dtype=mx.float32)
+        self._decodes_in_place = not config.rope.interleaved and serves(
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=self._embedding.dtype,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +91,7 @@ class LlamaModel(Model):
             for window in config.windows
         )
 
-    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         plan = caches.plan(
             batch.rows,
@@ -103,21 +100,22 @@ class LlamaModel(Model):
             width=batch.width,
             dtype=self.dtype,
         )
-        rows = self._embedding[batch.tokens.reshape(-1)]
+        rows = self._embedding.lookup(batch.tokens.reshape(-1))
         for layer, cache in zip(self._layers, caches.layers, strict=True):
-            rows = rows + self._attend(layer, rows, as_attention(cache), plan, batch.offsets)
-            rows = rows + self._feed_forward(layer, rows)
+            read = self._attend(layer, rows, as_attention(cache), plan, batch.offsets)
+            rows = added(rows, read, layer.output)
+            rows = added(rows, self._gated(layer, rows), layer.down)
         return mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
-        return (hidden @ self._head.T).astype(mx.float32)
+        return logits_of(hidden, self._head)
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {EMBEDDING: self._embedding, FINAL_NORM: self._final_norm}
+        named = {FINAL_NORM: self._final_norm} | named_arrays(_stem(EMBEDDING), self._embedding)
         if not self.config.tied_head:
-            named[HEAD] = self._head
+            named |= named_arrays(_stem(HEAD), self._head)
         if self._rope_periods is not None:
             named["rope_periods"] = self._rope_periods
         for index, layer in enumerate(self._layers):
@@ -127,11 +125,15 @@ class LlamaModel(Model):
     def _attend(
         self, layer: Layer, rows: mx.array, cache: AttentionCache, plan: StepPlan, offsets: mx.array
     ) -> mx.array:
+        """Return what the rows read, before the output projection."""
         config = self.config
-        normed = mx.fast.rms_norm(rows, layer.attention_norm, config.norm_eps)
+        norm = Norm(layer.attention_norm, config.norm_eps)
+        joined = normed_times(rows, norm, layer.qkv)
+        if plan.in_place and isinstance(cache, KVCache) and self._decodes_in_place:
+            periods = plan.shared(("periods",), self._periods)
+            return cache.attend_joined(joined, periods, plan, heads=config.heads, scale=self._scale)
         heads = config.heads + 2 * config.kv_heads
-        joined = layer.qkv(normed).reshape(-1, plan.width, heads, config.head_dim)
-        joined = joined.transpose(0, 2, 1, 3)
+        joined = joined.reshape(-1, plan.width, heads, config.head_dim).transpose(0, 2, 1, 3)
         # Queries and keys rotate alike: one call for both.
         rotating = config.heads + config.kv_heads
         rotated = mx.fast.rope(
@@ -150,13 +152,20 @@ class LlamaModel(Model):
             plan,
             scale=self._scale,
         )
-        return layer.output(read.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1))
+        return read.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1)
 
-    def _feed_forward(self, layer: Layer, rows: mx.array) -> mx.array:
-        normed = mx.fast.rms_norm(rows, layer.mlp_norm, self.config.norm_eps)
-        both = layer.gate_up(normed)
-        gate, up = both[:, : self.config.mlp], both[:, self.config.mlp :]
-        return layer.down(gate * mx.sigmoid(gate) * up)
+    def _gated(self, layer: Layer, rows: mx.array) -> mx.array:
+        norm = Norm(layer.mlp_norm, self.config.norm_eps)
+        return gated(rows, norm, layer.gate_up, width=self.config.mlp)
+
+    def _periods(self) -> mx.array:
+        """Return by how many positions each pair of a head turns by one radian."""
+        config = self.config
+        periods = self._rope_periods
+        if periods is None:
+            steps = mx.arange(0, config.head_dim, 2, dtype=mx.float32)
+            periods = mx.exp(steps * (math.log(config.rope.base) / config.head_dim))
+        return periods / config.rope.position_scale
 
 
 def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
@@ -172,13 +181,15 @@ def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
         "mlp.up_proj": (config.mlp, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, config.mlp, config.mlp_bias),
     }
-    head = TensorSpec(
+    head = _weight(
+        config,
         HEAD,
         (config.vocab, hidden),
         required=not config.tied_head,
         copy_of=EMBEDDING if config.tied_head else None,
     )
-    specs = [TensorSpec(EMBEDDING, (config.vocab, hidden)), TensorSpec(FINAL_NORM, (hidden,)), head]
+    embedding = _weight(config, EMBEDDING, (config.vocab, hidden))
+    specs = [embedding, TensorSpec(FINAL_NORM, (hidden,)), head]
     for index in range(config.layers):
         prefix = f"model.layers.{index}."
         specs += [
@@ -186,13 +197,29 @@ def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
             for norm in ("input_layernorm", "post_attention_layernorm")
         ]
         for name, (outputs, inputs, has_bias) in shapes.items():
-            specs.append(TensorSpec(f"{prefix}{name}.weight", (outputs, inputs)))
+            specs.append(_weight(config, f"{prefix}{name}.weight", (outputs, inputs)))
             if has_bias:
                 specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
         # Old checkpoints store the rotary table, which follows from the config.
         table = f"{prefix}self_attn.rotary_emb.inv_freq"
         specs.append(TensorSpec(table, (config.head_dim // 2,), required=False))
     return tuple(specs)
+
+
+def _weight(
+    config: DecoderConfig,
+    name: str,
+    shape: tuple[int, int],
+    *,
+    required: bool = True,
+    copy_of: str | None = None,
+) -> TensorSpec:
+    """Return the spec of a weight that may be packed as the config says."""
+    packing: Packing | None = config.packing
+    suited = packing is not None and packing.suits(shape[1])
+    return TensorSpec(
+        name, shape, required=required, copy_of=copy_of, packing=packing if suited else None
+    )
 
 
 def llama_footprint(config: DecoderConfig) -> Footprint:
@@ -219,13 +246,8 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
 def _take_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
     prefix = f"model.layers.{index}."
 
-    def linear(*names: str, has_bias: bool) -> Linear:
-        return Linear(
-            weight=weights.take_stacked([f"{prefix}{name}.weight" for name in names]),
-            bias=weights.take_stacked([f"{prefix}{name}.bias" for name in names])
-            if has_bias
-            else None,
-        )
+    def linear(*names: str, has_bias: bool) -> Projection:
+        return weights.linear([prefix + name for name in names], has_bias=has_bias)
 
     return Layer(
         attention_norm=weights.take(f"{prefix}input_layernorm.weight"),
@@ -246,10 +268,12 @@ def _arrays(layer: Layer) -> Mapping[str, mx.array]:
         ("down", layer.down),
     )
     for name, linear in linears:
-        named[f"{name}.weight"] = linear.weight
-        if linear.bias is not None:
-            named[f"{name}.bias"] = linear.bias
+        named |= named_arrays(name, linear)
     return named
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 LLAMA = Architecture(

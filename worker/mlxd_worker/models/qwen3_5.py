@@ -18,9 +18,8 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache
-from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.delta_mixer import (
@@ -30,7 +29,8 @@ from mlxd_worker.models.delta_mixer import (
     stored_by_mlx,
     take_delta,
 )
-from mlxd_worker.models.llama import EMBEDDING, FINAL_NORM, HEAD, Linear
+from mlxd_worker.models.linear import Linear
+from mlxd_worker.models.llama import EMBEDDING, FINAL_NORM, HEAD
 from mlxd_worker.models.qwen3_5_config import HybridConfig, parse_qwen3_5
 from mlxd_worker.models.qwen3_5_tensors import DELTA, qwen3_5_footprint, qwen3_5_tensors
 
@@ -113,7 +113,7 @@ class Qwen35Model(Model):
             for geometry in self.attention
         ]
 
-    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         plan = caches.plan(
             batch.rows,

@@ -20,6 +20,7 @@ from mlxd_worker.models.config import (
     parse_decoder,
 )
 from mlxd_worker.models.fields import Fields
+from mlxd_worker.models.packing import refuse_packing
 from mlxd_worker.models.windows import FULL
 
 LINEAR: Final = "linear_attention"
@@ -106,6 +107,7 @@ def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
+    refuse_packing(fields)
     for key in _OTHER_MODELS:
         if fields.has(key):
             raise fields.error(key, "a model nested in another's config is not supported")

@@ -1,0 +1,32 @@
+"""Whether kernels of our own can run here, and what they have in common.
+
+Invariants:
+- A kernel is an alternative to operations that exist: who uses one has them for all other cases.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import mlx.core as mx
+
+Kernel = Callable[..., list[mx.array]]
+"""What MLX makes of a source: called with inputs, shapes and grid, it gives the outputs, lazy."""
+
+HALVES = (mx.bfloat16, mx.float16)
+"""What the kernels compute with; sums are float32."""
+
+WIDEN = """
+template <typename T>
+__device__ __forceinline__ void widen(const uint4& packed, float (&values)[8]) {
+  const T* halves = reinterpret_cast<const T*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(halves[i]);
+}
+"""
+"""Eight halves, as one thread loads them, to float."""
+
+
+@cache
+def runs_cuda() -> bool:
+    """Return whether this process computes on a CUDA device by default."""
+    return bool(mx.cuda.is_available()) and mx.default_device() != mx.Device(mx.cpu)

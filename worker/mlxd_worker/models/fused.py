@@ -1,0 +1,67 @@
+"""A layer's products with what stands before and after them, in as few operations as there are.
+
+Invariants:
+- Each function says what it computes in MLX's own operations; a kernel that does the same is used
+  where it serves.
+"""
+
+import mlx.core as mx
+
+from mlxd_worker.kernels.device import runs_cuda
+from mlxd_worker.kernels.vector import Norm, row_times
+from mlxd_worker.kernels.vector import serves as served_by_row
+from mlxd_worker.machine.lanes import side_by_side
+from mlxd_worker.models.linear import Linear, Projection
+
+
+def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array:
+    """Return the projection of the normalised rows."""
+    plain = _plain(projection)
+    if plain is not None and served_by_row(rows, plain, norm):
+        return row_times(rows, plain, norm=norm)
+    return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+
+
+def added(residual: mx.array, rows: mx.array, projection: Projection) -> mx.array:
+    """Return `residual` + the projection of `rows`."""
+    plain = _plain(projection)
+    if plain is not None and served_by_row(rows, plain):
+        return row_times(rows, plain, residual=residual)
+    if plain is not None and runs_cuda():
+        return mx.addmm(residual, rows, plain.T)
+    return residual + projection(rows)
+
+
+def gated(rows: mx.array, norm: Norm, gate_up: Projection, *, width: int) -> mx.array:
+    """Return `silu(g) * u`, g and u being the halves of the normalised rows' projection."""
+    plain = _plain(gate_up)
+    if plain is not None and served_by_row(rows, plain, norm):
+        return row_times(rows, plain, norm=norm, gated=True)
+    both = gate_up(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+    return gated_halves(both, width=width)
+
+
+def gated_halves(both: mx.array, *, width: int) -> mx.array:
+    """Return `silu(g) * u` where g and u are the halves, of `width`, of each row."""
+
+    def activated(part: slice) -> mx.array:
+        gate, up = both[part, :width], both[part, width:]
+        return gate * mx.sigmoid(gate) * up
+
+    count = both.shape[0]
+    return side_by_side(activated, count=count, values=count * width, axis=0)
+
+
+def logits_of(hidden: mx.array, head: Projection) -> mx.array:
+    """Return the head's products as float32."""
+    plain = _plain(head)
+    if plain is not None and served_by_row(hidden, plain):
+        return row_times(hidden, plain, wide=True)
+    return head(hidden).astype(mx.float32)
+
+
+def _plain(projection: Projection) -> mx.array | None:
+    """Return the matrix of a projection that is nothing else."""
+    if isinstance(projection, Linear) and projection.bias is None:
+        return projection.weight
+    return None

@@ -1,0 +1,89 @@
+"""Weights that MLX has packed: integers of a few bits, and a scale and an offset for each group.
+
+Invariants:
+- A packed value is `word's bits x scale + bias`, scale and bias shared by `group_size` values along
+  a row (MLX's affine mode). Any other mode, and settings for single tensors, are refused by name.
+- No arrays and no MLX: the same facts serve the fit before any weight is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxd_worker.models.fields import Fields
+
+WORD_DTYPE = "U32"
+"""What packed values are stored as, in the headers' word."""
+
+WORD_BITS = 32
+GROUP_SIZES = (32, 64, 128)
+BITS = (2, 3, 4, 5, 6, 8)
+
+_KEY = "quantization"
+_COPY = "quantization_config"
+"""Where newer writers say the same again, and other libraries something else."""
+
+_AFFINE = "affine"
+_KNOWN = frozenset({"group_size", "bits", "mode"})
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How many bits a value takes and how many values share a scale."""
+
+    group_size: int
+    bits: int
+
+    def suits(self, inputs: int) -> bool:
+        """Tell whether rows of so many values can be packed like this."""
+        return inputs % self.group_size == 0
+
+    def words(self, inputs: int) -> int:
+        """Return how many words hold a row of `inputs` values."""
+        return inputs * self.bits // WORD_BITS
+
+    def groups(self, inputs: int) -> int:
+        """Return how many scales, and as many offsets, a row of `inputs` values has."""
+        return inputs // self.group_size
+
+
+def parse_packing(fields: Fields) -> Packing | None:
+    """Return how the checkpoint's weights are packed; None where it does not say that they are.
+
+    Raises:
+        InvalidModel: a setting that is not supported; names it.
+    """
+    if not fields.has(_KEY):
+        refuse_packing(fields)
+        return None
+    stated = fields.values[_KEY]
+    if not isinstance(stated, Mapping):
+        raise fields.error(_KEY, f"{stated!r} is not an object")
+    if fields.has(_COPY) and fields.values[_COPY] != stated:
+        raise fields.error(_COPY, f"contradicts {_KEY}")
+    own = Fields(stated, f"{fields.prefix}{_KEY}.")
+    for key in stated:
+        if key not in _KNOWN:
+            raise own.error(key, "a setting of its own for one tensor is not supported")
+    if stated.get("mode", _AFFINE) != _AFFINE:
+        raise own.error("mode", f"{stated['mode']!r} is not supported, only {_AFFINE!r}")
+    return Packing(
+        group_size=_one_of(own, "group_size", GROUP_SIZES), bits=_one_of(own, "bits", BITS)
+    )
+
+
+def refuse_packing(fields: Fields) -> None:
+    """Refuse a config whose weights are packed in whatever way.
+
+    Raises:
+        InvalidModel: they are.
+    """
+    for key in (_KEY, _COPY):
+        if fields.has(key):
+            raise fields.error(key, "these quantised weights are not supported")
+
+
+def _one_of(fields: Fields, key: str, allowed: tuple[int, ...]) -> int:
+    value = fields.integer(key, low=allowed[0], high=allowed[-1])
+    if value not in allowed:
+        raise fields.error(key, f"{value} is none of {', '.join(map(str, allowed))}")
+    return value
