@@ -39,6 +39,9 @@ TOKEN_WIDE: Final = -3
 SUPPORT_WIDTHS: Final = (64, 256, 1024)
 """Widths of a reduced support: few shapes are in use; above the last, all of V is sorted."""
 
+SLICE_VALUES: Final = 1 << 19
+"""How many logits are sampled from at once on a CPU; a row has as many as it has."""
+
 _MASK_64: Final = (1 << 64) - 1
 _GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 
@@ -125,8 +128,11 @@ def sample(logits: mx.array, draws: Sequence[Draw], *, hopeful: bool = False) ->
     groups: dict[str, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_path_of(draw.sampling, vocab_size, hopeful=hopeful), []).append(row)
-    chosen = [_sample_group(path, allowed, draws, rows) for path, rows in groups.items()]
-    tokens = chosen[0] if len(chosen) == 1 else _interleave(chosen, list(groups.values()))
+    parts = [
+        (path, some) for path, rows in groups.items() for some in _slices(path, rows, vocab_size)
+    ]
+    chosen = [_sample_group(path, allowed, draws, rows) for path, rows in parts]
+    tokens = chosen[0] if len(parts) == 1 else _interleave(chosen, [rows for _, rows in parts])
     if allowed is not logits:
         tokens = mx.where(mx.max(allowed, axis=-1) > -mx.inf, tokens, TOKEN_NONE)
     best = mx.max(logits, axis=-1)
@@ -186,6 +192,14 @@ def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
     if not _has_top_p(sampling):
         return "flat"
     return "nucleus" if hopeful and vocab_size > SUPPORT_WIDTHS[-1] else "sorted"
+
+
+def _slices(path: str, rows: Sequence[int], vocab_size: int) -> list[Sequence[int]]:
+    """Cut a group's rows so that what is made up for one slice stays small, and near the CPU."""
+    if path == "greedy" or mx.default_device() != mx.Device(mx.cpu):  # one large call is cheapest
+        return [rows]
+    width = max(SLICE_VALUES // vocab_size, 1)
+    return [rows[start : start + width] for start in range(0, len(rows), width)]
 
 
 def _sample_group(
