@@ -36,6 +36,7 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 KEEPALIVE_PING_INTERVAL_MIN_MS = 10_000
 RECONNECT_BACKOFF_MIN_MS = 100
 RECONNECT_BACKOFF_MAX_MS = 500
+CONNECT_TIMEOUT_MS = 10_000
 HANDSHAKE_TIMEOUT_MS = 10_000
 
 # --- who may call -----------------------------------------------------------------------------

@@ -28,11 +28,12 @@ SERVER_OPTIONS: Options = (
     ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),
 )
 
-# A worker that restarts must be reached at once: the default back-off costs seconds.
+# A worker that restarts must be reached at once: the default back-off costs seconds. Despite its
+# name the "min" one is no back-off: gRPC gives each attempt to connect, handshakes and all, so long.
 CHANNEL_OPTIONS: Options = (
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
-    ("grpc.min_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
+    ("grpc.min_reconnect_backoff_ms", config.CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),
 )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
@@ -139,3 +141,55 @@ async def test_only_loopback_unless_asked() -> None:
     assert listen(server, parse_address("0.0.0.0:0"), anywhere=True).startswith("0.0.0.0:")
     await server.start()
     await server.stop(None)
+
+
+class SlowRelay:
+    """Passes bytes on to a server, but holds back what it first says for a while."""
+
+    def __init__(self, port: int, *, hold_s: float) -> None:
+        self._port = port
+        self._hold_s = hold_s
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end."""
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        may_speak = asyncio.Event()
+        asyncio.get_running_loop().call_later(self._hold_s, may_speak.set)
+
+        async def answer() -> None:
+            await may_speak.wait()
+            await pump(from_server, writer)
+
+        await asyncio.gather(pump(reader, to_server), answer())
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy until either side ends."""
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_slow_to_answer_is_waited_for() -> None:
+    """A busy or far server needs longer than one back-off for its part of the handshake."""
+    health_of = Health()
+    await health_of.set("", serving=True)
+    server = make_server(health_of, ())
+    target = listen(server, parse_address("127.0.0.1:0"))
+    await server.start()
+    hold_s = 4 * config.RECONNECT_BACKOFF_MIN_MS / 1000
+    slow = SlowRelay(int(target.rpartition(":")[2]), hold_s=hold_s)
+    relay = await asyncio.start_server(slow.relay, "127.0.0.1", 0)
+    port = relay.sockets[0].getsockname()[1]
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())
+
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    relay.close()
+    await server.stop(None)
+    await relay.wait_closed()
