@@ -54,6 +54,8 @@ async def test_no_server_is_its_own_code() -> None:
         (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
         (("serve", "--reserve", "100%"), "a share from 0% to 99%"),
         (("serve", "--memory-limit", "much"), "'much' is not a size"),
+        (("serve", "--waiting-max", "65537"), "65537 is not in the range"),
+        (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
     ],
 )
 async def test_bad_usage_is_its_own_code(arguments: tuple[str, ...], problem: str) -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -142,7 +143,7 @@ async def observe(address: str, ended: asyncio.Event) -> Observed:
     seen = Observed()
     async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
         status = status_pb2_grpc.StatusServiceStub(channel)
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         while not ended.is_set():
             begin_s = time.monotonic()
             await health.Check(health_pb2.HealthCheckRequest())
