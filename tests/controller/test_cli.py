@@ -54,7 +54,7 @@ async def test_no_server_is_its_own_code() -> None:
         (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
         (("serve", "--reserve", "100%"), "a share from 0% to 99%"),
         (("serve", "--memory-limit", "much"), "'much' is not a size"),
-        (("serve", "--waiting-max", "65537"), "65537 is not in the range"),
+        (("serve", "--waiting-max", "65537"), "less than or equal to 65536"),
         (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
     ],
 )
