@@ -13,8 +13,16 @@ from mlxd_shared.requests import FinishReason, Sampling
 from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
-from mlxd_worker.engine.request import Event, Failed, Finished, StreamId, Submit
+from mlxd_worker.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    PositionLogprobs,
+    StreamId,
+    Submit,
+)
 from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer
@@ -38,6 +46,19 @@ class Collected:
     def ids(self) -> list[int]:
         """All token ids, in order."""
         return [i for event in self.events if not isinstance(event, Failed) for i in event.ids]
+
+    @property
+    def drawn(self) -> list[int]:
+        """All token ids, and the one that ended the stream and is not part of its output."""
+        last = self.events[-1] if self.events else None
+        ending = last.stop_token_id if isinstance(last, Finished) else None
+        return self.ids if ending is None else [*self.ids, ending]
+
+    @property
+    def logprobs(self) -> list[PositionLogprobs]:
+        """All log-probabilities, in order."""
+        events = [event for event in self.events if not isinstance(event, Failed)]
+        return [told for event in events for told in event.logprobs]
 
     @property
     def text(self) -> str:
@@ -125,8 +146,33 @@ def tiny_engine(
     `prefix_nbytes`: what snapshots of former prompts may take; by default none are kept.
     """
     model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
+    return engine_on(
+        model,
+        load_tokenizer(folder),
+        rows_max=rows_max,
+        context_length=context_length,
+        waiting_max=waiting_max,
+        chunk=chunk,
+        clock=clock,
+        make_decoder=make_decoder,
+        prefix_nbytes=prefix_nbytes,
+    )
+
+
+def engine_on(
+    model: Model,
+    tokenizer: Tokenizer,
+    *,
+    rows_max: int,
+    context_length: int,
+    waiting_max: int = 64,
+    chunk: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+    make_decoder: MakeDecoder | None = None,
+    prefix_nbytes: int = 0,
+) -> TinyEngine:
+    """Return an engine with caches of its own on a model that others may use, too."""
     caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
-    tokenizer = load_tokenizer(folder)
     limits = Limits(
         context_length=context_length,
         rows_max=rows_max,
