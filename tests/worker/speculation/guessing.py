@@ -107,7 +107,7 @@ def guessing_engine(
     engine = Engine(
         model,
         caches,
-        make_decoder or (lambda skip: tokenizer.detokenizer(skip_special=skip)),
+        make_decoder or (lambda _: tokenizer.detokenizer(skip_special=False)),
         Limits(context_length=context_length, rows_max=rows_max, prefill_chunk_tokens=chunk),
         prefix=prefix,
         speculator=speculator,
