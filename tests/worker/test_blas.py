@@ -13,6 +13,7 @@ import pytest
 from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
 from mlxd_worker.machine.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
+from mlxd_worker.machine.blas_library import SPIN_CYCLES_LOG2, SPIN_VARIABLE
 from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
 from tests.worker.fresh_process import environment, result, run, start
 
@@ -225,6 +226,19 @@ def test_a_malformed_thread_count_is_an_error(word: str) -> None:
 def test_threads_are_as_asked(cache: Path, variables: dict[str, str], threads: int) -> None:
     """The thread count reported is the library's own answer, and it is what was asked for."""
     assert run(REPORT, environment(XDG_CACHE_HOME=cache, **variables))["threads"] == threads
+
+
+@pytest.mark.parametrize(("given", "used"), [("", SPIN_CYCLES_LOG2), ("24", "24")])
+@pytest.mark.usefixtures("bundled")
+def test_idle_threads_sleep_soon_unless_told_otherwise(cache: Path, given: str, used: str) -> None:
+    """How long idle threads spin is said before the library is loaded; a user's word wins."""
+    variables = environment(XDG_CACHE_HOME=cache)
+    variables.pop(SPIN_VARIABLE, None)
+    if given:
+        variables[SPIN_VARIABLE] = given
+    ask = f"import os\nprint(json.dumps(os.environ[{SPIN_VARIABLE!r}]))\n"
+
+    assert run(REPORT + ask, variables) == used
 
 
 def test_later_calls_return_the_first_report() -> None:

@@ -12,9 +12,14 @@ import mlx.core as mx
 
 from mlxd_shared import config
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.machine.lanes import side_by_side
 
 CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
 """Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
+
+BLOCK_QUERIES = 128
+"""Queries attended at once where shapes may be any: each block reads only what its last one sees,
+and its scores stay in a core's cache (512 of 512: 168 ms for 8 layers, 314 at once)."""
 
 
 def members(array: mx.array, group: Group) -> mx.array:
@@ -60,13 +65,16 @@ def attend_slots(
     kv_heads, span = keys.shape[1], keys.shape[2]
     shared = heads // kv_heads
     folded = mx.broadcast_to(mask[:, :, None], (slots, 1, shared, width, span))
-    result = mx.fast.scaled_dot_product_attention(
-        queries.reshape(slots, kv_heads, shared * width, head_dim),
-        keys,
-        values,
-        scale=scale,
-        mask=folded.reshape(slots, 1, shared * width, span),
-    )
+    folded = folded.reshape(slots, 1, shared * width, span)
+    asked = queries.reshape(slots, kv_heads, shared * width, head_dim)
+
+    def read(part: slice) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(
+            asked[part], keys[part], values[part], scale=scale, mask=folded[part]
+        )
+
+    scores = slots * heads * width * span
+    result = side_by_side(read, count=slots, values=scores, axis=0)
     return result.reshape(slots, heads, width, head_dim)
 
 
@@ -78,13 +86,35 @@ def attend_chunk(
     Keys and values are `[1, kv_heads, capacity, head_dim]`, the queries' own among them.
     """
     width = queries.shape[2]
-    return mx.fast.scaled_dot_product_attention(
-        queries,
-        keys[:, :, :length],
-        values[:, :, :length],
-        scale=scale,
-        mask="causal" if width > 1 else None,
+    if width == 1:
+        seen_keys, seen_values = keys[:, :, :length], values[:, :, :length]
+        return mx.fast.scaled_dot_product_attention(queries, seen_keys, seen_values, scale=scale)
+    asked, parts = queries * scale, []
+    for first in range(0, width, BLOCK_QUERIES):
+        block = asked[:, :, first : first + BLOCK_QUERIES]
+        seen = length - width + first + block.shape[2]
+        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen]))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _attend_block(asked: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+    """Return what the last positions' scaled queries read, in single steps: a CPU fuses none.
+
+    The exponentials go side by side; the products, which use all cores by themselves, do not.
+    """
+    _, heads, count, head_dim = asked.shape
+    kv_heads, seen = keys.shape[1:3]
+    folded = (1, kv_heads, heads // kv_heads * count, -1)
+    scores = (asked.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
+    later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
+    scores = scores + additive(later, scores.dtype)
+    weights = side_by_side(
+        lambda part: mx.softmax(scores[:, part], axis=-1, precise=True),
+        count=heads,
+        values=scores.size,
+        axis=1,
     )
+    return (weights.reshape(folded) @ values).reshape(1, heads, count, head_dim)
 
 
 def attend_row(

@@ -14,6 +14,12 @@ PROBE_SYMBOL: Final = "cblas_sgemm"
 _ROW_MAJOR: Final = 101
 _AS_IS: Final = 111
 
+SPIN_VARIABLE: Final = "OPENBLAS_THREAD_TIMEOUT"
+"""Read by OpenBLAS once, as it is loaded."""
+SPIN_CYCLES_LOG2: Final = "18"
+"""Idle threads look out for work for 0.1 ms, which is from one product of a layer to the next, then
+sleep. By default it is 2^26 cycles, 30 ms: all of a step, so that nothing else gets their cores."""
+
 
 class BlasError(Exception):
     """Why one BLAS cannot be used here, in words for the log."""
@@ -67,6 +73,7 @@ def open_blas(library: str, *, threads: int, reason: str) -> BlasReport:
     """
     if (holder := symbol_origin(PROBE_SYMBOL)) is not None:
         raise BlasError(f"{holder} holds {PROBE_SYMBOL} already")
+    os.environ.setdefault(SPIN_VARIABLE, SPIN_CYCLES_LOG2)
     blas = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
     path = symbol_origin(PROBE_SYMBOL)
     if path is None:
