@@ -145,6 +145,16 @@ def test_a_short_prompt_waits_for_no_long_one(
     assert long.events == []
 
 
+def test_a_long_prompt_that_has_waited_goes_before_a_short_one(folder: Path, clock: Clock) -> None:
+    """Ten times as long, but waiting for a hundred times as long."""
+    tiny = tiny_engine(folder, clock=clock, chunk=CHUNK)
+    now_s = clock.now_s
+    _, short = tiny.submit(prompt_of(1, 40), max_tokens=1, submitted_s=now_s - 0.1)
+    _, long = tiny.submit(prompt_of(2, 6 * CHUNK + 1), max_tokens=1, submitted_s=now_s - 10.0)
+
+    assert order_of_first(tiny, [short, long]) == [1, 0]
+
+
 def test_short_prompts_do_not_keep_a_long_one_waiting_for_ever(folder: Path, clock: Clock) -> None:
     """A long prompt has every ninth chunk at least, however many short ones come."""
     tiny = tiny_engine(folder, clock=clock, rows_max=2, chunk=CHUNK)

@@ -3,9 +3,10 @@
 Invariants:
 - A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several, each in
   a pass of its own: a batch of passes would pad, and costs as much on a CPU.
-- Rows go by priority, then by how little is left, then by deadline and age: so few wait for many,
-  and a prompt that is known but for a few tokens waits for nobody's long one. The oldest row is
-  passed over no more often than in the waiting queue (`Turns`).
+- Rows go by priority, then by what is left to evaluate over how long they have waited, then by
+  deadline and age. So few tokens do not wait for many, a prompt that is known but for a few waits
+  for nobody's long one, and a long one's turn comes nearer while it waits. In any case the oldest
+  row is passed over no more often than in the waiting queue (`Turns`).
 - A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
   there by then. While another one evaluates what both begin with, it waits for that.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from mlxd_shared.logs import get_logger
@@ -28,6 +30,9 @@ from mlxd_worker.models.base import Model
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""
+
+WAITED_MIN_S: Final = 1e-3
+"""A row counts as having waited at least so long."""
 
 _log = get_logger("engine")
 
@@ -62,7 +67,7 @@ class Prefill:
             able = [row for row in waiting if row.begun or not self._shares(row, rows)]
             if not able:
                 return
-            row = self._turns.first_of(able, rank=self._rank)
+            row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
             self.begin(row)
             if not row.decoding and not self._advance(row):
                 return
@@ -105,10 +110,13 @@ class Prefill:
         self._pacer.prefilled(tokens, self._clock() - started_s)
         return True
 
-    def _rank(self, row: Row) -> tuple[float, ...]:
-        deadline_s = row.request.deadline_s
-        left = row.prefill_left if row.begun else max(row.prefill_left - self._known_of(row), 0)
-        return (-row.request.priority, left, math.inf if deadline_s is None else deadline_s)
+    def _rank(self, row: Row, *, now_s: float) -> tuple[float, ...]:
+        request, left = row.request, row.prefill_left
+        if not row.begun:
+            left = max(left - self._known_of(row), 0)
+        waited_s = max(now_s - request.submitted_s, WAITED_MIN_S)
+        deadline_s = math.inf if request.deadline_s is None else request.deadline_s
+        return (-request.priority, left / waited_s, deadline_s)
 
     def _known_of(self, row: Row) -> int:
         """Return how much of a row's prompt would be found if it began now."""
