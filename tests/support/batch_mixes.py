@@ -134,7 +134,7 @@ def compare(trained: Trained, mix: Mix, tally: Tally) -> None:
 
 def _check_same_end(alone: Collected, sink: Collected, *, left: bool) -> None:
     if sink.ended or not left:
-        assert (sink.drawn, sink.text, sink.reason) == (alone.drawn, alone.text, alone.reason)
+        assert (sink.drawn, sink.text, sink.outcome) == (alone.drawn, alone.text, alone.outcome)
     else:
         assert alone.text.startswith(sink.text)
 

@@ -71,6 +71,12 @@ class Collected:
         return bool(self.events) and isinstance(self.events[-1], Finished | Failed)
 
     @property
+    def outcome(self) -> str:
+        """How the stream ended: why, or what its client is told."""
+        last = self.events[-1]
+        return str(last.error) if isinstance(last, Failed) else self.reason.value
+
+    @property
     def finished(self) -> Finished:
         """The stream's good end."""
         last = self.events[-1]

@@ -52,6 +52,8 @@ class Step:
     """Tokens that would end the stream."""
     min_tokens: int = 0
     """Before this position none of `ends` may be drawn."""
+    mask: bytes | None = None
+    """One bit a token, lowest first, of those that a constraint allows; None for all."""
 
 
 def slack_of(step: Step, tokens: Iterable[int]) -> float:
@@ -176,6 +178,9 @@ def _changed(step: Step) -> Floats:
             logits[token] = value - lowered
     if step.position < step.min_tokens:
         logits[list(step.ends)] = -np.inf
+    if step.mask is not None:
+        bits = np.unpackbits(np.frombuffer(step.mask, dtype=np.uint8), bitorder="little")
+        logits[bits[: logits.size] == 0] = -np.inf
     return logits
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_shared.requests import Sampling
+from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.engine.constraint import Constraint
 from mlxd_worker.engine.request import Submit
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
@@ -43,6 +46,13 @@ SENTENCES = (
 NOUNS = ("cat", "bird", "ball", "tree", "boy", "dog", "cake", "king", "boat", "flower", "bear")
 MIN_TOKENS = (0, 0, 5, 40)
 TOP_LOGPROBS = (None, None, None, 0, 4)
+FORMATS = (
+    ResponseFormat(FormatKind.CHOICE, choices=("yes", "yes, they did", "no", "nobody knows")),
+    ResponseFormat(FormatKind.REGEX, r"(The|A) ([a-z]{2,9} ){3,20}[a-z]+\."),
+    ResponseFormat(FormatKind.JSON_OBJECT),
+)
+FORMATTED = 0.25
+"""The part of all streams that follow one of `FORMATS`; they end with it."""
 STOP_TOKENS = 5
 """How many tokens end a stream that has such."""
 BIASED = (0, 0, 3, 20)
@@ -95,6 +105,7 @@ class Stream:
     stop_token_ids: frozenset[int]
     stop: tuple[str, ...]
     top_logprobs: int | None
+    response_format: ResponseFormat | None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -127,6 +138,7 @@ class Trained:
         self.context_length = self.model.context_max
         self._lengths = lengths
         self._stories = [self._story(seed) for seed in range(STORIES)]
+        self._constraints = Constraints(self.tokenizer, self.model.vocab_size)
         self._alone: dict[int, Collected] = {}
 
     def stream(self, number: int) -> Stream:
@@ -134,6 +146,8 @@ class Trained:
         draws = random.Random(number)
         sampling = {name: draws.choice(values) for name, values in CHOICES.items()}
         stops = STOP_TOKENS if draws.random() < ENDING else 0
+        wanted = draws.choice(FORMATS) if draws.random() < FORMATTED else None
+        ends = wanted is not None or draws.random() < ENDING
         biased = draws.sample(range(self.model.vocab_size), draws.choice(BIASED))
         return Stream(
             prompt=self._prompt(draws),
@@ -144,10 +158,11 @@ class Trained:
             ),
             max_tokens=draws.choice(self._lengths.outputs),
             min_tokens=draws.choice(MIN_TOKENS),
-            eos_ids=frozenset(self.tokenizer.eos_ids if draws.random() < ENDING else ()),
+            eos_ids=frozenset(self.tokenizer.eos_ids if ends else ()),
             stop_token_ids=frozenset(draws.choices(range(self.model.vocab_size), k=stops)),
             stop=draws.choice(STOPS),
             top_logprobs=draws.choice(TOP_LOGPROBS),
+            response_format=wanted,
         )
 
     def alone(self, number: int) -> Collected:
@@ -170,9 +185,31 @@ class Trained:
                 before=(*stream.prompt, *drawn[:position]),
                 ends=stream.ends,
                 min_tokens=stream.min_tokens,
+                mask=mask,
             )
-            for position, logits in enumerate(probe.rows())
+            for position, (logits, mask) in enumerate(
+                zip(probe.rows(), self._masks(stream, drawn), strict=False)
+            )
         ]
+
+    def _masks(self, stream: Stream, drawn: Sequence[int]) -> list[bytes | None]:
+        """Return what the stream's constraint allows at each of its draws."""
+        constraint = self._constraint(stream)
+        if constraint is None:
+            return [None for _ in drawn]
+        matcher = constraint.start()
+        masks: list[bytes | None] = []
+        for token in drawn:
+            masks.append(bytes(matcher.mask()))
+            if token not in stream.ends:
+                matcher.accept(token)
+        return masks
+
+    def _constraint(self, stream: Stream) -> Constraint | None:
+        wanted = stream.response_format
+        if wanted is None:
+            return None
+        return self._constraints.kept(wanted) or self._constraints.compile(wanted)
 
     def engine(
         self,
@@ -206,6 +243,7 @@ class Trained:
             stop_token_ids=stream.stop_token_ids,
             stop=stream.stop,
             top_logprobs=stream.top_logprobs,
+            constraint=self._constraint(stream),
             submitted_s=0.0,
             **given,
         )

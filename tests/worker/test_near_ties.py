@@ -192,7 +192,7 @@ def drawn(logits: NDArray[np.floating[Any]], sampling: Sampling) -> int:
     return int(np.array(sample(mx.array(logits[None].astype(np.float32)), [Draw(sampling, 0)]))[0])
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(12))
 @given(some_logits, samplings, st.randoms(use_true_random=False))
 def test_pushes_within_the_slack_change_nothing(
     logits: list[float], sampling: Sampling, draws: random.Random
@@ -222,7 +222,7 @@ def pushes(step: Step, by: float) -> Iterator[NDArray[np.float64]]:
                 yield step.logits + sign * by * moved
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(12))
 @given(some_logits, samplings)
 def test_pushes_beyond_the_slack_change_the_draw(logits: list[float], sampling: Sampling) -> None:
     """The least slack is no smaller than it must be: moving a token by a little more, and what
