@@ -78,6 +78,7 @@ async def test_load_sends_an_absolute_path_and_its_options(tmp_path: Path) -> No
             "load", "./mine", "--name", "n", "--context", "512", "--rows", "2",
             "--weights", "stored", "--kv-format", "q4", "--prefix-cache", "1.5M",
             "--keep-alive", "5m", "--pin", "--temperature", "0.25",
+            "--xtc-probability", "0.5", "--xtc-threshold", "0.125",
             "--address", fake.address, cwd=tmp_path,
         )  # fmt: skip
         request = only(fake, model_pb2.LoadModelRequest)
@@ -95,7 +96,9 @@ async def test_load_sends_an_absolute_path_and_its_options(tmp_path: Path) -> No
     assert options.kv_format == types_pb2.KV_FORMAT_Q4
     assert options.prefix_cache_bytes == 3 << 19
     assert (options.keep_alive.seconds, options.pinned) == (300, True)
-    assert options.sampling == types_pb2.SamplingOptions(temperature=0.25)
+    assert options.sampling == types_pb2.SamplingOptions(
+        temperature=0.25, xtc_probability=0.5, xtc_threshold=0.125
+    )
 
 
 @pytest.mark.asyncio

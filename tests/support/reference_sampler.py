@@ -32,8 +32,8 @@ def final_distribution(
     """Return each token's probability at one position.
 
     recent: how often each token occurs in the penalties' window. forbidden: ids that cannot be
-    drawn. allowed: the only ids that can, None for all. ends: where xtc would drop one of these ids, it
-    drops nothing.
+    drawn. allowed: the only ids that can, None for all. ends: where xtc would drop one of these
+    ids, it drops nothing.
 
     With xtc it is the mixture of both cases by the chance given; greedy has all on one token.
     """
