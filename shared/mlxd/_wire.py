@@ -29,7 +29,9 @@ from mlxd_shared.convert import (
     sampling_to_pb,
     timestamp_from_pb,
 )
+from mlxd_shared.convert_format import format_to_pb
 from mlxd_shared.errors import FieldViolation, InvalidRequest
+from mlxd_shared.formats import ResponseFormat
 from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 
 Prompt = str | Sequence[int]
@@ -82,6 +84,7 @@ def generate_to_pb(
     min_tokens: int | None,
     logprobs: int | None,
     speculation_depth: int | None,
+    response_format: ResponseFormat | None,
     skip_special_tokens: bool | None,
     priority: int | None,
     keep_alive_s: float | None,
@@ -116,6 +119,7 @@ def generate_to_pb(
         min_tokens=min_tokens,
         logprobs=None if logprobs is None else True,
         top_logprobs=logprobs,
+        response_format=format_to_pb(response_format),
         skip_special_tokens=skip_special_tokens,
         priority=priority,
         keep_alive=None if keep_alive_s is None else duration_to_pb(keep_alive_s),

@@ -39,6 +39,7 @@ from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
 from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
+from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_shared.net import parse_address
 from mlxd_shared.requests import FinishReason, KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
@@ -53,6 +54,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "FitReport",
+    "FormatKind",
     "KVFormat",
     "LoadSpec",
     "LoadUpdate",
@@ -60,6 +62,7 @@ __all__ = [
     "Model",
     "PositionLogprobs",
     "RemoteError",
+    "ResponseFormat",
     "SamplingOptions",
     "Status",
     "Stream",
@@ -117,6 +120,7 @@ class Client:
         min_tokens: int | None = None,
         logprobs: int | None = None,
         speculation_depth: int | None = None,
+        response_format: ResponseFormat | None = None,
         skip_special_tokens: bool | None = None,
         priority: int | None = None,
         keep_alive_s: float | None = None,
@@ -129,7 +133,8 @@ class Client:
         raises BrokenStream where the server does not keep to that. What is None or empty is left
         to the server. `logprobs` asks for each token's log-probability, with that many of the best
         tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
-        nothing but speed; 0 guesses none. An empty `model` is good where exactly one is configured.
+        nothing but speed; 0 guesses none. A complete output matches `response_format`; one that is
+        cut, by its length say, need not. An empty `model` is good where exactly one is configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
@@ -147,6 +152,7 @@ class Client:
             min_tokens=min_tokens,
             logprobs=logprobs,
             speculation_depth=speculation_depth,
+            response_format=response_format,
             skip_special_tokens=skip_special_tokens,
             priority=priority,
             keep_alive_s=keep_alive_s,
@@ -164,6 +170,7 @@ class Client:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
+        response_format: ResponseFormat | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """Return the whole completion; the arguments are those of `generate`."""
@@ -177,6 +184,7 @@ class Client:
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
+            response_format=response_format,
             timeout_s=timeout_s,
         )
         finished: Finished | None = None

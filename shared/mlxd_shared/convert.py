@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.cache_reasons import CacheReason
-from mlxd_shared.convert_format import format_from_pb, format_violations
+from mlxd_shared.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import (
     FinishReason,
@@ -140,6 +140,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         *sampling_violations(sampling, prefix="sampling"),
         *_logprob_violations(pb),
         *format_violations(pb.response_format),
+        *ending_violations(pb),
         *_speculation_violations(pb.speculation),
         *_length_violations(pb),
         *_stop_violations(pb),

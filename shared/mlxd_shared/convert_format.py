@@ -27,13 +27,39 @@ def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
             return None
 
 
+def format_to_pb(wanted: ResponseFormat | None) -> inference_pb2.ResponseFormat | None:
+    """Return the format for the wire; None where there is none."""
+    if wanted is None:
+        return None
+    match wanted.kind:
+        case FormatKind.JSON_SCHEMA:
+            return inference_pb2.ResponseFormat(json_schema=wanted.text)
+        case FormatKind.JSON_OBJECT:
+            return inference_pb2.ResponseFormat(json_object=True)
+        case FormatKind.REGEX:
+            return inference_pb2.ResponseFormat(regex=wanted.text)
+        case FormatKind.EBNF_GRAMMAR:
+            return inference_pb2.ResponseFormat(ebnf_grammar=wanted.text)
+        case FormatKind.CHOICE:
+            choice = inference_pb2.ChoiceFormat(choices=wanted.choices)
+            return inference_pb2.ResponseFormat(choice=choice)
+
+
+def ending_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return what keeps a format's end from being the output's."""
+    if not pb.ignore_eos or format_from_pb(pb.response_format) is None:
+        return []
+    problem = "not with response_format: the output ends where its format is complete"
+    return [FieldViolation("ignore_eos", problem)]
+
+
 def format_violations(pb: inference_pb2.ResponseFormat) -> list[FieldViolation]:
     """Return what is out of bounds; whether a grammar makes sense is for whoever compiles it."""
     wanted = format_from_pb(pb)
     if wanted is None or wanted.kind is FormatKind.JSON_OBJECT:
         return []
     field = f"{FIELD}.{wanted.kind.value}"
-    texts = (wanted.text,)
+    texts: tuple[str, ...] = (wanted.text,)
     if wanted.kind is FormatKind.CHOICE:
         field, texts = f"{field}.choices", wanted.choices
         if not 1 <= len(texts) <= config.FORMAT_CHOICES_MAX:

@@ -16,7 +16,6 @@ from mlxd_shared.errors import FieldNotServed
 UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
     "mlxd.v1.GenerateRequest": {
         "chat": (),
-        "response_format": (),
         "resume_from": (0,),
         "resume_token_ids": (),
         "migrate": (False,),

@@ -240,7 +240,6 @@ def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: in
 
 NOT_SERVED = [
     (generate(chat=inference_pb2.ChatPrompt()), "chat"),
-    (generate(response_format=inference_pb2.ResponseFormat(json_object=True)), "response_format"),
     (generate(resume_from=1), "resume_from"),
     (generate(resume_token_ids=[1]), "resume_token_ids"),
     (generate(migrate=True), "migrate"),

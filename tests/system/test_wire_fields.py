@@ -19,13 +19,23 @@ from mlxd_shared.unserved import UNSERVED
 from tests.support.served import served
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
-from tests.system.wire import generate_probes, model_probes, scenario, worker_probes
+from tests.system.wire import (
+    format_probes,
+    generate_probes,
+    model_probes,
+    scenario,
+    worker_probes,
+)
 from tests.system.wire.model_probes import load
 from tests.system.wire.probe import Wire, refusal
 from tests.system.wire.walk import Recorder, fields_of, request_fields, response_fields
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
-CONTROLLER_PROBES = [*generate_probes.PROBES.all, *model_probes.PROBES.all]
+CONTROLLER_PROBES = [
+    *generate_probes.PROBES.all,
+    *format_probes.PROBES.all,
+    *model_probes.PROBES.all,
+]
 WORKER_PROBES = worker_probes.PROBES.all
 
 # Fields of answers that no server fills yet, each because of what is refused by name.
@@ -56,8 +66,6 @@ def inside_unserved() -> set[str]:
     only_there = (
         inference_pb2.ChatPrompt,
         inference_pb2.ChatMessage,
-        inference_pb2.ResponseFormat,
-        inference_pb2.ChoiceFormat,
     )
     return {name for message in only_there for name in fields_of(message.DESCRIPTOR)}
 

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from mlxd.messages import Delta, Finished
+from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run, usage_error
 from mlxd_controller.cli.security import Server, server
+from mlxd_shared.formats import ResponseFormat
 from mlxd_shared.requests import FinishReason, SamplingOptions
 
 ModelName = Annotated[
@@ -77,6 +79,7 @@ class Job:
     min_tokens: int | None
     logprobs: int | None
     speculation_depth: int | None
+    response_format: ResponseFormat | None
     priority: int | None
     keep_alive_s: float | None
     request_id: str
@@ -106,6 +109,11 @@ def generate(
     xtc_threshold: o.XtcThreshold = None,
     seed: o.Seed = None,
     logit_bias: o.LogitBias = None,
+    json_object: f.JsonObject = False,
+    json_schema: f.JsonSchema = None,
+    regex: f.Regex = None,
+    grammar: f.Grammar = None,
+    choice: f.Choice = None,
     priority: Priority = None,
     keep_alive: o.KeepAlive = None,
     request_id: RequestId = "",
@@ -118,18 +126,10 @@ def generate(
         model=model,
         prompt=_prompt(prompt),
         sampling=o.sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repeat_last_n=repeat_last_n,
-            xtc_probability=xtc_probability,
-            xtc_threshold=xtc_threshold,
-            seed=seed,
-            logit_bias=logit_bias,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty, repeat_last_n=repeat_last_n,
+            xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, logit_bias=logit_bias,
         ),
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
@@ -138,10 +138,17 @@ def generate(
         min_tokens=min_tokens,
         logprobs=logprobs,
         speculation_depth=speculate,
+        response_format=f.response_format(
+            json_object=json_object,
+            json_schema=json_schema,
+            regex=regex,
+            grammar=grammar,
+            choice=choice,
+        ),
         priority=priority,
         keep_alive_s=keep_alive,
         request_id=request_id,
-    )
+    )  # fmt: skip
     where = server(context, address)
     run(_generate(where, job, as_json=as_json, stats=stats), address=where.address)
 
@@ -168,6 +175,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
             min_tokens=job.min_tokens,
             logprobs=job.logprobs,
             speculation_depth=job.speculation_depth,
+            response_format=job.response_format,
             priority=job.priority,
             keep_alive_s=job.keep_alive_s,
             request_id=job.request_id,

@@ -110,7 +110,11 @@ Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
 @_typing.final
 class ResponseFormat(_message.Message):
-    """What the output must look like."""
+    """What complete output looks like: no token is drawn that cannot lead to it, and the output ends
+    where nothing can follow (FINISH_REASON_EOS). Output that ends for another reason is as far as it
+    came. What is wrong with a format, or not served, is INVALID_ARGUMENT naming the field, with the
+    place in it (a JSON pointer, line:column, or the character).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -120,11 +124,21 @@ class ResponseFormat(_message.Message):
     EBNF_GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text."""
+    """A JSON schema, as JSON text, of the draft that its $schema names: 4, 6, 7, 2019-09 or 2020-12,
+    which is the default. Members come in the order of the schema. A keyword that is not served is
+    refused; one that no draft knows is an annotation. Formats of strings are enforced.
+    """
     json_object: _builtins.bool
     """Any JSON object."""
     regex: _builtins.str
+    """A regular expression of ECMA-262 that the whole output matches; without look-around, back
+    references and word boundaries.
+    """
     ebnf_grammar: _builtins.str
+    """A context-free grammar in the GBNF dialect: rules `name ::= ...`, of which `root` is the
+    output; alternatives by |, "literals", [classes], ., groups in parentheses, * + ? {n,m} behind
+    an item, comments from # on.
+    """
     @_builtins.property
     def choice(self) -> Global___ChoiceFormat: ...
     def __init__(
@@ -148,7 +162,7 @@ Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
 
 @_typing.final
 class ChoiceFormat(_message.Message):
-    """Exactly one of these texts."""
+    """Exactly one of these texts: 1 to 4096, none of them empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -243,7 +257,9 @@ class GenerateRequest(_message.Message):
         """The older name of max_tokens; 0 and below mean until the context is full. Not both."""
 
     ignore_eos: _builtins.bool
-    """Go on past the model's end-of-sequence tokens, which then are part of the output."""
+    """Go on past the model's end-of-sequence tokens, which then are part of the output. Not with
+    response_format.
+    """
     min_tokens: _builtins.int
     """No end-of-sequence, stop string or stop token before this many tokens: another token is drawn
     instead, and a stop string that is complete before passes as text. At most max_tokens, and what

@@ -29,7 +29,9 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
-    """The model produced one of its end-of-sequence tokens."""
+    """The model produced one of its end-of-sequence tokens, or its response_format was complete and
+    left nothing to add.
+    """
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
     """A stop string appeared; Finish names it. It is not part of the text."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
@@ -46,7 +48,9 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
-"""The model produced one of its end-of-sequence tokens."""
+"""The model produced one of its end-of-sequence tokens, or its response_format was complete and
+left nothing to add.
+"""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
 """A stop string appeared; Finish names it. It is not part of the text."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
@@ -249,9 +253,9 @@ class SamplingOptions(_message.Message):
     Default 64.
     """
     xtc_probability: _builtins.float
-    """Chance, at each position, of excluding the top choices but the least likely of them. By seed and
-    position alone. 0 means off, 1 always; without effect at temperature 0, and where it would
-    exclude a token that ends the stream. Range [0, 1]. Default 0.
+    """Chance, at each position, of excluding the top choices but the least likely of them. It goes by
+    seed and position alone. 0 means off, 1 always; without effect at temperature 0, and where it
+    would exclude a token that ends the stream. Range [0, 1]. Default 0.
     """
     xtc_threshold: _builtins.float
     """Probability, after the other cuts, from which on a token is a top choice. 0 makes each token
