@@ -184,10 +184,6 @@ def serve(
 
     Says on stdout where it listens, once it does. The log goes to stderr.
     """
-    if metrics_vllm_aliases and metrics is None:
-        usage_error("--metrics-vllm-aliases means nothing without --metrics")
-    if worker and waiting_max is not None:
-        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
     worker_security = ChannelSecurity(
         worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
     )
@@ -222,7 +218,16 @@ def serve(
         log_level=log_level.value,
         log_format=log_format.value,
     )
+    _check_pairs(settings)
     _run(settings)
+
+
+def _check_pairs(settings: ServeSettings) -> None:
+    """Refuse options that do not go together."""
+    if settings.metrics_vllm_aliases and settings.metrics is None:
+        usage_error("--metrics-vllm-aliases means nothing without --metrics")
+    if settings.workers and settings.waiting_max is not None:
+        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
 
 
 def _run(settings: ServeSettings) -> None:
