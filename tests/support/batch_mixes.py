@@ -20,7 +20,6 @@ from tests.support.trained import Trained
 NEAR_TIES_MAX = 1e-4
 """Of the tokens compared."""
 PREFIX_NBYTES = 1 << 30
-ROWS_MAX = 8
 CHUNKS = (7, 32, 64, 512)
 TICKS_S = (1e-5, 1e-3, 0.1)
 GUESSES = (0, 0, 3, 8)
@@ -72,12 +71,17 @@ class Tally:
     mixes: int = 0
     streams: int = 0
     tokens: int = 0
+    guessed: int = 0
+    """Tokens among them, or behind a near tie, that were guessed."""
+    reused: int = 0
+    """Prompt tokens whose state came from another row."""
     near_ties: list[Divergence] = field(default_factory=list)
 
     def __str__(self) -> str:
         slacks = ", ".join(f"{tie.slack:.1e}" for tie in self.near_ties)
         return (
-            f"{self.tokens} tokens of {self.streams} streams in {self.mixes} mixes compared: "
+            f"{self.tokens} tokens of {self.streams} streams in {self.mixes} mixes compared, "
+            f"{self.guessed} guessed, {self.reused} prompt tokens reused: "
             f"{len(self.near_ties)} diverge at near ties [{slacks}], none elsewhere"
         )
 
@@ -87,8 +91,10 @@ class Tally:
         return len(self.near_ties) <= max(1.0, self.tokens * NEAR_TIES_MAX)
 
 
-def mixes(*, streams: int, members_min: int, members_max: int) -> st.SearchStrategy[Mix]:
-    """Return mixes of the first `streams` streams."""
+def mixes(
+    *, streams: int, members_min: int, members_max: int, rows_max: int
+) -> st.SearchStrategy[Mix]:
+    """Return mixes of the first `streams` streams, of which at most `rows_max` run at once."""
     stays: st.SearchStrategy[int | None] = st.none()
     member = st.builds(
         Member,
@@ -101,7 +107,7 @@ def mixes(*, streams: int, members_min: int, members_max: int) -> st.SearchStrat
     return st.builds(
         Mix,
         members=st.lists(member, min_size=members_min, max_size=members_max).map(tuple),
-        rows_max=st.integers(2, ROWS_MAX),
+        rows_max=st.integers(2, rows_max),
         chunk=st.sampled_from(CHUNKS),
         tick_s=st.sampled_from(TICKS_S),
         prefix=st.booleans(),
@@ -118,6 +124,8 @@ def compare(trained: Trained, mix: Mix, tally: Tally) -> None:
     tally.mixes += 1
     for member, sink in zip(mix.members, _run(trained, mix), strict=True):
         tally.streams += 1
+        tally.guessed += sink.guessed
+        tally.reused += sink.reused
         alone = trained.alone(member.stream)
         compared = min(len(alone.drawn), len(sink.drawn))
         place = next((i for i in range(compared) if alone.drawn[i] != sink.drawn[i]), None)

@@ -71,6 +71,18 @@ class Collected:
         return bool(self.events) and isinstance(self.events[-1], Finished | Failed)
 
     @property
+    def guessed(self) -> int:
+        """How many of the tokens were guessed; known of a stream that has finished."""
+        last = self.events[-1] if self.events else None
+        return last.usage.accepted_draft_tokens if isinstance(last, Finished) else 0
+
+    @property
+    def reused(self) -> int:
+        """How many prompt tokens were not evaluated; known of a stream that has finished."""
+        last = self.events[-1] if self.events else None
+        return last.usage.cached_tokens if isinstance(last, Finished) else 0
+
+    @property
     def outcome(self) -> str:
         """How the stream ended: why, or what its client is told."""
         last = self.events[-1]

@@ -63,7 +63,7 @@ ENDING = 0.2
 STOPS = ((), (), ("the end", "\n\n", "happy"))
 CHOICES: Mapping[str, Sequence[Any]] = MappingProxyType(
     {
-        "temperature": (0.0, 0.0, 0.4, 0.8, 1.0, 1.6),
+        "temperature": (0.0, 0.0, 0.4, 0.7, 1.0, 1.3, 1.7),
         "top_k": (0, 0, 1, 5, 40, 100, 600, 2000),
         "top_p": (1.0, 1.0, 0.95, 0.7, 0.3),
         "min_p": (0.0, 0.0, 0.02, 0.2),
