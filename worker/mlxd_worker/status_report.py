@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import time
@@ -43,7 +44,7 @@ def status_to_pb(
     mine = {"", job.name, job.digest} if job else {""}
     return status_pb2.Status(
         role=status_pb2.PROCESS_ROLE_WORKER,
-        version=importlib.metadata.version("mlxd"),
+        version=_version(),
         pid=os.getpid(),
         start_time=timestamp_to_pb(worker.identity.started_s),
         now=timestamp_to_pb(time.time()),
@@ -55,6 +56,12 @@ def status_to_pb(
         workers=[worker_to_pb(worker, figures)] if model in mine else [],
         metrics=metrics.families(figures, worker.model_name),
     )
+
+
+@functools.cache
+def _version() -> str:
+    # Asked for with every status, and read from files each time.
+    return importlib.metadata.version("mlxd")
 
 
 def worker_to_pb(worker: Worker, figures: Figures) -> status_pb2.WorkerStatus:
