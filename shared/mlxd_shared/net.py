@@ -28,8 +28,8 @@ SERVER_OPTIONS: Options = (
     ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),
 )
 
-# A worker that restarts must be reached at once: the default back-off costs seconds. Despite its
-# name the "min" one is no back-off: gRPC gives each attempt to connect, handshakes and all, so long.
+# A worker that restarts must be reached at once: the default back-off costs seconds. The "min" one
+# is no back-off, for all its name: gRPC gives each attempt to connect, handshakes and all, so long.
 CHANNEL_OPTIONS: Options = (
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
