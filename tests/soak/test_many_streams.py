@@ -89,6 +89,7 @@ async def test_a_long_mixed_load(tmp_path: Path) -> None:
         status = await worker.until(lambda s: not (s.streams_running or s.streams_waiting))
         accounts = {account.name: account.bytes for account in status.memory.accounts}
         assert accounts.pop("weights") > 0
+        assert 0 < accounts.pop("prefix") <= status.prefix_cache_bytes
         assert set(accounts.values()) == {0}
         tolerance = 64 * 1024 + status.memory.total_bytes / 1000
         assert abs(status.memory.unaccounted_bytes) <= tolerance
