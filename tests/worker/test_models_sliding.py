@@ -14,8 +14,8 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
 from mlxd_worker.cache.kinds import AttentionGeometry, as_attention
+from mlxd_worker.cache.plan import PassCaches
 from mlxd_worker.cache.recurrent import RecurrentCache
-from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model
 from tests.support.engines import tiny_engine
@@ -291,7 +291,7 @@ class Sparse(Model):
     dtype = mx.float32
     attention = (AttentionGeometry(1, 4), None, AttentionGeometry(1, 4, window=8))
 
-    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Attend with keys, values and queries that are the positions."""
         plan = caches.plan(
             batch.rows,

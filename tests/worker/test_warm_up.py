@@ -16,6 +16,7 @@ from mlxd_shared.requests import LoadSpec
 from mlxd_worker.cache.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.base import RowError, RowId
 from mlxd_worker.cache.kinds import AttentionGeometry, as_attention
+from mlxd_worker.cache.plan import PassCaches
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape, shapes_of
 from mlxd_worker.engine.warm_up import warm_shapes
@@ -43,8 +44,9 @@ class Seen(Model):
         self.tokens_most = 0
         self.headed = 0
 
-    def forward(self, batch: Batch, caches: RowCaches) -> mx.array:
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Attend, with values that say nothing."""
+        assert isinstance(caches, RowCaches), "whole caches, not some slots of them"
         plan = caches.plan(
             batch.rows,
             offsets=batch.offsets,
