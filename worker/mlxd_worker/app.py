@@ -107,6 +107,7 @@ async def serve(
         worker = Worker(
             identity, engine, health, stopping=stopping, waiting_max=options.waiting_max
         )
+        stack.callback(worker.formats.close)
         add_services(server, worker)
         await server.start()
         await announce(health)

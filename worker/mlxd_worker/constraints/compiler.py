@@ -2,8 +2,8 @@
 
 Invariants:
 - Any thread; two compilations may run at once, never two for the same format that began together.
-- Nothing here can be interrupted: the library's work is bounded by `LIMITS`, ours by the sizes that
-  each reader names.
+- Nothing here can be interrupted: our work is bounded by the sizes that each reader names, the
+  library's by `LIMITS`, and by a trial in a process that can be killed.
 - What is wrong with a format is told by its field on the wire, and the place in it.
 """
 
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
@@ -23,9 +23,11 @@ from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
 from mlxd_worker.constraints.json_schema import read_schema
 from mlxd_worker.constraints.lark import to_lark
+from mlxd_worker.constraints.library import LIMITS, REASON_CHARS_MAX, reason
 from mlxd_worker.constraints.pattern_reader import PatternError
 from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
 from mlxd_worker.constraints.schema_places import SchemaError
+from mlxd_worker.constraints.trials import TrialError, Trials
 from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
 from mlxd_worker.engine.constraint import Constraint, MaskSize
 from mlxd_worker.spelling import UnknownDecoder
@@ -34,18 +36,8 @@ from mlxd_worker.tokenizer import Tokenizer
 BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
 Without bounds some models write nothing else."""
-REASON_CHARS_MAX: Final = 300
 WORD_NBYTES: Final = 4
 
-LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=2_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,  # of 1 to 2 kB each, and every row has its own
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
 # Every token that fits is allowed, not only the one that the tokenizer would choose.
 _HEADER: Final = '%llguidance {"no_forcing": true}\n'
 
@@ -54,14 +46,16 @@ class Constraints:
     """The compiled formats of one model. Any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Nothing is made before the first format asks for it."""
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        """Tell the library of the vocabulary, which holds the interpreter for up to a second."""
         self._lock = threading.Lock()
-        self._vocabulary: _Vocabulary | None = None
-        self._vocabulary_lock = threading.Lock()
         self._kept: OrderedDict[ResponseFormat, Constraint] = OrderedDict()
         self._kept_chars = 0
+        self._vocabulary: _Vocabulary | None = None
+        self._problem = ""
+        try:
+            self._vocabulary = _Vocabulary(token_bytes(tokenizer, vocab_size))
+        except UnknownDecoder as error:
+            self._problem = f"not with this model: {error}"
 
     def kept(self, wanted: ResponseFormat) -> Constraint | None:
         """Return a format that is compiled already."""
@@ -71,35 +65,30 @@ class Constraints:
                 self._kept.move_to_end(wanted)
             return found
 
-    def compile(self, wanted: ResponseFormat) -> Constraint:
-        """Compile a format and keep it; takes milliseconds, or a second for a monstrous one.
+    def compile(self, wanted: ResponseFormat, trials: Trials | None = None) -> Constraint:
+        """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.
+
+        trials: where a grammar is tried out before; None where whoever asks can be trusted.
 
         Raises:
             InvalidRequest: it makes no sense, is not served, or takes more than its bounds allow.
         """
-        vocabulary = self._known_vocabulary()
-        found = vocabulary.compile(_source_of(wanted), wanted.kind)
+        if self._vocabulary is None:
+            raise InvalidRequest.of("response_format", self._problem)
+        source = _source_of(wanted)
+        if trials is not None:
+            _try_out(trials, source, wanted.kind)
+        found = self._vocabulary.compile(source, wanted.kind)
         with self._lock:
+            if wanted not in self._kept:
+                self._kept_chars += _chars(wanted)
             self._kept[wanted] = found
-            self._kept_chars += _chars(wanted)
             while len(self._kept) > config.CONSTRAINTS_KEPT_MAX or (
                 self._kept_chars > config.CONSTRAINTS_KEPT_CHARS_MAX and len(self._kept) > 1
             ):
                 old, _ = self._kept.popitem(last=False)
                 self._kept_chars -= _chars(old)
         return found
-
-    def _known_vocabulary(self) -> _Vocabulary:
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                try:
-                    pieces = token_bytes(self._tokenizer, self._vocab_size)
-                except UnknownDecoder as error:
-                    raise InvalidRequest.of(
-                        "response_format", f"with this model: {error}"
-                    ) from None
-                self._vocabulary = _Vocabulary(pieces)
-            return self._vocabulary
 
 
 class _Vocabulary:
@@ -122,7 +111,7 @@ class _Vocabulary:
         if not matcher.is_error():
             matcher.compute_bitmask()  # what rows begin with, so that their copies know it
         if matcher.is_error():
-            raise InvalidRequest.of(field_of(kind), _reason(matcher.get_error()))
+            raise InvalidRequest.of(field_of(kind), reason(matcher.get_error()))
         return Constraint(matcher, self._size)
 
 
@@ -140,6 +129,16 @@ class _Adapter:
         raise NotImplementedError(text)
 
 
+def _try_out(trials: Trials, source: str, kind: FormatKind) -> None:
+    """Compile a grammar where it can do no harm."""
+    try:
+        problem = trials.run(source, limit_s=config.CONSTRAINT_COMPILE_S)
+    except TrialError as error:
+        raise InvalidRequest.of(field_of(kind), str(error)) from None
+    if problem:
+        raise InvalidRequest.of(field_of(kind), reason(problem))
+
+
 def field_of(kind: FormatKind) -> str:
     """Return what a format is called on the wire."""
     return f"response_format.{kind.value}"
@@ -155,6 +154,8 @@ def _source_of(wanted: ResponseFormat) -> str:
         return _HEADER + _SOURCES[wanted.kind](wanted)
     except (SchemaError, GrammarError, PatternError) as error:
         raise InvalidRequest.of(field_of(wanted.kind), str(error)[:REASON_CHARS_MAX]) from None
+    except RecursionError:
+        raise InvalidRequest.of(field_of(wanted.kind), "nested too deep") from None
 
 
 def _json_source(schema: dict[str, Any]) -> str:
@@ -177,9 +178,3 @@ _SOURCES: Final[dict[FormatKind, Callable[[ResponseFormat], str]]] = {
 
 def _chars(wanted: ResponseFormat) -> int:
     return len(wanted.text) + sum(map(len, wanted.choices))
-
-
-def _reason(message: str) -> str:
-    """Return the library's reason, without the grammar that we gave it."""
-    reason = message.partition("\n")[0].partition("failed to compile JSON schema: ")
-    return (reason[2] or reason[0])[:REASON_CHARS_MAX]

@@ -27,6 +27,7 @@ from mlxd_worker.constraints.grammar_tree import (
     merged,
 )
 
+PATTERN_CHARS_MAX: Final = 1 << 16
 DEPTH_MAX: Final = 100
 REPEAT_MAX: Final = 100_000
 CATEGORIES_KEPT_MAX: Final = 64
@@ -65,6 +66,8 @@ def read_pattern(pattern: str) -> Item:
     Raises:
         PatternError: naming the character's place, from 1.
     """
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise PatternError(f"an expression of more than {PATTERN_CHARS_MAX} characters")
     return _Reader(pattern).read()
 
 

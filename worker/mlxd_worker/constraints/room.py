@@ -4,8 +4,8 @@ Invariants:
 - At most CONSTRAINT_COMPILES_MAX formats are compiled at once, and at most
   CONSTRAINT_COMPILES_WAITING_MAX more wait. A format that several streams ask for at a time is
   compiled once.
-- No stream waits longer than CONSTRAINT_COMPILE_S. What takes longer goes on, in its own place,
-  until its bounds end it; then its result is kept like any other.
+- No stream waits longer than CONSTRAINT_WAIT_S. What takes longer goes on, in its own place, until
+  its trial ends it; then its result is kept like any other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, QueueFull
 from mlxd_shared.formats import ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints, field_of
+from mlxd_worker.constraints.trials import Trials
 from mlxd_worker.engine.constraint import Constraint
 
 _Wanted = tuple[Constraints, ResponseFormat]
@@ -29,9 +30,11 @@ class CompileRoom:
         *,
         compiles_max: int = config.CONSTRAINT_COMPILES_MAX,
         waiting_max: int = config.CONSTRAINT_COMPILES_WAITING_MAX,
-        wait_s: float = config.CONSTRAINT_COMPILE_S,
+        wait_s: float = config.CONSTRAINT_WAIT_S,
+        trials: Trials | None = None,
     ) -> None:
         """Compile nothing yet."""
+        self._trials = trials or Trials()
         self._turns = asyncio.Semaphore(compiles_max)
         self._tasks_max = compiles_max + waiting_max
         self._waiting_max = waiting_max
@@ -55,6 +58,10 @@ class CompileRoom:
             raise InvalidRequest.of(field_of(wanted.kind), problem)
         return task.result()
 
+    def close(self) -> None:
+        """End the processes that try grammars out; nothing is compiled any more."""
+        self._trials.close()
+
     def _begin(self, constraints: Constraints, wanted: ResponseFormat) -> asyncio.Task[Constraint]:
         if len(self._tasks) >= self._tasks_max:
             raise QueueFull("response formats to compile", self._waiting_max)
@@ -65,7 +72,7 @@ class CompileRoom:
 
     async def _compile(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
         async with self._turns:
-            return await asyncio.to_thread(constraints.compile, wanted)
+            return await asyncio.to_thread(constraints.compile, wanted, self._trials)
 
     def _forget(self, key: _Wanted, task: asyncio.Task[Constraint]) -> None:
         del self._tasks[key]

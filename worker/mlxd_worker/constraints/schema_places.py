@@ -12,6 +12,7 @@ import enum
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Final, NoReturn, TypeAlias
 
 Json: TypeAlias = Any
@@ -60,6 +61,8 @@ class Document:
         self.waiting: dict[str, Place] = {}
         """What has been referred to and is not written yet, by its name."""
         self.places = 0
+        self.multiples: set[Fraction] = set()
+        """What numbers are to be multiples of, somewhere."""
         self._names: dict[str, str] = {}
         self._base, self._anchors = "", dict[str, str]()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 from mlxd_worker.constraints.pattern_reader import PatternError
@@ -21,7 +21,7 @@ BOUND_MIN: Final = -(1 << 63) + 1024
 ITEMS_MAX: Final = 10_000
 """What minItems and maxItems may say; the library makes something for each item."""
 COUNT_MAX: Final = 1 << 31
-MULTIPLE_MAX: Final = 10_000
+MULTIPLE_MAX: Final = 1_000
 """What multipleOf may be, its decimal point left out: each remainder is a state."""
 MULTIPLE_PLACES_MAX: Final = 9
 
@@ -71,16 +71,33 @@ def bound(
 
 
 def multiple(place: Place, keyword: str, value: Json) -> int | float:
-    """Return what numbers are to be multiples of."""
+    """Return what numbers are to be multiples of; it may meet every other one of the schema."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         place.refuse("a number above 0 is needed", keyword)
-    digits = Decimal(repr(value)).normalize().as_tuple()
-    exponent = int(digits.exponent)
-    whole = int("".join(map(str, digits.digits))) * 10 ** max(exponent, 0)
-    if whole > MULTIPLE_MAX or -exponent > MULTIPLE_PLACES_MAX:
-        most = f"{MULTIPLE_MAX} without its decimal point, {MULTIPLE_PLACES_MAX} places behind it"
-        place.refuse(f"{value} is beyond what is served: {most}", keyword)
+    exact = Fraction(repr(value))
+    for other in {exact} | place.document.multiples:
+        if not _is_served_multiple(_least_common(exact, other)):
+            beside = "" if other == exact else f" beside {float(other)}"
+            most = (
+                f"{MULTIPLE_MAX} without its decimal point, {MULTIPLE_PLACES_MAX} places behind it"
+            )
+            place.refuse(f"{value}{beside} is beyond what is served: {most}", keyword)
+    place.document.multiples.add(exact)
     return value
+
+
+def _least_common(first: Fraction, second: Fraction) -> Fraction:
+    """Return the least number that both divide."""
+    numerator = math.lcm(first.numerator * second.denominator, second.numerator * first.denominator)
+    return Fraction(numerator, first.denominator * second.denominator)
+
+
+def _is_served_multiple(value: Fraction) -> bool:
+    """Whether the library reckons with a number: it has a state for each remainder."""
+    places = next(
+        (n for n in range(MULTIPLE_PLACES_MAX + 1) if (value * 10**n).denominator == 1), None
+    )
+    return places is not None and value * 10**places <= MULTIPLE_MAX
 
 
 def pattern(place: Place, value: str) -> str:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from llguidance import LLExecutor, LLMatcher
 
-REASON_CHARS_MAX: Final = 300
+from mlxd_shared.errors import InvalidRequest
+from mlxd_worker.constraints.library import is_beyond_limits, reason
 
 
 class ConstraintFault(Exception):
@@ -77,7 +77,8 @@ class Matcher:
         """Return the tokens allowed next, packed as `AllowedTokens` says.
 
         Raises:
-            ConstraintFault: the constraint takes more than its bounds allow.
+            InvalidRequest: to go on takes more than the library's bounds allow.
+            ConstraintFault: the library has given up for another reason.
         """
         if self._mask is None:
             self.give(memoryview(self.library.compute_bitmask()))
@@ -93,15 +94,20 @@ class Matcher:
         """Go on with a token that the mask allowed.
 
         Raises:
-            ConstraintFault: it cannot be gone on with.
+            InvalidRequest: to go on takes more than the library's bounds allow.
+            ConstraintFault: the library has given up for another reason.
         """
         self._mask = None
         self.library.consume_token(token_id)
         self._check()
 
     def _check(self) -> None:
-        if self.library.is_error():
-            raise ConstraintFault(self.library.get_error()[:REASON_CHARS_MAX])
+        if not self.library.is_error():
+            return
+        message = self.library.get_error()
+        if is_beyond_limits(message):
+            raise InvalidRequest.of("response_format", f"too much at once: {reason(message)}")
+        raise ConstraintFault(reason(message))
 
 
 class MaskMaker:
