@@ -25,6 +25,7 @@ from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.server import chosen_cases, float32_llama, server_lines
+from tests.bench.speculation import ROUNDS, speculation_lines
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
 from tests.support.served import served
 
@@ -132,7 +133,7 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure one stream, chats, mixed lengths, the prefix trie, and servers under load."""
+    """Measure one stream, chats, mixed lengths, guessing, servers under load, the prefix trie."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -147,6 +148,7 @@ async def main() -> None:
         "--server", type=chosen_cases, default="all", help="all, none, or cases such as a,b,trace"
     )
     parser.add_argument("--server-runs", type=int, default=5)
+    parser.add_argument("--speculation-rounds", type=int, default=ROUNDS, help="0: none")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -161,6 +163,9 @@ async def main() -> None:
         if args.mixed_rounds:
             model = await random_llama(Path(folder) / "mixed", context=CONTEXT)
             lines += await mixed_lines(model, rounds=args.mixed_rounds)
+        if args.speculation_rounds:
+            models = {"demo": DEMO, "random": await random_llama(Path(folder) / "speculation")}
+            lines += await speculation_lines(models, rounds=args.speculation_rounds)
         if args.server:
             model = await float32_llama(Path(folder) / "float32")
             lines += await server_lines(model, cases=args.server, runs=args.server_runs)

@@ -9,17 +9,21 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxd_worker.engine.speculation.depth import (
+from mlxd_worker.engine.speculation.costs import (
     INNOVATION_MAX,
+    SEEDING_SAMPLES,
+    StepCosts,
+    coarse,
+)
+from mlxd_worker.engine.speculation.depth import (
+    PLAIN,
     PROBE_INTERVAL_MAX,
     PROBE_INTERVAL_MIN,
     RATE_DEFAULT,
-    SEEDING_SAMPLES,
+    Choice,
     DepthController,
     Offer,
     Record,
-    StepCosts,
-    coarse,
 )
 
 EVERY_WIDTH = tuple(range(1, 18))
@@ -45,7 +49,8 @@ class World:
     def round(self, *, most: int = 16) -> int:
         """Do one step; return how many tokens it guessed."""
         offers = [Offer(most, 0, self.record)]
-        depth = self.controller.choose(1, offers, width_max=17) - 1
+        choice = self.controller.choose(1, offers, width_max=17, shared_max=17)
+        depth = choice.width - 1
         right = min(self.accepted(self.guessed), depth)
         if depth:
             self.guessed += 1
@@ -189,20 +194,64 @@ def test_no_guess_where_plain_decoding_is_faster() -> None:
     assert sum(map(bool, world.depths[-100:])) <= 3
 
 
-def test_many_rows_weigh_what_all_of_them_gain() -> None:
-    """One sure row does not slow thirty-one others down; sixteen sure rows are worth it."""
+@pytest.fixture
+def busy() -> DepthController:
+    """A controller that knows what a step of 32 rows costs on a processor, and of parts of them."""
     controller = DepthController(widths=(1, 4))
-    sure = Record()
-    for _ in range(50):
-        sure.note(16, judged=3, right=3)
-    for width, seconds in ((1, 0.040), (4, 0.080)):
+    known = {1: (15, 20), 8: (28, 52), 16: (40, 86), 24: (55, 125), 31: (68, 160), 32: (70, 163)}
+    for rows, (plain, wide) in known.items():
         for _ in range(SEEDING_SAMPLES):
-            controller.ran(32, width, seconds)
-    offer = Offer(3, 16, sure)
+            controller.ran(rows, 1, plain / 1000)
+            controller.ran(rows, 4, wide / 1000)
+    return controller
 
-    assert controller.choose(32, [offer], width_max=4) == 1
-    assert controller.choose(32, [offer] * 16, width_max=4) == 4
-    assert controller.choose(32, [offer] * 16, width_max=3) == 1
+
+def sure() -> Record:
+    """A stream that copies: three guesses of three are right."""
+    record = Record()
+    for _ in range(50):
+        record.note(16, judged=3, right=3)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("guessing", "expected"), [(0, PLAIN), (1, PLAIN), (16, Choice(4, apart=True)), (32, Choice(4))]
+)
+def test_many_rows_weigh_what_all_of_them_gain(
+    busy: DepthController, guessing: int, expected: Choice
+) -> None:
+    """One sure row of 32 slows nobody down; half of them take a pass of their own."""
+    offers = [Offer(3, 16, sure())] * guessing
+    assert busy.choose(32, offers, width_max=4, shared_max=4) == expected
+
+
+def test_rows_that_can_take_no_more_are_left_in_a_plain_pass(busy: DepthController) -> None:
+    """A pass that not all rows can take is run apart, and none that those with guesses cannot."""
+    offers = [Offer(3, 16, sure())] * 24
+    assert busy.choose(32, offers, width_max=4, shared_max=1) == Choice(4, apart=True)
+    assert busy.choose(32, offers, width_max=3, shared_max=1) == PLAIN
+
+
+def test_few_rows_share_a_pass() -> None:
+    """Where a wider pass costs little more, whoever guesses nothing goes along in it."""
+    controller = DepthController(widths=(1, 4))
+    for rows, (plain, wide) in {1: (15, 20), 3: (19, 29), 4: (21, 33)}.items():
+        for _ in range(SEEDING_SAMPLES):
+            controller.ran(rows, 1, plain / 1000)
+            controller.ran(rows, 4, wide / 1000)
+    offers = [Offer(3, 16, sure())]
+    assert controller.choose(4, offers * 3, width_max=4, shared_max=4) == Choice(4)
+
+
+def test_a_plain_step_is_reckoned_from_those_with_more_rows_and_fewer() -> None:
+    """Between two measured numbers by their distance, elsewhere half of it by the rows."""
+    costs = StepCosts()
+    assert costs.plain(4) is None
+    costs.note(8, 1, 0.020)
+    assert costs.plain(4) == pytest.approx(0.015)
+    assert costs.plain(16) == pytest.approx(0.030)
+    costs.note(16, 1, 0.036)
+    assert costs.plain(12) == pytest.approx(0.028)
 
 
 def test_no_step_is_wider_than_its_guesses() -> None:

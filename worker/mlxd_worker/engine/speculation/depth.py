@@ -1,11 +1,11 @@
 """How deep to guess: what guesses are worth, what wider steps cost, and when to leave it. Pure.
 
 Invariants:
-- All rows of a step have one width: the tokens a row takes in it, its guesses and one more. The
-  width chosen is the one that gives most tokens a second, reckoned from what was measured here;
-  width 1 is plain decoding, and is left only where the gain is more than noise.
-- Time comes in as seconds measured by the caller. One stalled step moves an estimate by 7.5 % at
-  most, so it neither starts guessing nor ends it where the difference is clear.
+- All rows of a pass have one width: the tokens a row takes in it, its guesses and one more. Rows
+  that guess nothing share the pass of those that do, or take a plain one of their own in the same
+  step. What is chosen gives most tokens a second, reckoned from what was measured here; width 1 is
+  plain decoding, and is left only where the gain is more than noise.
+- One stalled step neither starts guessing nor ends it where the difference is clear (`costs`).
 - Where wider steps do not pay they are tried again, ever more seldom: costs change, and nobody
   tells.
 - Nothing here is about one stream's content: a row brings how sure it is, by its own record.
@@ -13,10 +13,13 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
+
+from mlxd_worker.engine.speculation.costs import LEAST_S, StepCosts
 
 WIDTHS: Final = (1, 2, 4, 8, 16)
 """Tokens a row in one step: few, so that each width's cost is soon known and kept known."""
@@ -32,23 +35,11 @@ RECORD_DECAY: Final = 0.9
 
 POOLED_DECAY: Final = 0.98
 
-COST_WEIGHT: Final = 0.3
-"""Of a new measurement."""
-
-INNOVATION_MAX: Final = 0.25
-"""A measurement further off than this part of the estimate counts as so far off."""
-
-SEEDING_SAMPLES: Final = 3
-"""Measurements of which the least is taken: the first step of a kind is often slow."""
-
 GAIN_MIN: Final = 1.05
 """Tokens a second, against a narrower step, below which a wider one is not worth it."""
 
 PATIENCE_STEPS: Final = 32
 """Steps in a row in which less pays, after which that is taken to be how things are."""
-
-LEAST_S: Final = 1e-9
-"""What a step takes at least, whatever the clock says."""
 
 PROBE_INTERVAL_MIN: Final = 4
 PROBE_INTERVAL_MAX: Final = 512
@@ -106,64 +97,6 @@ class Record:
         return self._right[lower] / self._seen[lower]
 
 
-class StepCosts:
-    """Seconds of a step by its rows and width, as measured; rows are counted in coarse numbers."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[int, int], float] = {}
-        self._seeds: dict[tuple[int, int], int] = {}
-
-    def note(self, rows: int, width: int, seconds: float) -> None:
-        """Take a measurement."""
-        seconds = max(seconds, LEAST_S)
-        key = (coarse(rows), width)
-        known = self._seconds.get(key)
-        seeds = self._seeds.get(key, 0)
-        if known is None or seeds < SEEDING_SAMPLES:
-            self._seeds[key] = seeds + 1
-            self._seconds[key] = seconds if known is None else min(known, seconds)
-            return
-        most = known * INNOVATION_MAX
-        self._seconds[key] = known + COST_WEIGHT * max(-most, min(seconds - known, most))
-
-    def measured(self, rows: int, width: int) -> float | None:
-        """Return what such a step takes, or None where none was measured."""
-        return self._seconds.get((coarse(rows), width))
-
-    def seconds(self, rows: int, width: int) -> float | None:
-        """Return what such a step takes, as far as is known; None before the first plain one.
-
-        A width that was never tried with so many rows is taken to cost as much more than a plain
-        step as it did with the nearest number of rows. One that was never tried at all goes on as
-        the two before it, or as a plain step: it is tried as soon as that could pay.
-        """
-        known = self.measured(rows, width)
-        plain = self.measured(rows, 1)
-        if known is not None or plain is None:
-            return known
-        near = min(
-            (key for key in self._seconds if key[1] == width and (key[0], 1) in self._seconds),
-            key=lambda key: abs(key[0] - rows),
-            default=None,
-        )
-        if near is not None:
-            return plain * self._seconds[near] / self._seconds[near[0], 1]
-        narrower = sorted(
-            wide for counted, wide in self._seconds if counted == coarse(rows) and wide < width
-        )
-        if len(narrower) < 2:
-            return plain
-        (first, last) = narrower[-2:]
-        before, at = self._seconds[coarse(rows), first], self._seconds[coarse(rows), last]
-        return at + max(at - before, 0.0) * (width - last) / (last - first)
-
-
-def coarse(rows: int) -> int:
-    """Return a number of rows to three binary digits, rounded up: costs hardly differ within."""
-    unit = 1 << max(rows.bit_length() - 3, 0)
-    return -(-rows // unit) * unit
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What one row could guess in a step."""
@@ -174,8 +107,20 @@ class Offer:
     record: Record
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a step is run."""
+
+    width: int = 1
+    apart: bool = False
+    """Whether the rows that guess nothing take a plain pass of their own."""
+
+
+PLAIN: Final = Choice()
+
+
 class DepthController:
-    """Chooses a step's width. One owner: the engine thread."""
+    """Chooses how steps are run. One owner: the engine thread."""
 
     def __init__(self, *, widths: Sequence[int] = WIDTHS) -> None:
         """Choose among `widths`, ascending from 1."""
@@ -185,32 +130,40 @@ class DepthController:
         self._reached = 0
         """The greatest width run so far is `_widths[_reached]`."""
         self._chosen = 1
-        """What pays at present, apart from steps in which there is less to guess."""
+        """The width that pays at present, apart from steps in which there is less to guess."""
         self._below = 0
         """Steps in a row in which less than that was best."""
         self._interval = PROBE_INTERVAL_MIN
         self._waited = 0
 
-    def choose(self, rows: int, offers: Sequence[Offer], *, width_max: int) -> int:
-        """Return how wide the next step of `rows` rows is best, at most `width_max`.
+    def choose(
+        self, rows: int, offers: Sequence[Offer], *, width_max: int, shared_max: int
+    ) -> Choice:
+        """Return how the next step of `rows` rows, some of which make `offers`, is run best.
 
-        The caller runs it, so or narrower, and tells `ran`.
+        width_max: the widest pass that the rows with offers can take; shared_max: that all can. The
+        caller runs it, so or narrower, and tells `ran` of each pass.
         """
-        possible = self._possible(offers, width_max)
+        possible = self._possible(offers, max(width_max, shared_max))
         if len(possible) < 2 or self.costs.measured(rows, 1) is None:
-            return 1
-        best = self._best(rows, offers, possible)
-        if best > self._chosen or self._below >= PATIENCE_STEPS:
-            self._chosen, self._below = best, 0
+            return PLAIN
+        ways = [
+            self._way(width, rows, len(offers), width_max=width_max, shared_max=shared_max)
+            for width in possible
+        ]
+        best = self._best(rows, offers, ways)
+        width = ways[best][0].width
+        if width > self._chosen or self._below >= PATIENCE_STEPS:
+            self._chosen, self._below = width, 0
             self._interval, self._waited = PROBE_INTERVAL_MIN, 0
-        if best < self._chosen:
+        if width < self._chosen:
             self._below += 1
-            return best
+            return ways[best][0]
         self._below = 0
-        return self._probed(best, possible)
+        return ways[self._probed(best, len(ways))][0]
 
     def ran(self, rows: int, width: int, seconds: float) -> None:
-        """Learn what a step of `rows` rows and this width took."""
+        """Learn what a pass of `rows` rows and this width took."""
         self.costs.note(rows, width, seconds)
         if width in self._widths:
             self._reached = max(self._reached, self._widths.index(width))
@@ -223,35 +176,47 @@ class DepthController:
         enough = next((i for i, width in enumerate(possible) if width > deepest), len(possible))
         return possible[: enough + 1]
 
-    def _best(self, rows: int, offers: Sequence[Offer], possible: Sequence[int]) -> int:
-        costs = [self.costs.seconds(rows, width) or LEAST_S for width in possible]
-        plain_rate = rows / costs[0]
+    def _way(
+        self, width: int, rows: int, guessing: int, *, width_max: int, shared_max: int
+    ) -> tuple[Choice, float]:
+        """Return the faster way to run a width, and what it takes."""
+        shared = apart = math.inf
+        if width <= shared_max or width == 1:
+            shared = self.costs.seconds(rows, width) or LEAST_S
+        if 1 < width <= width_max and guessing < rows:
+            plain, wide = self.costs.plain(rows - guessing), self.costs.seconds(guessing, width)
+            apart = (plain or LEAST_S) + (wide or LEAST_S)
+        return Choice(width, apart=apart < shared), min(shared, apart)
+
+    def _best(
+        self, rows: int, offers: Sequence[Offer], ways: Sequence[tuple[Choice, float]]
+    ) -> int:
+        """Return which of `ways`, the plain one first, gives most tokens a second."""
+        plain_rate = rows / ways[0][1]
         # What every guess being right would give is known at once, and mostly not enough.
         if not any(
-            rows + sum(min(offer.depth, width - 1) for offer in offers)
+            rows + sum(min(offer.depth, choice.width - 1) for offer in offers)
             > plain_rate * GAIN_MIN * cost
-            for width, cost in zip(possible[1:], costs[1:], strict=True)
+            for choice, cost in ways[1:]
         ):
-            return 1
-        gains = [
-            offer.record.gains(offer.agreed, min(offer.depth, possible[-1] - 1)) for offer in offers
-        ]
-        best, best_rate = 1, plain_rate
-        for width, cost in zip(possible[1:], costs[1:], strict=True):
-            gained = sum(gain[min(width - 1, len(gain)) - 1] for gain in gains)
+            return 0
+        deepest = ways[-1][0].width - 1
+        gains = [offer.record.gains(offer.agreed, min(offer.depth, deepest)) for offer in offers]
+        best, best_rate = 0, plain_rate
+        for index, (choice, cost) in enumerate(ways[1:], start=1):
+            gained = sum(gain[min(choice.width - 1, len(gain)) - 1] for gain in gains)
             rate = (rows + gained) / cost
             if rate > best_rate * GAIN_MIN:
-                best, best_rate = width, rate
+                best, best_rate = index, rate
         return best
 
-    def _probed(self, best: int, possible: Sequence[int]) -> int:
-        """Return `best`, or now and then the next wider width, so that its cost stays known."""
-        wider = next((width for width in possible if width > best), None)
-        if wider is None:
+    def _probed(self, best: int, ways: int) -> int:
+        """Return `best`, or now and then the next wider one, so that its cost stays known."""
+        if best + 1 == ways:
             return best
         self._waited += 1
         if self._waited < self._interval:
             return best
         self._waited = 0
         self._interval = min(2 * self._interval, PROBE_INTERVAL_MAX)
-        return wider
+        return best + 1

@@ -23,9 +23,16 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.engine.forward import decode, made_ready
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.speculation.depth import WIDTHS, DepthController, Offer, Record
+from mlxd_worker.engine.speculation.depth import (
+    PLAIN,
+    WIDTHS,
+    Choice,
+    DepthController,
+    Offer,
+    Record,
+)
 from mlxd_worker.engine.speculation.drafts import Drafter, Guess, MakeDrafter, PromptLookup
-from mlxd_worker.engine.speculation.verify import Run, agreed, decode_wide
+from mlxd_worker.engine.speculation.verify import Guesses, Run, agreed, decode_wide
 from mlxd_worker.models.base import Model
 
 DRAFTED_TOKENS_MAX: Final = 64
@@ -97,17 +104,29 @@ class Speculator:
         Whoever judges them tells `verify.settle`.
         """
         found = self._guesses(rows)
-        width = self._width(rows, found)
+        choice = self._choice(rows, found)
+        if choice.width == 1:
+            runs = self._plain(rows)
+        else:
+            guessing = [row for row in rows if row.id in found] if choice.apart else rows
+            runs = self._wide(guessing, _cut(found, choice.width - 1), width=choice.width)
+            if len(guessing) < len(rows):
+                runs += self._plain([row for row in rows if row.id not in found])
+        self._learn(runs, found)
+        return runs
+
+    def _plain(self, rows: Sequence[Row]) -> list[Run]:
+        rows = made_ready(self._caches, rows)
+        started_s = self._clock()
+        drawn = decode(self._model, self._caches, rows)
+        self._controller.ran(len(rows), 1, self._clock() - started_s)
+        return [Run(row, (it,), row.offset - 1) for row, it in zip(rows, drawn, strict=True)]
+
+    def _wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
         rows = made_ready(self._caches, rows, width=width)
         started_s = self._clock()
-        if width == 1:
-            drawn = decode(self._model, self._caches, rows)
-            runs = [Run(row, (it,), row.offset - 1) for row, it in zip(rows, drawn, strict=True)]
-        else:
-            guesses = _cut(found, width - 1)
-            runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
+        runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
         self._controller.ran(len(rows), width, self._clock() - started_s)
-        self._learn(runs, found)
         return runs
 
     def _guesses(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
@@ -119,7 +138,7 @@ class Speculator:
         found: dict[RowId, Guess] = {}
         for row in rows:
             depth = self._depth(row)
-            if depth <= 0:
+            if depth <= 0 or not self._caches.contents.takes_back(row.id, 2):
                 continue
             guess = self._guesser(row).drafter.guess(depth)
             guess = None if guess is None else _before_end(row, guess)
@@ -145,15 +164,24 @@ class Speculator:
         guesser.pushed = row.generated
         return guesser
 
-    def _width(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> int:
+    def _choice(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> Choice:
+        if not found:
+            return PLAIN
         offers = [
             Offer(len(guess.tokens), guess.agreed, self._guessers[row_id].record)
             for row_id, guess in found.items()
         ]
-        width_max = (
-            max(w for w in self._widths if w == 1 or self._allowed(rows, w)) if offers else 1
+        shared_max = self._width_max(rows)
+        width_max = shared_max
+        if len(found) < len(rows):
+            width_max = self._width_max([row for row in rows if row.id in found])
+        return self._controller.choose(
+            len(rows), offers, width_max=width_max, shared_max=shared_max
         )
-        return self._controller.choose(len(rows), offers, width_max=width_max)
+
+    def _width_max(self, rows: Sequence[Row]) -> int:
+        """Return the widest pass that all of `rows` can take."""
+        return max(width for width in self._widths if width == 1 or self._allowed(rows, width))
 
     def _allowed(self, rows: Sequence[Row], width: int) -> bool:
         """Tell whether all rows can take `width` tokens and go back."""
