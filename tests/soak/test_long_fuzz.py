@@ -17,7 +17,7 @@ PROPERTY_TESTS = (
     "tests/controller/test_core_machine.py",
     "tests/worker/test_cache_table.py",
     "tests/worker/test_cache_kv.py",
-    "tests/worker/test_engine_machine.py",
+    "tests/worker/test_engine_programs.py",
     "tests/worker/test_near_ties.py",
     "tests/worker/test_sampler.py",
     "tests/worker/test_text.py",

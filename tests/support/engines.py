@@ -21,6 +21,8 @@ from mlxd_worker.engine.request import (
     StreamId,
     Submit,
 )
+from mlxd_worker.engine.speculation.depth import DepthController
+from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
@@ -188,8 +190,12 @@ def engine_on(
     clock: Callable[[], float] = time.monotonic,
     make_decoder: MakeDecoder | None = None,
     prefix_nbytes: int = 0,
+    controller: DepthController | None = None,
 ) -> TinyEngine:
-    """Return an engine with caches of its own on a model that others may use, too."""
+    """Return an engine with caches of its own on a model that others may use, too.
+
+    `controller` says how wide the steps are in which rows guess that are asked to.
+    """
     caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
     limits = Limits(
         context_length=context_length,
@@ -209,6 +215,7 @@ def engine_on(
         ),
         limits,
         prefix=prefix,
+        speculator=Speculator(model, caches, clock=clock, depth_default=0, controller=controller),
         clock=clock,
     )
     return TinyEngine(engine, caches, tokenizer, prefix)

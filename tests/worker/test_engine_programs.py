@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import given, settings
 
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.tokenizer_files import load_tokenizer
 from tests.support.effort import examples
-from tests.support.engine_machine import EngineMachine
+from tests.support.engine_programs import Action, Served, World, programs
 from tests.support.remembering import MEMORIES
 from tests.worker.tiny import load
 
@@ -21,9 +21,13 @@ def test_whatever_clients_do(memory: str, tmp_path: Path) -> None:
     """Each stream has one end and no gap, bounds hold, and nothing is left when all have ended."""
     folder = MEMORIES[memory](tmp_path / memory)
     model, tokenizer = load(folder), load_tokenizer(folder)
-    constraints = Constraints(tokenizer, model.vocab_size)
+    served = Served(model, tokenizer, Constraints(tokenizer, model.vocab_size))
+    seen: Counter[str] = Counter()
 
-    run_state_machine_as_test(
-        lambda: EngineMachine(model, tokenizer, constraints),  # type: ignore[arg-type]  # made anew
-        settings=settings(max_examples=examples(3), stateful_step_count=25),
-    )
+    @settings(max_examples=examples(4))
+    @given(programs(actions_min=40, actions_max=60))
+    def check(program: list[Action]) -> None:
+        seen.update(World(served).run(program))
+
+    check()
+    assert min(seen["finished"], seen["left"], seen["reused"]) > 0, seen
