@@ -29,11 +29,10 @@ from tests.bench.device_models import (
 )
 from tests.bench.device_parts import (
     WithoutAttention,
-    WithoutWrite,
     copy_bytes_per_s,
     logits_difference,
-    median_s,
     step_s,
+    times_s,
 )
 from tests.bench.device_sides import Measured, Ours, PeerBatches, PeerLoop, Side
 
@@ -90,8 +89,9 @@ class Bench:
         """Return what a step and its parts take, in seconds."""
         return {
             "step": self._step(rows, KVCache),
-            "without_write": self._step(rows, WithoutWrite),
+            "step_ahead": self._step(rows, KVCache, ahead=True),
             "without_attention": self._step(rows, WithoutAttention),
+            "without_attention_ahead": self._step(rows, WithoutAttention, ahead=True),
             "head": self._head_s(rows),
         }
 
@@ -112,7 +112,7 @@ class Bench:
         rows_max = max(rows, self.args.rows_max)
         return Ours(self.ours, rows_max=rows_max, context=self.args.context, compiled=compiled)
 
-    def _step(self, rows: int, kind: type[KVCache]) -> float:
+    def _step(self, rows: int, kind: type[KVCache], *, ahead: bool = False) -> float:
         shape, dtype = self.shape, self.ours.dtype
         layers: list[LayerCache | None] = [
             kind(kv_heads=shape.kv_heads, head_dim=shape.head_dim, dtype=dtype)
@@ -120,7 +120,13 @@ class Bench:
         ]
         context, length = self.args.context, self.args.prompt
         found, _ = step_s(
-            self.ours, layers, rows=rows, length=length, steps=self.args.steps, context=context
+            self.ours,
+            layers,
+            rows=rows,
+            length=length,
+            steps=self.args.steps,
+            context=context,
+            ahead=ahead,
         )
         return found
 
@@ -130,7 +136,7 @@ class Bench:
         def once() -> None:
             mx.eval(mx.argmax(self.ours.logits(hidden), axis=-1))
 
-        return median_s(once, repeats=20)
+        return statistics.median(times_s(once, repeats=20))
 
 
 def compared(bench: Bench, rows: int, copied: float) -> Iterable[str]:

@@ -54,8 +54,8 @@ class Group:
     """int32 [m, width]."""
     last_visible: mx.array
     """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
-    targets: tuple[mx.array, mx.array] | None = None
-    """Slots and positions to write, int32 [m] each, where a kernel may do so in place."""
+    targets: mx.array | None = None
+    """Slots, then positions, to write, int32 [2, m or more], where a kernel may do so in place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ from mlxd_worker.cache.plan import Group, StepPlan
 from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.table import RowTable
 
+TARGETS_MIN = 8
+"""The least width of the array that tells a kernel where rows write."""
+
 
 class SlotCache(LayerCache, Protocol):
     """A layer's cache whose arrays can go through a function as arguments and results."""
@@ -125,6 +128,16 @@ def positions_of(
     return mx.array(positions, dtype=mx.int32)
 
 
+def _on_device(slots: mx.array, positions: mx.array) -> mx.array:
+    """Return both as one array `[2, TARGETS_MIN or more]` that has been computed.
+
+    MLX keeps what comes from the host, and all arrays of 8 bytes, where a GPU reads them over its
+    bus: 8 us a kernel on an H200, of each layer.
+    """
+    padding = max(TARGETS_MIN - positions.shape[0], 0)
+    return mx.pad(mx.stack([slots, positions]), [(0, 0), (0, padding)])
+
+
 def plan_by_slots(
     shapes: Sequence[ArenaShape],
     arenas: Sequence[ArenaId],
@@ -155,7 +168,7 @@ def plan_by_slots(
                 write_slots=slots[:, None],
                 write_positions=at,
                 last_visible=mx.broadcast_to(at, (shape.slots, 1)) if lone_row else at,
-                targets=(slots, own),
+                targets=_on_device(slots, own),
             )
         )
         first += count

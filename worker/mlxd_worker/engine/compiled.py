@@ -20,6 +20,7 @@ import mlx.core as mx
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import ArenaId, LayerCache, RowId
 from mlxd_worker.cache.kinds import AttentionGeometry
+from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.slots import ArenaShape, SlotCache, plan_by_slots, slot_caches
@@ -61,6 +62,18 @@ class CompiledModel(Model):
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """The model's own."""
         return self._model.attention
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a decode step writes the caches in place, even while another is under way."""
+        kept = self._caches.layers
+        own = all(isinstance(layer, KVCache) for layer in kept)
+        return own and self._layers is not None and self._model.decodes_in_place
+
+    @property
+    def decodes_in_place(self) -> bool:
+        """The model's own."""
+        return self._model.decodes_in_place
 
     @property
     def steps(self) -> int:

@@ -165,10 +165,15 @@ class Engine:
 
     def step(self) -> None:
         """Do one round; returns after at most one whole chunk and one decode step."""
+        running = len(self._rows)
+        if self._waiting or not all(row.decoding for row in self._rows.values()):
+            self._speculator.decoder.rest()
         self._drop_late(self._clock())
         self._admit()
         self._prefill.run(tuple(self._rows.values()))
         self._decode_all()
+        if len(self._rows) < running or self._caches.table.moving:
+            self._speculator.decoder.rest()
         self._caches.tend()
 
     def _drop_late(self, now_s: float) -> None:
@@ -206,7 +211,8 @@ class Engine:
         rows = [row for row in rows if self._prepared(row)]
         if not rows:
             return
-        runs = self._speculator.decode(rows)
+        calm = not self._waiting and len(rows) == len(self._rows)
+        runs = self._speculator.decode(rows, ahead=calm)
         now_s = self._clock()
         for run in runs:
             self._emit(run, now_s)

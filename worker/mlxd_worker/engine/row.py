@@ -111,6 +111,17 @@ class Row:
         assert self._next_draw is not None
         return self._next_draw
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether the draw after the next one needs nothing of the token that is drawn first."""
+        request = self.request
+        plain = self.matcher is None and request.top_logprobs is None
+        return plain and not request.sampling.penalises and self.left > 1
+
+    def draw_after(self) -> Draw:
+        """Return how the token after the next one is to be drawn, where that is `foreseeable`."""
+        return self._draw_at(self.generated + 1, self.recent.counts)
+
     def draws(self, guesses: Sequence[int]) -> list[Draw]:
         """Return `draw`, and then how a token is to be drawn after each guess if they are right."""
         ahead = self.recent.ahead(guesses)

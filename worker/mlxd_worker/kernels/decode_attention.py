@@ -6,12 +6,13 @@ Invariants:
   this kernel's result or comes after it has been evaluated. In return a step may be dispatched
   while another is under way without copying the caches.
 - A row reads its own positions, not all of its arena's capacity, and needs no mask.
-- A block reads the positions of one part of a row for one head of keys; parts are joined by a
-  second kernel, where there are several.
+- A block reads the positions of one part of a row for one head of keys. The last of a row's blocks
+  to end joins what they have read; `tickets` tell which that is, and are zero again afterwards.
 """
 
 from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import mlx.core as mx
 
@@ -24,31 +25,53 @@ SHARED_MAX = 8
 WIDE_SHARED_MAX = 4
 """The same for a block of twice the threads: what these have read must fit into its memory."""
 
-BLOCKS_ENOUGH = 264
-"""Blocks that keep the device busy: two for each processor of an H100 or H200."""
+BLOCKS_ENOUGH = 128
+"""So many blocks keep the device busy: about one for each processor of an H100 or H200."""
 
+PARTS_MAX = 16
 PART_TOKENS_MIN = 64
+
+LONG_CAPACITY = 4096
+"""From this capacity on blocks are wide also where each has a row to itself."""
+
+TICKETS_MIN = 8
+"""MLX keeps smaller arrays in the host's memory."""
 
 _LOG2_E = 1.4426950408889634
 
 _ATTEND = """
-  constexpr int G = H / KV, LANES = D / 8, GROUPS = THREADS / LANES, U = 4, PART = CAP / PARTS;
+  constexpr int G = H / KV, LANES = D / 8, GROUPS = THREADS / LANES, PART = CAP / PARTS;
+  constexpr int WARPS = THREADS / 32, AT_ONCE = GROUPS * U;
   const int part = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
-  const int position = positions[row], start = part * PART;
+  const int position = places[STRIDE + row], start = part * PART;
   if (start > position) return;
   const int cached = min(start + PART, position);
   const bool own = position < start + PART;
+  const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / 32;
+  const long long slot = ((long long)places[row] * KV + head) * CAP * D;
+  const uint4* from_keys = reinterpret_cast<const uint4*>(keys + slot) + lane;
+  const uint4* from_values = reinterpret_cast<const uint4*>(values + slot) + lane;
+  auto load = [&](int at, uint4 (&key)[U], uint4 (&value)[U]) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int token = at + u * GROUPS + group;
+      const long long offset = (long long)(token < cached ? token : start) * LANES;
+      key[u] = from_keys[offset];
+      value[u] = from_values[offset];
+    }
+  };
+  uint4 key[U], value[U];
+  load(start, key, value);
   __shared__ float asked[G * D];
   __shared__ float new_key[D], new_value[D];
-  __shared__ float tops[GROUPS * G], totals[GROUPS * G], reads[GROUPS * G * D];
+  __shared__ float tops[WARPS * G], totals[WARPS * G], reads[WARPS * G * D];
   const T* given = joined + (long long)row * (H + 2 * KV) * D;
-  const long long slot = ((long long)slots[row] * KV + head) * CAP * D;
   for (int i = threadIdx.x; i < (G + 1) * D / 2; i += THREADS) {
     const int which = i / (D / 2), pair = i % (D / 2);
-    float sine, cosine;
-    sincosf(static_cast<float>(position) / periods[pair], &sine, &cosine);
     const T* from = given + (which < G ? head * G + which : H + head) * D + pair;
     const float a = static_cast<float>(from[0]), b = static_cast<float>(from[D / 2]);
+    float sine, cosine;
+    sincosf(static_cast<float>(position) / periods[pair], &sine, &cosine);
     const T left = static_cast<T>(a * cosine - b * sine);
     const T right = static_cast<T>(a * sine + b * cosine);
     if (which < G) {
@@ -64,13 +87,12 @@ _ATTEND = """
   }
   if (own) {
     for (int i = threadIdx.x; i < D; i += THREADS) {
-      const T value = given[(H + KV + head) * D + i];
-      const_cast<T*>(values)[slot + (long long)position * D + i] = value;
-      new_value[i] = static_cast<float>(value);
+      const T one = given[(H + KV + head) * D + i];
+      const_cast<T*>(values)[slot + (long long)position * D + i] = one;
+      new_value[i] = static_cast<float>(one);
     }
   }
   __syncthreads();
-  const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
   float query[G][8], read[G][8], top[G], total[G];
 #pragma unroll
   for (int g = 0; g < G; ++g) {
@@ -82,35 +104,29 @@ _ATTEND = """
       read[g][j] = 0.0f;
     }
   }
-  const uint4* from_keys = reinterpret_cast<const uint4*>(keys + slot) + lane;
-  const uint4* from_values = reinterpret_cast<const uint4*>(values + slot) + lane;
-  for (int at = start; at < cached; at += GROUPS * U) {
-    uint4 key[U], value[U];
-    bool there[U];
+  auto product = [&](const float (&k)[8], int g) {
+    float sum = 0.0f;
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int token = at + u * GROUPS + group;
-      there[u] = token < cached;
-      const long long offset = (long long)(there[u] ? token : start) * LANES;
-      key[u] = from_keys[offset];
-      value[u] = from_values[offset];
-    }
+    for (int j = 0; j < 8; ++j) sum = fmaf(query[g][j], k[j], sum);
+#pragma unroll
+    for (int far = LANES / 2; far; far /= 2) sum += __shfl_xor_sync(~0u, sum, far);
+    return sum;
+  };
+  for (int at = start; at < cached; at += AT_ONCE) {
+    uint4 next_key[U], next_value[U];
+    if (at + AT_ONCE < cached) load(at + AT_ONCE, next_key, next_value);
     float score[U][G];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
+      const bool there = at + u * GROUPS + group < cached;
       float k[8];
       widen<T>(key[u], k);
 #pragma unroll
       for (int g = 0; g < G; ++g) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum = fmaf(query[g][j], k[j], sum);
-#pragma unroll
-        for (int far = LANES / 2; far; far /= 2) sum += __shfl_xor_sync(~0u, sum, far);
-        score[u][g] = there[u] ? sum : -1e30f;
+        const float sum = product(k, g);
+        score[u][g] = there ? sum : -1e38f;
       }
     }
-    float weight[U][G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       float best = top[g];
@@ -123,8 +139,8 @@ _ATTEND = """
       for (int j = 0; j < 8; ++j) read[g][j] *= less;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        weight[u][g] = there[u] ? exp2f(score[u][g] - best) : 0.0f;
-        total[g] += weight[u][g];
+        score[u][g] = exp2f(score[u][g] - best);
+        total[g] += score[u][g];
       }
     }
 #pragma unroll
@@ -134,17 +150,21 @@ _ATTEND = """
 #pragma unroll
       for (int g = 0; g < G; ++g)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) read[g][j] = fmaf(weight[u][g], v[j], read[g][j]);
+        for (int j = 0; j < 8; ++j) read[g][j] = fmaf(score[u][g], v[j], read[g][j]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      key[u] = next_key[u];
+      value[u] = next_value[u];
     }
   }
-  if (own && threadIdx.x < 32) {
+  if (own && warp == 0) {
+    float k[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) k[j] = new_key[lane * 8 + j];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sum = fmaf(query[g][j], new_key[lane * 8 + j], sum);
-#pragma unroll
-      for (int far = LANES / 2; far; far /= 2) sum += __shfl_xor_sync(~0u, sum, far);
+      const float sum = product(k, g);
       if (group == 0) {
         const float best = fmaxf(top[g], sum);
         const float less = exp2f(top[g] - best), weight = exp2f(sum - best);
@@ -159,19 +179,35 @@ _ATTEND = """
   }
 #pragma unroll
   for (int g = 0; g < G; ++g) {
-    if (lane == 0) {
-      tops[group * G + g] = top[g];
-      totals[group * G + g] = total[g];
-    }
+    float best = top[g];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) reads[(group * G + g) * D + lane * 8 + j] = read[g][j];
+    for (int far = LANES; far < 32; far *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, far));
+    const float less = exp2f(top[g] - best);
+    total[g] *= less;
+#pragma unroll
+    for (int far = LANES; far < 32; far *= 2) total[g] += __shfl_xor_sync(~0u, total[g], far);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      read[g][j] *= less;
+#pragma unroll
+      for (int far = LANES; far < 32; far *= 2) {
+        read[g][j] += __shfl_xor_sync(~0u, read[g][j], far);
+      }
+      if (threadIdx.x % 32 < LANES) reads[(warp * G + g) * D + lane * 8 + j] = read[g][j];
+    }
+    if (threadIdx.x % 32 == 0) {
+      tops[warp * G + g] = best;
+      totals[warp * G + g] = total[g];
+    }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int g = i / D, d = i % D;
     float best = -1e30f, sum = 0.0f, whole = 0.0f;
-    for (int k = 0; k < GROUPS; ++k) best = fmaxf(best, tops[k * G + g]);
-    for (int k = 0; k < GROUPS; ++k) {
+#pragma unroll
+    for (int k = 0; k < WARPS; ++k) best = fmaxf(best, tops[k * G + g]);
+#pragma unroll
+    for (int k = 0; k < WARPS; ++k) {
       const float less = exp2f(tops[k * G + g] - best);
       sum += less * reads[(k * G + g) * D + d];
       whole += less * totals[k * G + g];
@@ -180,27 +216,48 @@ _ATTEND = """
     if constexpr (PARTS == 1) {
       out[asking * D + d] = static_cast<T>(sum / whole);
     } else {
-      out[(asking * PARTS + part) * (D + 2) + d] = sum;
+      float* to = parts + (asking * PARTS + part) * (D + 2);
+      to[d] = sum;
       if (d == 0) {
-        out[(asking * PARTS + part) * (D + 2) + D] = best;
-        out[(asking * PARTS + part) * (D + 2) + D + 1] = whole;
+        to[D] = best;
+        to[D + 1] = whole;
       }
     }
   }
-"""
-
-_JOIN = """
-  const int asking = blockIdx.x, d = threadIdx.x;
-  const int used = positions[asking / H] / (CAP / PARTS) + 1;
-  const float* from = parts + (long long)asking * PARTS * (D + 2);
-  float best = -1e30f, sum = 0.0f, whole = 0.0f;
-  for (int k = 0; k < used; ++k) best = fmaxf(best, from[k * (D + 2) + D]);
-  for (int k = 0; k < used; ++k) {
-    const float less = exp2f(from[k * (D + 2) + D] - best);
-    sum += less * from[k * (D + 2) + d];
-    whole += less * from[k * (D + 2) + D + 1];
+  if constexpr (PARTS > 1) {
+    __shared__ bool last;
+    __shared__ float part_tops[G * PARTS], part_totals[G * PARTS];
+    __threadfence();
+    __syncthreads();
+    const int used = position / PART + 1;
+    if (threadIdx.x == 0) {
+      int* ticket = const_cast<int*>(tickets) + row * KV + head;
+      last = atomicAdd(ticket, 1) == used - 1;
+      if (last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const float* from = parts + ((long long)row * H + head * G) * PARTS * (D + 2);
+    for (int i = threadIdx.x; i < G * used; i += THREADS) {
+      const int at = i / used * PARTS + i % used;
+      part_tops[at] = __ldcg(from + at * (D + 2) + D);
+      part_totals[at] = __ldcg(from + at * (D + 2) + D + 1);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < G * D; i += THREADS) {
+      const int g = i / D, d = i % D;
+      float best = -1e30f, sum = 0.0f, whole = 0.0f;
+      for (int k = 0; k < used; ++k) best = fmaxf(best, part_tops[g * PARTS + k]);
+#pragma unroll 4
+      for (int k = 0; k < used; ++k) {
+        const float less = exp2f(part_tops[g * PARTS + k] - best);
+        sum += less * __ldcg(from + (g * PARTS + k) * (D + 2) + d);
+        whole += less * part_totals[g * PARTS + k];
+      }
+      out[((long long)row * H + head * G + g) * D + d] = static_cast<T>(sum / whole);
+    }
   }
-  out[(long long)asking * D + d] = static_cast<T>(sum / whole);
 """
 
 
@@ -215,14 +272,28 @@ def serves(*, heads: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> bool
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where each row's token goes: int32 [N] slots and positions of the arrays that hold them."""
+class Cutting:
+    """How the work is cut."""
 
-    slots: mx.array
-    positions: mx.array
+    parts: int
+    """Parts of a row's capacity, each a block's."""
+    threads: int
+    """Threads of a block."""
+    loads: int
+    """Tokens whose loads each thread has under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where each row's token goes."""
+
+    places: mx.array
+    """int32 [2, N or more]: slots, then positions; computed, since those of the host are slow."""
     keys: mx.array
     """`[slots, kv_heads, capacity, head_dim]`, as the values."""
     values: mx.array
+    tickets: mx.array
+    """int32 [N * kv_heads or more], zero; of this kernel alone while it runs."""
 
 
 def attend_in_place(
@@ -234,59 +305,63 @@ def attend_in_place(
     positions per radian of each pair. Keys and values hold the tokens once the result has been
     evaluated.
     """
-    positions, keys = at.positions, at.keys
     rows = joined.shape[0]
-    _, kv_heads, capacity, head_dim = keys.shape
-    parts = _parts(rows * kv_heads, capacity)
-    # Twice the threads where a block has a row to itself.
-    threads = 256 if parts == 1 and heads // kv_heads <= WIDE_SHARED_MAX else 128
-    sizes = [("H", heads), ("CAP", capacity), ("PARTS", parts), ("D", head_dim)]
-    whole = (rows, heads * head_dim)
-    (read,) = _attend_kernel(scale)(
-        inputs=[joined, positions, at.slots, periods, keys, at.values],
-        output_shapes=[whole if parts == 1 else (rows, heads, parts, head_dim + 2)],
-        output_dtypes=[keys.dtype if parts == 1 else mx.float32],
-        grid=(parts * threads, kv_heads, rows),
-        threadgroup=(threads, 1, 1),
-        template=[("T", keys.dtype), ("KV", kv_heads), ("THREADS", threads), *sizes],
+    _, kv_heads, capacity, head_dim = at.keys.shape
+    cut = cutting(rows * kv_heads, capacity, shared=heads // kv_heads)
+    read, _ = _kernel(scale)(
+        inputs=[joined, at.places, periods, at.keys, at.values, at.tickets],
+        output_shapes=[
+            (rows, heads * head_dim),
+            (rows, heads, cut.parts, head_dim + 2) if cut.parts > 1 else (1,),
+        ],
+        output_dtypes=[at.keys.dtype, mx.float32],
+        grid=(cut.parts * cut.threads, kv_heads, rows),
+        threadgroup=(cut.threads, 1, 1),
+        template=[
+            ("T", at.keys.dtype),
+            ("H", heads),
+            ("KV", kv_heads),
+            ("D", head_dim),
+            ("CAP", capacity),
+            ("PARTS", cut.parts),
+            ("THREADS", cut.threads),
+            ("U", cut.loads),
+            ("STRIDE", at.places.shape[1]),
+        ],
     )
-    if parts == 1:
-        return read
-    (result,) = _join_kernel()(
-        inputs=[read, positions],
-        output_shapes=[whole],
-        output_dtypes=[keys.dtype],
-        grid=(rows * heads * head_dim, 1, 1),
-        threadgroup=(head_dim, 1, 1),
-        template=[("T", keys.dtype), *sizes],
-    )
-    return result
+    return read
 
 
-def _parts(blocks: int, capacity: int) -> int:
-    """Return into how many parts a row is cut: a power of two that divides the capacity."""
+def cutting(blocks: int, capacity: int, *, shared: int) -> Cutting:
+    """Return how so many rows' heads of keys are shared out; parts divide the capacity."""
     parts = 1
-    while blocks * parts < BLOCKS_ENOUGH and capacity % (parts * 2 * PART_TOKENS_MIN) == 0:
+    while (
+        blocks * parts < BLOCKS_ENOUGH
+        and parts < PARTS_MAX
+        and capacity % (parts * 2 * PART_TOKENS_MIN) == 0
+    ):
         parts *= 2
-    return parts
+    wide = parts > 1 or capacity >= LONG_CAPACITY
+    threads = 256 if wide and shared <= WIDE_SHARED_MAX else 128
+    return Cutting(parts=parts, threads=threads, loads=4)
 
 
 @cache
-def _attend_kernel(scale: float) -> Kernel:
-    return mx.fast.cuda_kernel(
+def tickets_of(part: int, count: int) -> mx.array:
+    """Return tickets of which each part of a pass, running beside the others, has its own."""
+    del part
+    tickets = mx.zeros(max(count, TICKETS_MIN), dtype=mx.int32)
+    mx.eval(tickets)
+    return tickets
+
+
+@cache
+def _kernel(scale: float) -> Kernel:
+    made = mx.fast.cuda_kernel(
         name="decode_attention",
-        input_names=["joined", "positions", "slots", "periods", "keys", "values"],
-        output_names=["out"],
+        input_names=["joined", "places", "periods", "keys", "values", "tickets"],
+        output_names=["out", "parts"],
         source=_ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f"),
         header=WIDEN,
     )
-
-
-@cache
-def _join_kernel() -> Kernel:
-    return mx.fast.cuda_kernel(
-        name="decode_attention_join",
-        input_names=["parts", "positions"],
-        output_names=["out"],
-        source=_JOIN,
-    )
+    return cast("Kernel", made)

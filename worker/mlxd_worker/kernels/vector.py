@@ -9,6 +9,7 @@ Invariants:
 
 from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import mlx.core as mx
 
@@ -16,6 +17,9 @@ from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
 
 LOAD_VALUES = 256
 """Values that a warp loads at once: widths are multiples of it."""
+
+PAIRED_OUTPUTS_MIN = 4096
+"""From so many outputs on a warp takes two: there are enough for all warps."""
 
 NORM_WIDTH_MAX = 16384
 """The widest input whose norm a block keeps at hand."""
@@ -31,8 +35,6 @@ class Tiling:
     """Loads of each row that are under way."""
     warps: int = 8
     """Warps of a block."""
-    blocks_max: int = 0
-    """Blocks, each going on to further outputs; 0: as many as there is work for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,21 @@ class Norm:
 
 _SOURCE = """
   constexpr int STEPS = K / 256, THREADS = 32 * WARPS, ROWS = GATED ? 2 * OUTS : OUTS;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = gridDim.x * WARPS * OUTS;
-  int first = (blockIdx.x * WARPS + warp) * OUTS;
-  const uint4* from = reinterpret_cast<const uint4*>(matrix) + lane;
+  constexpr int UNROLLED = 2;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = (blockIdx.x * WARPS + warp) * OUTS;
+  const uint4* rows[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const int output = min(first + (GATED ? r / 2 : r), N - 1);
+    const long long row = GATED && r % 2 ? (long long)output + N : output;
+    rows[r] = reinterpret_cast<const uint4*>(matrix) + row * (K / 8) + lane;
+  }
   uint4 now[ROWS][U];
-  auto load = [&](uint4 (&into)[ROWS][U], int output, int step) {
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      const int which = min(output + (GATED ? r / 2 : r), N - 1);
-      const long long row = GATED && r % 2 ? (long long)which + N : which;
+  for (int u = 0; u < U; ++u)
 #pragma unroll
-      for (int u = 0; u < U; ++u) into[r][u] = __ldcs(from + row * (K / 8) + 32 * (step + u));
-    }
-  };
-  if (first < N) load(now, first, 0);
+    for (int r = 0; r < ROWS; ++r) now[r][u] = __ldcs(rows[r] + 32 * u);
   const uint4* given = reinterpret_cast<const uint4*>(input);
   __shared__ uint4 normed[NORMED ? K / 8 : 1];
   if constexpr (NORMED) {
@@ -93,50 +96,52 @@ _SOURCE = """
     }
     __syncthreads();
   }
-  for (; first < N; first += stride) {
-    float sums[ROWS];
+  float sums[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
-    for (int step = 0; step < STEPS; step += U) {
-      uint4 next[ROWS][U];
-      const bool last = step + U >= STEPS;
-      const int then = last ? first + stride : first;
-      if (then < N) load(next, then, last ? 0 : step + U);
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const int at = 32 * (step + u) + lane;
-        float x[8];
-        widen<T>(NORMED ? normed[at] : __ldg(given + at), x);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          float w[8];
-          widen<T>(now[r][u], w);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sums[r] = fmaf(w[j], x[j], sums[r]);
-        }
-      }
+  for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
+#pragma unroll UNROLLED
+  for (int step = 0; step < STEPS; step += U) {
+    uint4 next[ROWS][U];
+    if (step + U < STEPS) {
 #pragma unroll
       for (int u = 0; u < U; ++u)
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) now[r][u] = next[r][u];
+        for (int r = 0; r < ROWS; ++r) next[r][u] = __ldcs(rows[r] + 32 * (step + U + u));
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r)
+    for (int u = 0; u < U; ++u) {
+      const int at = 32 * (step + u) + lane;
+      float x[8];
+      widen<T>(NORMED ? normed[at] : __ldg(given + at), x);
 #pragma unroll
-      for (int far = 16; far; far /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], far);
-    if (lane == 0) {
+      for (int r = 0; r < ROWS; ++r) {
+        float w[8];
+        widen<T>(now[r][u], w);
 #pragma unroll
-      for (int o = 0; o < OUTS; ++o) {
-        if (first + o >= N) break;
-        float sum = sums[GATED ? 2 * o : o];
-        if constexpr (GATED) {
-          const float gate = static_cast<float>(static_cast<T>(sum));
-          const float up = static_cast<float>(static_cast<T>(sums[GATED ? 2 * o + 1 : 0]));
-          sum = gate / (1.0f + __expf(-gate)) * up;
-        }
-        if constexpr (ADDED) sum += static_cast<float>(residual[first + o]);
-        out[first + o] = static_cast<OUT>(sum);
+        for (int j = 0; j < 8; ++j) sums[r] = fmaf(w[j], x[j], sums[r]);
       }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) now[r][u] = next[r][u];
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+    for (int far = 16; far; far /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], far);
+  if (lane == 0) {
+#pragma unroll
+    for (int o = 0; o < OUTS; ++o) {
+      if (first + o >= N) break;
+      float sum = sums[GATED ? 2 * o : o];
+      if constexpr (GATED) {
+        const float gate = static_cast<float>(static_cast<T>(sum));
+        const float up = static_cast<float>(static_cast<T>(sums[GATED ? 2 * o + 1 : 0]));
+        sum = gate / (1.0f + __expf(-gate)) * up;
+      }
+      if constexpr (ADDED) sum += static_cast<float>(residual[first + o]);
+      out[first + o] = static_cast<OUT>(sum);
     }
   }
 """
@@ -163,7 +168,6 @@ def row_times(
     residual: mx.array | None = None,
     gated: bool = False,
     wide: bool = False,
-    tiling: Tiling | None = None,
 ) -> mx.array:
     """Return `row` [1, K], normalised where `norm` says so, times `matrix`^T; lazy.
 
@@ -173,13 +177,13 @@ def row_times(
     outputs, inputs = matrix.shape
     if gated:
         outputs //= 2
-    cut = tiling or _tiling(outputs, inputs, gated=gated)
+    cut = _tiling(outputs, inputs, gated=gated)
     blocks = -(-outputs // (cut.warps * cut.outputs))
-    if cut.blocks_max:
-        blocks = min(blocks, cut.blocks_max)
     threads = 32 * cut.warps
     kernel = _kernel(
-        normed=norm is not None, added=residual is not None, eps=0.0 if norm is None else norm.eps
+        normed=norm is not None,
+        added=residual is not None,
+        eps=0.0 if norm is None else norm.eps,
     )
     arrays = [row, matrix]
     if norm is not None:
@@ -212,15 +216,21 @@ def row_times(
 def _tiling(outputs: int, inputs: int, *, gated: bool) -> Tiling:
     steps = inputs // LOAD_VALUES
     loads = next(count for count in (4, 2, 1) if steps % count == 0)
-    return Tiling(outputs=1 if gated or outputs < 4096 else 2, loads=loads)
+    return Tiling(outputs=1 if gated or outputs < PAIRED_OUTPUTS_MIN else 2, loads=loads)
 
 
 @cache
 def _kernel(*, normed: bool, added: bool, eps: float) -> Kernel:
-    names = ["input", "matrix"] + ["norm"] * normed + ["residual"] * added
-    absent = [name for name in ("norm", "residual") if name not in names]
+    optional = {"norm": normed, "residual": added}
+    names = ["input", "matrix", *(name for name, given in optional.items() if given)]
+    absent = [name for name, given in optional.items() if not given]
     source = "".join(f"const T* {name} = nullptr;\n" for name in absent) + _SOURCE
     source = source.replace("EPS_VALUE", f"{eps:.9e}f")
-    return mx.fast.cuda_kernel(
-        name="row_times", input_names=names, output_names=["out"], source=source, header=WIDEN
+    made = mx.fast.cuda_kernel(
+        name="row_times",
+        input_names=names,
+        output_names=["out"],
+        source=source,
+        header=WIDEN,
     )
+    return cast("Kernel", made)

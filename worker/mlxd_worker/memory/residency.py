@@ -70,6 +70,8 @@ class Packed:
     """The packed values."""
     values: int
     """Scales, offsets, and all that is not packed."""
+    unpacked_values: int
+    """The most that is unpacked at once, for a pass of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +199,14 @@ def _need(plan: ResidencyPlan) -> str:
 
 
 def _terms(demand: Demand, form: FloatType, *, packed: bool) -> tuple[Term, ...]:
-    weights_nbytes = demand.weight_values * form.nbytes
+    weights_nbytes, unpacked = demand.weight_values * form.nbytes, 0
     if packed and demand.packed is not None:
         weights_nbytes = demand.packed.words_nbytes + demand.packed.values * form.nbytes
+        unpacked = demand.packed.unpacked_values
     return (
         Term("weights", weights_nbytes),
         Term(KV_TERM, demand.caches.nbytes(form.nbytes)),
-        Term("activations", demand.activation_values * form.nbytes),
+        Term("activations", (demand.activation_values + unpacked) * form.nbytes),
         Term("logits", demand.logits_values * FloatType.F32.nbytes),
         Term(POOL_TERM, POOL_NBYTES),
     )

@@ -84,6 +84,11 @@ class Model(Protocol):
         ...
 
     @property
+    def decodes_in_place(self) -> bool:
+        """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
+        return False
+
+    @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """What each layer's attention remembers; None for a layer that does not attend."""
         ...

@@ -16,34 +16,27 @@ from mlxd_worker.models.linear import Linear, Projection
 
 def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array:
     """Return the projection of the normalised rows."""
-    plain = matrix_of(projection)
+    plain = _plain(projection)
     if plain is not None and served_by_row(rows, plain, norm):
         return row_times(rows, plain, norm=norm)
     return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
 
 
-def added(
-    residual: mx.array, rows: mx.array, projection: Projection, *, then: Projection
-) -> mx.array:
-    """Return `residual` + the projection of `rows`; `then` is the projection used next."""
-    plain = matrix_of(projection)
+def added(residual: mx.array, rows: mx.array, projection: Projection) -> mx.array:
+    """Return `residual` + the projection of `rows`."""
+    plain = _plain(projection)
     if plain is not None and served_by_row(rows, plain):
-        return row_times(rows, plain, residual=residual, then=matrix_of(then))
+        return row_times(rows, plain, residual=residual)
     if plain is not None and runs_cuda():
         return mx.addmm(residual, rows, plain.T)
     return residual + projection(rows)
 
 
-def gated(
-    rows: mx.array, norm: Norm, gate_up: Projection, *, width: int, then: Projection
-) -> mx.array:
-    """Return `silu(g) * u`, g and u being the halves of the normalised rows' projection.
-
-    width: of a half. then: the projection used next.
-    """
-    plain = matrix_of(gate_up)
+def gated(rows: mx.array, norm: Norm, gate_up: Projection, *, width: int) -> mx.array:
+    """Return `silu(g) * u`, g and u being the halves of the normalised rows' projection."""
+    plain = _plain(gate_up)
     if plain is not None and served_by_row(rows, plain, norm):
-        return row_times(rows, plain, norm=norm, gated=True, then=matrix_of(then))
+        return row_times(rows, plain, norm=norm, gated=True)
     both = gate_up(mx.fast.rms_norm(rows, norm.weight, norm.eps))
     return gated_halves(both, width=width)
 
@@ -61,13 +54,13 @@ def gated_halves(both: mx.array, *, width: int) -> mx.array:
 
 def logits_of(hidden: mx.array, head: Projection) -> mx.array:
     """Return the head's products as float32."""
-    plain = matrix_of(head)
+    plain = _plain(head)
     if plain is not None and served_by_row(hidden, plain):
         return row_times(hidden, plain, wide=True)
     return head(hidden).astype(mx.float32)
 
 
-def matrix_of(projection: Projection) -> mx.array | None:
+def _plain(projection: Projection) -> mx.array | None:
     """Return the matrix of a projection that is nothing else; None for any other."""
     if isinstance(projection, Linear) and projection.bias is None:
         return projection.weight

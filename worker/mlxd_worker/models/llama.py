@@ -25,8 +25,8 @@ from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec,
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
 from mlxd_worker.models.fused import added, gated, logits_of, normed_times
-from mlxd_worker.models.linear import Projection, named_arrays
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.linear import PackedLinear, Projection, named_arrays, packed_rows_max
+from mlxd_worker.models.packing import UNPACKED_LAYERS, Packing
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -60,7 +60,8 @@ class LlamaModel(Model):
         self._scale = config.head_dim**-0.5
         periods = config.rope.periods(config.head_dim)
         self._rope_periods = None if periods is None else mx.array(periods, dtype=mx.float32)
-        self._decodes_in_place = not config.rope.interleaved and serves(
+        self._packed = any(isinstance(layer.gate_up, PackedLinear) for layer in self._layers)
+        self._in_place = not config.rope.interleaved and serves(
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
@@ -83,6 +84,11 @@ class LlamaModel(Model):
         return self._embedding.dtype
 
     @property
+    def decodes_in_place(self) -> bool:
+        """Whether the kernel for that serves this shape, on this device."""
+        return self._in_place
+
+    @property
     def attention(self) -> tuple[AttentionGeometry, ...]:
         """Each layer's keys and values."""
         config = self.config
@@ -101,10 +107,14 @@ class LlamaModel(Model):
             dtype=self.dtype,
         )
         rows = self._embedding.lookup(batch.tokens.reshape(-1))
-        for layer, cache in zip(self._layers, caches.layers, strict=True):
+        # A GPU holds what is unpacked until it is done: not of all layers at once.
+        unpacks = self._packed and plan.width > 1 and rows.shape[0] > packed_rows_max()
+        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             read = self._attend(layer, rows, as_attention(cache), plan, batch.offsets)
             rows = added(rows, read, layer.output)
             rows = added(rows, self._gated(layer, rows), layer.down)
+            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
+                mx.eval(rows)
         return mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -129,7 +139,7 @@ class LlamaModel(Model):
         config = self.config
         norm = Norm(layer.attention_norm, config.norm_eps)
         joined = normed_times(rows, norm, layer.qkv)
-        if plan.in_place and isinstance(cache, KVCache) and self._decodes_in_place:
+        if plan.in_place and isinstance(cache, KVCache) and self._in_place:
             periods = plan.shared(("periods",), self._periods)
             return cache.attend_joined(joined, periods, plan, heads=config.heads, scale=self._scale)
         heads = config.heads + 2 * config.kv_heads

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from mlxd_worker.memory.residency import FloatType, Packed
 from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.config import architecture_of, read_config
-from mlxd_worker.models.packing import WORD_BITS, WORD_DTYPE, Packing
+from mlxd_worker.models.packing import UNPACKED_LAYERS, WORD_BITS, WORD_DTYPE, Packing
 from mlxd_worker.models.reader import Progress, Reader, some_names
 from mlxd_worker.models.registry import REGISTRY, Registry
+
+LAYER_PREFIX = "model.layers."
 
 DTYPES = {
     FloatType.F32: mx.float32,
@@ -56,7 +59,21 @@ class ModelFiles:
         if not words:
             return None
         values = sum(math.prod(spec.shape) for spec in kept if not spec.packed)
-        return Packed(words_nbytes=words * WORD_BITS // 8, values=values)
+        return Packed(
+            words_nbytes=words * WORD_BITS // 8,
+            values=values,
+            unpacked_values=UNPACKED_LAYERS * self._layer_values(),
+        )
+
+    def _layer_values(self) -> int:
+        """Return how many values the largest layer has, once unpacked."""
+        sizes: Counter[str] = Counter()
+        for spec in self.architecture.tensors(self.config):
+            if spec.required and spec.packing is not None:
+                layer, found, _ = spec.name.removeprefix(LAYER_PREFIX).partition(".")
+                if spec.name.startswith(LAYER_PREFIX) and found:
+                    sizes[layer] += math.prod(spec.shape)
+        return max(sizes.values(), default=0)
 
     @property
     def stored(self) -> FloatType:

@@ -21,7 +21,8 @@ from typing import Final
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
-from mlxd_worker.engine.forward import decode, made_ready
+from mlxd_worker.engine.ahead import Decoder
+from mlxd_worker.engine.forward import made_ready
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.speculation.depth import (
     PLAIN,
@@ -81,6 +82,7 @@ class Speculator:
         depth_default: the most tokens that a row guesses whose request leaves it open; 0 for none.
         """
         self.counts = counts or SpeculationCounts()
+        self.decoder = Decoder(model, caches)
         self._model = model
         self._caches = caches
         self._clock = clock
@@ -98,27 +100,29 @@ class Speculator:
         """Whether the model's caches can go back at all."""
         return Kind.RECURRENT not in self._caches.contents.kinds
 
-    def decode(self, rows: Sequence[Row]) -> list[Run]:
+    def decode(self, rows: Sequence[Row], *, ahead: bool = False) -> list[Run]:
         """Evaluate each row's next token, and guesses where that pays; return the rows' runs.
 
-        Whoever judges them tells `verify.settle`.
+        ahead: whether the same rows will decode next, as far as anybody knows. Whoever judges them
+        tells `verify.settle`.
         """
         found = self._guesses(rows)
         choice = self._choice(rows, found)
         if choice.width == 1:
-            runs = self._plain(rows)
+            runs = self._plain(rows, ahead=ahead)
         else:
+            self.decoder.drop()
             guessing = [row for row in rows if row.id in found] if choice.apart else rows
             runs = self._wide(guessing, _cut(found, choice.width - 1), width=choice.width)
             if len(guessing) < len(rows):
-                runs += self._plain([row for row in rows if row.id not in found])
+                runs += self._plain([row for row in rows if row.id not in found], ahead=False)
         self._learn(runs, found)
         return runs
 
-    def _plain(self, rows: Sequence[Row]) -> list[Run]:
+    def _plain(self, rows: Sequence[Row], *, ahead: bool) -> list[Run]:
         rows = made_ready(self._caches, rows)
         started_s = self._clock()
-        drawn = decode(self._model, self._caches, rows)
+        drawn = self.decoder.decode(rows, ahead=ahead)
         self._controller.ran(len(rows), 1, self._clock() - started_s)
         return [Run(row, (it,), row.offset - 1) for row, it in zip(rows, drawn, strict=True)]
 

@@ -1,0 +1,172 @@
+"""A step dispatched before the last one is read: the same streams, and never where it may not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.compiled import CompiledModel
+from mlxd_worker.engine.loop import Engine, Limits
+from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.engine.speculation.speculator import Speculator
+from mlxd_worker.models.base import Model
+from tests.support.engines import GREEDY, Collected
+from tests.worker.tiny import config_with, load, write_model
+
+CONTEXT, ROWS_MAX = 512, 4
+SAMPLED = replace(GREEDY, temperature=0.9, top_k=20, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def _traced_each_time() -> Iterator[None]:
+    """Run what would be compiled as it is written: a CPU's compiler is not what is tested."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+class InPlace(CompiledModel):
+    """Claims what only CUDA has: elsewhere running ahead copies, which costs time alone."""
+
+    @property
+    def in_place(self) -> bool:
+        """Say so."""
+        return True
+
+
+class Silent:
+    """A decoder for ids that have no text."""
+
+    def push(self, token_id: int) -> str:
+        """Take an id."""
+        del token_id
+        return ""
+
+    def finish(self) -> str:
+        """End."""
+        return ""
+
+
+class Served:
+    """An engine on a tiny model, running ahead or not."""
+
+    def __init__(self, model: Model, kind: type[CompiledModel]) -> None:
+        self.caches = RowCaches(
+            model.new_caches(context_max=CONTEXT),
+            context_max=CONTEXT,
+            rows_max=ROWS_MAX,
+            bounded_shapes=True,
+        )
+        used = kind(model, self.caches)
+        speculator = Speculator(used, self.caches, clock=time.monotonic, depth_default=0)
+        self.decoder = speculator.decoder
+        self.engine = Engine(
+            used,
+            self.caches,
+            lambda request: Silent(),
+            Limits(context_length=CONTEXT, rows_max=ROWS_MAX),
+            speculator=speculator,
+        )
+        self.aheads = 0
+        self._streams = 0
+
+    def submit(self, prompt: tuple[int, ...], **given: Any) -> Collected:
+        """Submit a greedy stream of 12 tokens unless told otherwise."""
+        self._streams += 1
+        sink = Collected()
+        values: dict[str, Any] = {
+            "sampling": GREEDY,
+            "max_tokens": 12,
+            "stop": (),
+            "stop_token_ids": frozenset(),
+            "eos_ids": frozenset(),
+            "skip_special_tokens": False,
+            "submitted_s": time.monotonic(),
+        }
+        request = Submit(
+            stream=StreamId(self._streams), prompt=prompt, sink=sink, **{**values, **given}
+        )
+        self.engine.submit(request)
+        return sink
+
+    def steps(self, count: int) -> None:
+        """Do some steps, counting those after which another is under way."""
+        for _ in range(count):
+            if self.engine.busy:
+                self.engine.step()
+                self.aheads += self.decoder.ahead
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(write_model(tmp_path_factory.mktemp("model"), config_with()))
+
+
+def mixed(served: Served) -> list[Collected]:
+    """Serve streams that join, end in different ways, cross a class, and are cancelled."""
+    first = served.submit((1, 2, 3), max_tokens=30)
+    served.steps(5)
+    ends = served.submit((4, 5), sampling=SAMPLED, eos_ids=frozenset(range(0, 60, 3)))
+    crosses = served.submit(tuple(range(7, 57)) * 5, sampling=SAMPLED, max_tokens=20)
+    served.steps(6)
+    served.submit((9,), max_tokens=40)
+    served.steps(4)
+    served.engine.cancel(StreamId(4))
+    penalised = served.submit((6, 6), sampling=replace(GREEDY, frequency_penalty=1.5))
+    late = [served.submit((20 + n, 3), max_tokens=n) for n in range(1, 7)]
+    served.steps(200)
+    assert not served.engine.busy
+    return [first, ends, crosses, penalised, *late]
+
+
+def test_streams_are_the_same_a_step_ahead(model: Model) -> None:
+    """Whoever joins, ends, is cancelled or moves meanwhile, every stream gets the same tokens."""
+    ahead, plain = Served(model, InPlace), Served(model, CompiledModel)
+
+    told, expected = mixed(ahead), mixed(plain)
+
+    assert [sink.drawn for sink in told] == [sink.drawn for sink in expected]
+    assert [sink.reason for sink in told] == [sink.reason for sink in expected]
+    assert ahead.aheads > 10
+    assert plain.aheads == 0
+    assert ahead.caches.nbytes == 0, "rows that ended left nothing"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sampling": replace(GREEDY, presence_penalty=0.5)},
+        {"top_logprobs": 2},
+        {"max_tokens": 1},
+    ],
+    ids=["penalties", "log-probabilities", "last token"],
+)
+def test_no_step_is_under_way_that_needs_the_token_before(
+    model: Model, given: dict[str, Any]
+) -> None:
+    """What the host must decide first keeps all rows of its step from running ahead."""
+    served = Served(model, InPlace)
+    served.submit((1, 2, 3), **given)
+    served.steps(1)
+    assert not served.decoder.ahead
+    served.steps(50)
+    assert served.aheads == 0
+
+
+def test_a_row_at_its_class_s_end_waits_to_move(model: Model) -> None:
+    """A move changes arrays that the step under way refers to, so it comes first."""
+    served = Served(model, InPlace)
+    served.submit(tuple(range(50)) * 5, max_tokens=20)  # 250 tokens of a capacity of 256
+    seen = []
+    for _ in range(8):
+        served.steps(1)
+        seen.append(served.decoder.ahead)
+    assert seen.count(False) == 1
+    assert seen[0]
+    assert seen[-1]
