@@ -185,9 +185,10 @@ def _changed(step: Step) -> Floats:
 
 
 def _log_odds(part: Any, whole: Any) -> Floats:
-    """Return log(part / (whole - part)); inf where there is nothing else."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(part) - np.log(np.maximum(whole - part, 0.0)))
+    """Return log(part / (whole - part)); -inf for no part, inf for one that is the whole."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        odds = np.log(part) - np.log(np.maximum(whole - part, 0.0))
+    return np.where(np.asarray(part) > 0, odds, -np.inf)
 
 
 def _noise(step: Step) -> Floats:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Only where a step writes the caches in place (`CompiledModel.in_place`): anywhere else a step that
-  is dispatched while another is under way copies all keys and values (decision 0026). So it holds
+  is dispatched while another is under way copies all keys and values (decision 0019). So it holds
   no bytes but the tokens under way.
 - A row is never ahead of anything that the host must decide first: a constraint, penalties,
   log-probabilities, guesses, its last token, a move of its class. Whoever changes the caches'

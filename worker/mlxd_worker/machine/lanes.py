@@ -1,7 +1,7 @@
 """One operation's independent parts side by side on several cores, where MLX would use one.
 
 On a CPU MLX runs a stream's operations one after another, and all of them but matrix products on
-one core: of a decode step of 32 rows two thirds are attention and activations (see decision 0025).
+one core: of a decode step of 32 rows two thirds are attention and activations (see decision 0018).
 Rows, slots and heads do not need each other, so they are cut into parts, each on a stream of its
 own.
 
