@@ -149,6 +149,7 @@ class SlowRelay:
     def __init__(self, port: int, *, hold_s: float) -> None:
         self._port = port
         self._hold_s = hold_s
+        self.ended = asyncio.Event()
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
@@ -161,6 +162,7 @@ class SlowRelay:
             await pump(from_server, writer)
 
         await asyncio.gather(pump(reader, to_server), answer())
+        self.ended.set()
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -170,6 +172,8 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
             writer.write(data)
             await writer.drain()
     writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @pytest.mark.asyncio
@@ -192,4 +196,5 @@ async def test_a_server_that_is_slow_to_answer_is_waited_for() -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     relay.close()
     await server.stop(None)
+    await slow.ended.wait()
     await relay.wait_closed()

@@ -62,8 +62,9 @@ def unpack(config: Mapping[str, Any], stored: Mapping[str, mx.array]) -> dict[st
             continue
         if part == "weight" and f"{stem}.scales" in stored:
             scales, biases = stored[f"{stem}.scales"], stored[f"{stem}.biases"]
-            array = mx.dequantize(array, scales, biases, group_size=GROUP, bits=bits)  # noqa: PLW2901
-        plain[name] = array
+            plain[name] = mx.dequantize(array, scales, biases, group_size=GROUP, bits=bits)
+        else:
+            plain[name] = array
     return plain
 
 

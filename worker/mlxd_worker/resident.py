@@ -33,6 +33,7 @@ from mlxd_worker.engine.speculation.speculator import (
     SpeculationCounts,
     Speculator,
 )
+from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
 from mlxd_worker.machine.cores import available_cores
@@ -132,23 +133,6 @@ def make_resident(
     if device is DeviceKind.CUDA:
         model = CompiledModel(model, caches)
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_cache_nbytes, counts=counts)
-    make_engine = partial(
-        Engine,
-        model,
-        caches,
-        lambda request: tokenizer.detokenizer(
-            skip_special=request.skip_special_tokens, anchored=request.constraint is not None
-        ),
-        Limits(
-            context_length=context_length,
-            rows_max=rows_max,
-            kv_nbytes_max=plan.nbytes_of(KV_TERM),
-            mask_threads=min(available_cores(), config.CONSTRAINT_THREADS_MAX),
-        ),
-    )
-    report(Progress("warming up", read_nbytes, read_nbytes))
-    _check_generates(make_engine(), plan.form)
-    warm_shapes(model, caches)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
@@ -162,16 +146,42 @@ def make_resident(
         prefix_cache_nbytes=plan.prefix_cache_nbytes,
         sampling=sampling,
     )
+    make_engine = _engine_maker(model, caches, facts, kv_nbytes_max=plan.nbytes_of(KV_TERM))
+    report(Progress("warming up", read_nbytes, read_nbytes))
+    _check_generates(make_engine(), plan.form)
+    warm_shapes(model, caches)
     report(Progress("ready", read_nbytes, read_nbytes))
-    speculator = Speculator(
+    engine = make_engine(prefix=prefix, speculator=_speculator(model, caches, guesses))
+    return Resident(model, caches, prefix, engine, facts)
+
+
+def _speculator(model: Model, caches: RowCaches, counts: SpeculationCounts | None) -> Speculator:
+    return Speculator(
         model,
         caches,
         clock=time.monotonic,
         depth_default=config.SPECULATION_DEPTH_DEFAULT,
-        counts=guesses,
+        counts=counts,
     )
-    engine = make_engine(prefix=prefix, speculator=speculator)
-    return Resident(model, caches, prefix, engine, facts)
+
+
+def _engine_maker(
+    model: Model, caches: RowCaches, facts: Loaded, *, kv_nbytes_max: int
+) -> Callable[..., Engine]:
+    """Return what makes an engine of it all; `Engine`'s keyword arguments are left open."""
+    limits = Limits(
+        context_length=facts.context_length,
+        rows_max=facts.rows_max,
+        kv_nbytes_max=kv_nbytes_max,
+        mask_threads=min(available_cores(), config.CONSTRAINT_THREADS_MAX),
+    )
+
+    def decoder(request: Submit) -> TextDecoder:
+        return facts.tokenizer.detokenizer(
+            skip_special=request.skip_special_tokens, anchored=request.constraint is not None
+        )
+
+    return partial(Engine, model, caches, decoder, limits)
 
 
 def _log_plan(plan: ResidencyPlan, kv_format: KVFormat) -> None:

@@ -124,9 +124,9 @@ class ResponseFormat(_message.Message):
     EBNF_GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text, of the draft that its $schema names: 4, 6, 7, 2019-09 or 2020-12,
-    which is the default. Members come in the order of the schema. A keyword that is not served is
-    refused; one that no draft knows is an annotation. Formats of strings are enforced.
+    """A JSON schema, as JSON text, of the draft that its $schema names: 4, 6, 7, 2019-09 or
+    2020-12, which is the default. Members come in the order of the schema. A keyword that is not
+    served is refused; one that no draft knows is an annotation. Formats of strings are enforced.
     """
     json_object: _builtins.bool
     """Any JSON object."""
@@ -136,8 +136,8 @@ class ResponseFormat(_message.Message):
     """
     ebnf_grammar: _builtins.str
     """A context-free grammar in the GBNF dialect: rules `name ::= ...`, of which `root` is the
-    output; alternatives by |, "literals", [classes], ., groups in parentheses, * + ? {n,m} behind
-    an item, comments from # on.
+    output; alternatives by |, "literals", [classes], ., groups in parentheses, * + ? {n,m}
+    behind an item, comments from # on.
     """
     @_builtins.property
     def choice(self) -> Global___ChoiceFormat: ...
@@ -184,11 +184,11 @@ Global___ChoiceFormat: _TypeAlias = ChoiceFormat  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
-    """Guessing several tokens and checking them in one step. The tokens are those of plain decoding: the
-    distribution does not change, and with one seed neither do the draws. Guesses come from the prompt
-    and the output so far, and are made only while what was measured says that they pay. A request for
-    log-probabilities or with a response format, and a model with recurrent layers, is decoded
-    plainly, and so is a sliding window that has come around.
+    """Guessing several tokens and checking them in one step. The tokens are those of plain decoding:
+    the distribution does not change, and with one seed neither do the draws. Guesses come from the
+    prompt and the output so far, and are made only while what was measured says that they pay. A
+    request for log-probabilities or with a response format, and a model with recurrent layers, is
+    decoded plainly, and so is a sliding window that has come around.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
