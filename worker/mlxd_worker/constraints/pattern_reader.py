@@ -158,7 +158,7 @@ class _Reader:
                 raise self._error(f"{name} is not served", start)
         if self._take("?") and not self._take(":"):
             end = self._text.find(">", self._at)
-            name = self._text[self._at + 1 : end] if self._take("<") and end > 0 else ""
+            name = self._text[self._at : end] if self._take("<") and end > 0 else ""
             if not name.isidentifier():
                 raise self._error("a group of an unknown kind", start)
             self._at = end + 1

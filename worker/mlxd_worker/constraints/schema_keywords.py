@@ -48,11 +48,10 @@ class _Reader:
         if "$ref" in self._content and self._place.document.draft <= Draft.DRAFT_7:
             return {"$ref": self.reference("$ref", self._content["$ref"])}
         for keyword, value in self._content.items():
-            read = _READERS.get(keyword)
-            if read is not None:
-                found = read(self, keyword, value)
-                if found is not None:
-                    self._out[keyword] = found
+            if keyword in _READERS:
+                self._out[keyword] = _READERS[keyword](self, keyword, value)
+            elif keyword in _WRITERS:
+                _WRITERS[keyword](self, keyword, value)
         if self._also:
             self._out.setdefault("allOf", []).extend(self._also)
         return self._out
@@ -123,10 +122,11 @@ class _Reader:
             )
         return found
 
-    def items(self, keyword: str, value: Json) -> Schema | None:
+    def items(self, keyword: str, value: Json) -> None:
         """Take items, of which a list is what prefixItems is since 2020-12."""
         if not isinstance(value, list):
-            return self.inner(value, keyword)
+            self._out[keyword] = self.inner(value, keyword)
+            return
         if "prefixItems" in self._content:
             self._place.refuse("a list beside prefixItems", keyword)
         self._out["prefixItems"] = [
@@ -135,19 +135,18 @@ class _Reader:
         if "additionalItems" in self._content:
             rest = self._content["additionalItems"]
             self._out["items"] = self.inner(rest, "additionalItems")
-        return None
 
     def number(self, keyword: str, value: Json) -> int | float:
         return values.bound(self._place, keyword, value, least=keyword.endswith("inimum"))
 
-    def exclusive(self, keyword: str, value: Json) -> int | float | None:
+    def exclusive(self, keyword: str, value: Json) -> None:
         """Take an exclusive bound; true, as in draft 4, makes the inclusive one exclusive."""
         if not isinstance(value, bool):
-            return self.number(keyword, value)
+            self._out[keyword] = self.number(keyword, value)
+            return
         inclusive = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}[keyword]
-        if not value or inclusive not in self._content:
-            return None
-        return self.number(inclusive, self._content[inclusive])
+        if value and inclusive in self._content:
+            self._out[keyword] = self.number(inclusive, self._content[inclusive])
 
     def multiple(self, keyword: str, value: Json) -> int | float:
         return values.multiple(self._place, keyword, value)
@@ -199,7 +198,7 @@ def _demands_nothing(keyword: str, value: Json, content: Mapping[str, Any]) -> b
             return False
 
 
-_READERS: Final[Mapping[str, Callable[[_Reader, str, Any], Any]]] = {
+_READERS: Final[Mapping[str, Callable[[_Reader, str, Json], Json]]] = {
     "$ref": _Reader.reference,
     "type": _Reader.types,
     "const": _Reader.constant,
@@ -213,22 +212,25 @@ _READERS: Final[Mapping[str, Callable[[_Reader, str, Any], Any]]] = {
     "required": _Reader.required,
     "minProperties": _Reader.members_least,
     "maxProperties": _Reader.count,
-    "dependencies": _Reader.dependencies,
-    "dependentRequired": _Reader.dependencies,
-    "dependentSchemas": _Reader.dependencies,
-    "items": _Reader.items,
     "prefixItems": _Reader.schemas,
     "minItems": _Reader.items_count,
     "maxItems": _Reader.items_count,
     "minLength": _Reader.count,
     "maxLength": _Reader.count,
-    "pattern": _Reader.pattern,
-    "format": _Reader.format,
     "minimum": _Reader.number,
     "maximum": _Reader.number,
+    "multipleOf": _Reader.multiple,
+}
+"""Keywords that stay what they are, and who reads the value."""
+_WRITERS: Final[Mapping[str, Callable[[_Reader, str, Json], None]]] = {
+    "items": _Reader.items,
+    "pattern": _Reader.pattern,
+    "format": _Reader.format,
     "exclusiveMinimum": _Reader.exclusive,
     "exclusiveMaximum": _Reader.exclusive,
-    "multipleOf": _Reader.multiple,
+    "dependencies": _Reader.dependencies,
+    "dependentRequired": _Reader.dependencies,
+    "dependentSchemas": _Reader.dependencies,
     "divisibleBy": _Reader.refuse,
     "not": _Reader.refuse,
     "if": _Reader.refuse,
@@ -240,3 +242,4 @@ _READERS: Final[Mapping[str, Callable[[_Reader, str, Any], Any]]] = {
     "$dynamicRef": _Reader.refuse,
     "$recursiveRef": _Reader.refuse,
 }
+"""Keywords that are written in other words, or not served."""

@@ -43,6 +43,12 @@ class Draft(enum.IntEnum):
     DRAFT_2020_12 = 9
 
 
+_MAPS: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+"""Keywords whose members are schemas, under names of the user's."""
+_CONSTANTS: Final = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are no schemas, whatever they look like."""
 _DRAFTS: Final = {
     "json-schema.org/draft-04/schema": Draft.DRAFT_4,
     "json-schema.org/draft-06/schema": Draft.DRAFT_6,
@@ -64,7 +70,9 @@ class Document:
         self.multiples: set[Fraction] = set()
         """What numbers are to be multiples of, somewhere."""
         self._names: dict[str, str] = {}
-        self._base, self._anchors = "", dict[str, str]()
+        self._base = ""
+        self._anchors: dict[str, list[str]] | None = None
+        """The places of each anchor, once somebody has asked."""
 
     def root(self) -> Place:
         """Return the place of the whole schema."""
@@ -100,25 +108,35 @@ class Document:
         return f"#{fragment}"
 
     def _anchor(self, place: Place, name: str) -> str:
-        if not self._anchors:
-            self._collect_anchors()
-        found = self._anchors.get(name)
-        if found is None:
-            place.refuse(f"there is no anchor {name[:80]!r} in this text", "$ref")
-        return found
+        if self._anchors is None:
+            self._anchors = self._collected_anchors()
+        found = self._anchors.get(name, [])
+        if len(found) != 1:
+            problem = "is there more than once" if found else "is not there"
+            place.refuse(f"the anchor {name[:80]!r} {problem}", "$ref")
+        return found[0]
 
-    def _collect_anchors(self) -> None:
-        todo = [("#", self.content)]
+    def _collected_anchors(self) -> dict[str, list[str]]:
+        """Return the places of all anchors but those in parts with an identity of their own."""
+        anchors: dict[str, list[str]] = {}
+        todo: list[tuple[str, Json, bool]] = [("#", self.content, True)]
         while todo:
-            pointer, content = todo.pop()
-            if isinstance(content, dict):
-                for key in ("$anchor", "$id", "id"):
-                    value = content.get(key)
-                    if isinstance(value, str) and (key == "$anchor" or value[:1] == "#"):
-                        self._anchors.setdefault(value.removeprefix("#"), pointer)
-                todo += [(f"{pointer}/{_escaped(key)}", inner) for key, inner in content.items()]
-            elif isinstance(content, list):
-                todo += [(f"{pointer}/{index}", inner) for index, inner in enumerate(content)]
+            pointer, content, is_schema = todo.pop()
+            if isinstance(content, list):
+                todo += [(f"{pointer}/{i}", inner, True) for i, inner in enumerate(content)]
+            if not isinstance(content, dict):
+                continue
+            if is_schema:
+                if pointer != "#" and _is_embedded(content, self.draft):
+                    continue
+                for name in _anchors_of(content):
+                    anchors.setdefault(name, []).append(pointer)
+            todo += [
+                (f"{pointer}/{_escaped(key)}", inner, not is_schema or key not in _MAPS)
+                for key, inner in content.items()
+                if not is_schema or key not in _CONSTANTS
+            ]
+        return anchors
 
     def _find(self, place: Place, pointer: str, reference: str) -> Place:
         content, embedded = self.content, False
@@ -184,6 +202,14 @@ def _identity(content: dict[str, Any], draft: Draft) -> str | None:
     """Return the identity that a part gives itself, unless it is an anchor."""
     said = content.get("id" if draft is Draft.DRAFT_4 else "$id")
     return said if isinstance(said, str) and said.partition("#")[0] else None
+
+
+def _anchors_of(content: dict[str, Json]) -> list[str]:
+    """Return the names that a part gives itself for references within the text."""
+    names = [content.get(key) for key in ("$id", "id")]
+    found = [name[1:] for name in names if isinstance(name, str) and name[:1] == "#" and name[1:]]
+    anchor = content.get("$anchor")
+    return [*found, anchor] if isinstance(anchor, str) else found
 
 
 def _is_embedded(content: Json, draft: Draft) -> bool:

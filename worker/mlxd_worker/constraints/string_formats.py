@@ -91,7 +91,7 @@ def _uri(other: str, *, relative: bool, private: str = "") -> str:
     own = rf"a-zA-Z0-9\-._~!$&'()*+,;={other}"
     coded = "%[0-9a-fA-F]{2}"
     char = f"(?:[{own}:@]|{coded})"
-    host = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[{own}:]+)\]|(?:[{own}]|{coded})*)"
+    host = rf"(?:\[(?:{_IPV6}|[vV][0-9a-fA-F]+\.[{own}:]+)\]|(?:[{own}]|{coded})*)"
     authority = rf"//(?:(?:[{own}:]|{coded})*@)?{host}(?::[0-9]*)?"
     path = f"(?:/{char}*)*"
     tail = rf"(?:\?(?:[{own}:@/?{private}]|{coded})*)?(?:#(?:[{own}:@/?]|{coded})*)?"
