@@ -192,6 +192,17 @@ def test_unpacking_counts_as_activations() -> None:
         assert more == 2 * 128 * 1024 * rows * 4
 
 
+def test_unpacked_weights_count_where_they_stay_packed() -> None:
+    """What is unpacked for a prompt is there beside weights as stored, and beside no others."""
+    whole = replace(facts(10), item_bytes=2)
+    model = replace(whole, unpacked_values=1000)
+    for weights, more in ((Weights.STORED, 2 * 1000), (Weights.FLOAT32, 0), (Weights.BFLOAT16, 0)):
+        spec = LoadSpec(weights=weights)
+        plans = [fit.plan(each, spec, WIDE) for each in (model, whole)]
+        found, without = (named(plan)["activations"] for plan in plans)
+        assert found == without + more
+
+
 def test_eight_bits_are_suggested_only_where_heads_divide_into_groups() -> None:
     """Of heads 64 wide they make a long context fit; of heads 8 wide they cannot be had."""
     wide = replace(LONG, caches=CacheSizes(4 * 2 * 64, kv_heads=1, head_dim=64))

@@ -64,6 +64,7 @@ def test_packed_weights_are_counted_as_what_they_stand_for(tmp_path: Path) -> No
     facts = read_folder(folder).facts
     assert facts.elements == 10 * 8 * 8 + 4 * 4 * 4 + 7
     assert facts.item_bytes == 2
+    assert facts.unpacked_values == 0  # none of them in a layer
     change_config(folder, quantization=None)
     with pytest.raises(InvalidModel, match="quantization"):
         read_folder(folder)

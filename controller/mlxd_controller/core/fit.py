@@ -55,6 +55,8 @@ class ModelFacts:
     intermediate_size: int
     vocab_size: int
     context_length_max: int
+    unpacked_values: int = 0
+    """The most values of packed weights that are unpacked at once, where they stay packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: 
     """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits.
 
     Quantised keys and values are unpacked to be read: on a CPU all rows', elsewhere one prompt's.
+    Weights that stay packed are unpacked for a prompt, a few layers' at a time.
     """
     context = choice.context_length
     chunk = min(config.PREFILL_CHUNK_TOKENS, context)
@@ -259,6 +262,7 @@ def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: 
     scores = 2 * facts.heads * context
     read = kv_tokens_bound(context, choice.rows_max if on_cpu else 1)
     values = chunk * (wide + scores) + facts.caches.unpacked_values(read, choice.kv_format)
+    values += facts.unpacked_values if choice.weights is Weights.STORED else 0
     nbytes = values * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
     note = f"a prefill of {chunk} tokens against a context of {context}"
     return Term("activations", nbytes, note)

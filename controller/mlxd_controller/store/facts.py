@@ -21,6 +21,7 @@ from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.model_files import parse_json_object, read_file
+from mlxd_shared.packed_weights import unpacked_weight_values
 from mlxd_shared.requests import SamplingOptions
 from mlxd_shared.weights import TensorFact, read_model_dir
 
@@ -67,7 +68,21 @@ def _facts(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> ModelF
         intermediate_size=size(values, "intermediate_size"),
         vocab_size=size(values, "vocab_size"),
         context_length_max=size(values, "max_position_embeddings"),
+        unpacked_values=unpacked_weight_values(_packed_weights(values, tensors)),
     )
+
+
+def _packed_weights(
+    values: Mapping[str, Any], tensors: tuple[TensorFact, ...]
+) -> list[tuple[str, int]]:
+    """Return each packed weight, and how many values it stands for."""
+    names = {tensor.name for tensor in tensors}
+    found: list[tuple[str, int]] = []
+    for tensor in tensors:
+        stem, _, _ = tensor.name.rpartition(".")
+        if tensor.dtype == "U32" and f"{stem}.scales" in names:
+            found.append((tensor.name, math.prod(tensor.shape) * 32 // _bits(values, stem)))
+    return found
 
 
 def _elements(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> int:

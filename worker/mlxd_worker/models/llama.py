@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.packed_weights import UNPACKED_LAYERS
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.plan import PassCaches, StepPlan
@@ -26,7 +27,7 @@ from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
 from mlxd_worker.models.fused import added, gated, logits_of, normed_times
 from mlxd_worker.models.linear import PackedLinear, Projection, named_arrays, packed_rows_max
-from mlxd_worker.models.packing import UNPACKED_LAYERS, Packing
+from mlxd_worker.models.packing import Packing
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

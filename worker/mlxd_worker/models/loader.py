@@ -8,7 +8,6 @@ Invariants:
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,15 @@ from typing import Any
 import mlx.core as mx
 
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.packed_weights import unpacked_weight_values
 from mlxd_shared.weights import SINGLE_FILE, TensorFact, read_model_dir
 from mlxd_worker.memory.residency import FloatType, Packed
 from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.config import architecture_of, read_config
-from mlxd_worker.models.packing import UNPACKED_LAYERS, WORD_BITS, WORD_DTYPE, Packing
+from mlxd_worker.models.packing import WORD_BITS, WORD_DTYPE, Packing
 from mlxd_worker.models.reader import Progress, Reader, some_names
 from mlxd_worker.models.registry import REGISTRY, Registry
-
-LAYER_PREFIX = "model.layers."
 
 DTYPES = {
     FloatType.F32: mx.float32,
@@ -62,18 +60,12 @@ class ModelFiles:
         return Packed(
             words_nbytes=words * WORD_BITS // 8,
             values=values,
-            unpacked_values=UNPACKED_LAYERS * self._layer_values(),
+            unpacked_values=unpacked_weight_values(
+                (spec.name, math.prod(spec.shape) * WORD_BITS // spec.packing.bits)
+                for spec in kept
+                if spec.packed and spec.packing is not None
+            ),
         )
-
-    def _layer_values(self) -> int:
-        """Return how many values the largest layer has, once unpacked."""
-        sizes: Counter[str] = Counter()
-        for spec in self.architecture.tensors(self.config):
-            if spec.required and spec.packing is not None:
-                layer, found, _ = spec.name.removeprefix(LAYER_PREFIX).partition(".")
-                if spec.name.startswith(LAYER_PREFIX) and found:
-                    sizes[layer] += math.prod(spec.shape)
-        return max(sizes.values(), default=0)
 
     @property
     def stored(self) -> FloatType:

@@ -18,9 +18,6 @@ WORD_BITS = 32
 GROUP_SIZES = (32, 64, 128)
 BITS = (2, 3, 4, 5, 6, 8)
 
-UNPACKED_LAYERS = 4
-"""Layers whose weights are unpacked at once, for a pass of many rows."""
-
 _KEY = "quantization"
 _COPY = "quantization_config"
 """Where newer writers say the same again, and other libraries something else."""
