@@ -226,7 +226,6 @@ _ATTEND = """
   }
   if constexpr (PARTS > 1) {
     __shared__ bool last;
-    __shared__ float part_tops[G * PARTS], part_totals[G * PARTS];
     __threadfence();
     __syncthreads();
     const int used = position / PART + 1;
@@ -239,21 +238,26 @@ _ATTEND = """
     if (!last) return;
     __threadfence();
     const float* from = parts + ((long long)row * H + head * G) * PARTS * (D + 2);
-    for (int i = threadIdx.x; i < G * used; i += THREADS) {
-      const int at = i / used * PARTS + i % used;
-      part_tops[at] = __ldcg(from + at * (D + 2) + D);
-      part_totals[at] = __ldcg(from + at * (D + 2) + D + 1);
-    }
-    __syncthreads();
+#pragma unroll
     for (int i = threadIdx.x; i < G * D; i += THREADS) {
       const int g = i / D, d = i % D;
+      float part_read[PARTS];
+      float2 part_sum[PARTS];
+#pragma unroll
+      for (int k = 0; k < PARTS; ++k) {
+        const float* one = from + (g * PARTS + k) * (D + 2);
+        part_read[k] = k < used ? __ldcg(one + d) : 0.0f;
+        part_sum[k] = k < used ? __ldcg(reinterpret_cast<const float2*>(one + D))
+                               : make_float2(-1e30f, 0.0f);
+      }
       float best = -1e30f, sum = 0.0f, whole = 0.0f;
-      for (int k = 0; k < used; ++k) best = fmaxf(best, part_tops[g * PARTS + k]);
-#pragma unroll 4
-      for (int k = 0; k < used; ++k) {
-        const float less = exp2f(part_tops[g * PARTS + k] - best);
-        sum += less * __ldcg(from + (g * PARTS + k) * (D + 2) + d);
-        whole += less * part_totals[g * PARTS + k];
+#pragma unroll
+      for (int k = 0; k < PARTS; ++k) best = fmaxf(best, part_sum[k].x);
+#pragma unroll
+      for (int k = 0; k < PARTS; ++k) {
+        const float less = exp2f(part_sum[k].x - best);
+        sum += less * part_read[k];
+        whole += less * part_sum[k].y;
       }
       out[((long long)row * H + head * G + g) * D + d] = static_cast<T>(sum / whole);
     }
