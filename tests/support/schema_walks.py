@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import jsonschema
 import numpy as np
-import regress
 from check_jsonschema.formats import FormatOptions, make_format_checker
 from check_jsonschema.regex_variants import RegexImplementation, RegexVariantName
 
 from mlxd_worker.engine.constraint import Constraint
 from mlxd_worker.tokenizer import Tokenizer
+from tests.support.ecma import found
 
 WALK_TOKENS_MAX: Final = 400
 WANDER_TOKENS: Final = 60
@@ -102,16 +102,8 @@ class Judge:
         return not self.problems(json.dumps(value).encode())
 
 
-def _matches(pattern: str, text: str) -> bool:
-    """Tell whether an expression of ECMA-262 is found in a text."""
-    try:
-        return regress.Regex(pattern, "u").find(text) is not None
-    except regress.RegressError:
-        return regress.Regex(pattern).find(text) is not None
-
-
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Any]:
-    if isinstance(instance, str) and not _matches(pattern, instance):
+    if isinstance(instance, str) and not found(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -121,7 +113,7 @@ def _pattern_properties(
     if isinstance(instance, dict):
         for pattern, inner in patterns.items():
             for name, value in instance.items():
-                if _matches(pattern, name):
+                if found(pattern, name):
                     yield from validator.descend(value, inner, path=name, schema_path=pattern)
 
 
@@ -131,7 +123,7 @@ def _additional_properties(
     if isinstance(instance, dict):
         patterns = schema.get("patternProperties", ())
         for name, value in instance.items():
-            if name in schema.get("properties", ()) or any(_matches(p, name) for p in patterns):
+            if name in schema.get("properties", ()) or any(found(p, name) for p in patterns):
                 continue
             if inner is False:
                 yield jsonschema.ValidationError(f"{name!r} is one too many")

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +23,7 @@ from mlxd_worker.constraints.grammar_tree import (
     Repeat,
     Rules,
     Sequence,
+    merged,
 )
 
 STATES_MAX: Final = 8000
@@ -58,6 +59,15 @@ class Alphabet:
                 found |= (1 << last) - (1 << first)
             self._masks[chars] = found
         return found
+
+    def part_of(self, char: str) -> int:
+        """Return the part that a character belongs to."""
+        return 1 << (bisect_right(self._edges, ord(char)) - 1)
+
+    def chars(self, mask: int) -> Chars:
+        """Return the characters of some parts."""
+        pairs = zip(self._edges, self._edges[1:], strict=False)
+        return Chars(merged((low, end - 1) for i, (low, end) in enumerate(pairs) if mask >> i & 1))
 
 
 @dataclass(slots=True)
@@ -98,7 +108,7 @@ class Automaton:
         sets of states to look at.
         """
         end_of = {state: lexeme for lexeme, state in enumerate(self.ends)}
-        begin = self._closure(set(self.starts))
+        begin = self.begin()
         seen, todo = {begin}, [begin]
         found: set[int] = set()
         while todo:
@@ -114,7 +124,7 @@ class Automaton:
                     for chars, _ in self.moves[state]
                     if chars & behind
                 }
-            for after in self._steps(subset):
+            for _, after in self.moves_of(subset):
                 if after not in seen:
                     if len(seen) == SUBSETS_MAX:
                         return None
@@ -122,13 +132,21 @@ class Automaton:
                     todo.append(after)
         return found
 
-    def _steps(self, subset: frozenset[int]) -> list[frozenset[int]]:
-        """Return the sets that a character leads to, each once."""
-        parts: dict[int, set[int]] = {}
+    def begin(self) -> frozenset[int]:
+        """Return the states in which nothing has been read yet."""
+        return self._closure(set(self.starts))
+
+    def moves_of(self, subset: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+        """Return where a character leads to, with those characters; each of them once."""
         moves = [move for state in subset for move in self.moves[state]]
-        for part in _split(chars for chars, _ in moves):
-            parts[part] = {target for chars, target in moves if chars & part}
-        return [self._closure(targets) for targets in parts.values()]
+        return [
+            (part, self._closure({target for chars, target in moves if chars & part}))
+            for part in _split(chars for chars, _ in moves)
+        ]
+
+    def ended(self, subset: frozenset[int]) -> list[bool]:
+        """Return, for each lexeme, whether a text that leads to these states is one."""
+        return [end in subset for end in self.ends]
 
     def _outgoing(self, subset: Iterable[int]) -> int:
         found = 0

@@ -34,6 +34,29 @@ SIZE_MAX: Final = 1 << 20
 def search_pattern(pattern: str) -> str:
     """Return an expression for the texts that `pattern` is found in, to be matched as a whole.
 
+    It is for strings of JSON, and matches what is left by `quotable`.
+
+    Raises:
+        PatternError: it is wrong, or cannot be served; with the place.
+    """
+    return written(quotable(searched(pattern)))
+
+
+def name_pattern(pattern: str) -> str:
+    """Return an expression for names, of which others are those that it does not match.
+
+    Raises:
+        PatternError: it is wrong, or cannot be served; with the place.
+    """
+    item = searched(pattern)
+    if quotable(item) != item:
+        raise PatternError('a class with control characters, but without " or \\, in a name')
+    return written(item)
+
+
+def searched(pattern: str) -> Item:
+    """Return the tree of the whole texts that `pattern` is found in.
+
     Raises:
         PatternError: it is wrong, or cannot be served; with the place.
     """
@@ -46,7 +69,7 @@ def whole_pattern(pattern: str) -> str:
     Raises:
         PatternError: it is wrong, or cannot be served; with the place.
     """
-    return _checked(_anchored(read_pattern(pattern), _EMPTY))
+    return written(_checked(_anchored(read_pattern(pattern), _EMPTY)))
 
 
 def literal_pattern(texts: tuple[str, ...]) -> str:
@@ -54,9 +77,59 @@ def literal_pattern(texts: tuple[str, ...]) -> str:
     return "|".join("".join(rf"\x{{{ord(char):X}}}" for char in text) for text in texts)
 
 
-def _checked(item: Item) -> str:
+def quotable(item: Item) -> Item:
+    """Return a tree without U+001F in classes that leave out a quotation mark or a backslash.
+
+    Where the library writes a class in JSON that holds all control characters, it lets all escapes
+    through, those two among them.
+
+    Raises:
+        PatternError: nothing is left of a class.
+    """
+    match item:
+        case Chars():
+            return item if all(_has(item, char) for char in '"\\') else _without_last(item)
+        case Sequence():
+            return Sequence(tuple(map(quotable, item.items)))
+        case Choice():
+            return Choice(tuple(map(quotable, item.items)))
+        case Repeat():
+            return Repeat(quotable(item.item), item.low, item.high)
+        case _:
+            return item
+
+
+def _has(chars: Chars, char: str) -> bool:
+    return any(low <= ord(char) <= high for low, high in chars.ranges)
+
+
+def _without_last(chars: Chars) -> Chars:
+    """Return a class without the last control character."""
+    if not _has(chars, "\x1f"):
+        return chars
+    ranges = [
+        part
+        for low, high in chars.ranges
+        for part in ((low, min(high, 0x1E)), (max(low, 0x20), high))
+        if part[0] <= part[1]
+    ]
+    if not ranges:
+        raise PatternError("U+001F by itself is not served")
+    return Chars(tuple(ranges))
+
+
+def _checked(item: Item) -> Item:
     if names_in(item):
         raise PatternError("^ and $ are served where a text begins and ends, and nowhere else")
+    return item
+
+
+def written(item: Item) -> str:
+    """Return a tree as an expression in the library's notation.
+
+    Raises:
+        PatternError: it is too long.
+    """
     text = _written(item)
     if len(text) > SIZE_MAX:
         raise PatternError(f"takes more than {SIZE_MAX} characters, written out")

@@ -9,19 +9,29 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import combinations
 from typing import Any, Final
 
 from mlxd_worker.constraints import schema_values as values
+from mlxd_worker.constraints.schema_check import holds
+from mlxd_worker.constraints.schema_facts import Facts
+from mlxd_worker.constraints.schema_negation import negated, of_kinds
 from mlxd_worker.constraints.schema_places import Draft, Json, Place
 
 Schema = dict[str, Any] | bool
+CHOICES_MAX: Final = 100
+"""Of members, where so many of them are to be there, or not to be."""
 
 _TRUE: Final[tuple[Schema, ...]] = (True, {})
 
 
-def read_keywords(place: Place) -> Schema:
+def read_keywords(place: Place, context: tuple[Place, ...] = ()) -> Schema:
     """Return what the schema at a place demands.
+
+    context: what its values have to match besides, which is read elsewhere.
 
     Raises:
         SchemaError: it makes no sense, or is not served.
@@ -30,14 +40,15 @@ def read_keywords(place: Place) -> Schema:
         return place.content
     if not isinstance(place.content, dict):
         place.refuse("a schema is an object, true or false")
-    return _Reader(place).read()
+    return _Reader(place, context).read()
 
 
 class _Reader:
     """Reads one schema, keyword by keyword, in their order."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, context: tuple[Place, ...]) -> None:
         self._place = place
+        self._here = (*context, place)
         self._content: Mapping[str, Any] = place.content
         self._out: dict[str, Any] = {}
         self._also: list[Schema] = []
@@ -56,8 +67,16 @@ class _Reader:
             self._out.setdefault("allOf", []).extend(self._also)
         return self._out
 
+    @cached_property
+    def _facts(self) -> Facts:
+        return Facts(self._here)
+
     def inner(self, value: Json, *path: str | int) -> Schema:
         return read_keywords(self._place.inner(value, *path))
+
+    def same(self, value: Json, *path: str | int) -> Schema:
+        """Return what a part demands of the very same values."""
+        return read_keywords(self._place.inner(value, *path), self._here)
 
     def reference(self, keyword: str, value: Json) -> str:
         if not isinstance(value, str):
@@ -79,7 +98,57 @@ class _Reader:
     def schemas(self, keyword: str, value: Json) -> list[Schema]:
         if not isinstance(value, list) or not value:
             self._place.refuse("a list of at least one schema is needed", keyword)
-        return [self.inner(item, keyword, index) for index, item in enumerate(value)]
+        read = self.inner if keyword == "prefixItems" else self.same
+        return [read(item, keyword, index) for index, item in enumerate(value)]
+
+    def one_of(self, keyword: str, value: Json) -> None:
+        """Take oneOf: a choice, each option without what another one matches as well.
+
+        A value may be left out that matches one option, and no other for a reason that no mask can
+        tell, such as a number that is no integer.
+        """
+        if not isinstance(value, list) or not value:
+            self._place.refuse("a list of at least one schema is needed", keyword)
+        if self._facts.listed is not None:
+            self._filter()
+            return
+        places = [self._place.inner(item, keyword, index) for index, item in enumerate(value)]
+        options: list[Schema] = []
+        for index, place in enumerate(places):
+            mine = self._facts.and_also(place)
+            others = (other for i, other in enumerate(places) if i != index)
+            apart = [negated(other, mine, exact=False) for other in others]
+            if False not in [way for way in apart if isinstance(way, bool)]:
+                parts = [self.same(way, keyword, index) for way in apart if way is not True]
+                option = read_keywords(place, self._here)
+                options.append({"allOf": [option, *parts]} if parts else option)
+        self._also.append({"anyOf": options} if options else False)
+
+    def negation(self, keyword: str, value: Json) -> None:
+        """Take not."""
+        found = negated(self._place.inner(value, keyword), self._facts, exact=True)
+        if found is not True:
+            self._also.append(self.same(found, keyword))
+
+    def condition(self, keyword: str, value: Json) -> None:
+        """Take if, then and else: either the condition and then, or its opposite and else."""
+        if _demands_nothing(keyword, value, self._content):
+            return
+        if self._facts.listed is not None:
+            self._filter()
+            return
+        wanted = self._place.inner(value, keyword)
+        opposite = negated(wanted, self._facts, exact=False)
+        ways = [
+            {"allOf": [value, self._content.get("then", True)]},
+            {"allOf": [opposite, self._content.get("else", True)]},
+        ]
+        self._also.append({"anyOf": [self.same(way, keyword) for way in ways]})
+
+    def _filter(self) -> None:
+        """Leave of the constants that a value may be those that match all of this part."""
+        values = [value for value in self._facts.listed or () if holds(self._place, value)]
+        self._also.append({"enum": values} if values else False)
 
     def schema(self, keyword: str, value: Json) -> Schema:
         return self.inner(value, keyword)
@@ -92,7 +161,8 @@ class _Reader:
     def patterns(self, keyword: str, value: Json) -> dict[str, Schema]:
         found: dict[str, Schema] = {}
         for name, schema in self.members(keyword, value).items():
-            pattern = values.pattern(self._place.inner(name, keyword, name), name)
+            place = self._place.inner(name, keyword, name)
+            pattern = values.pattern(place, name, of_names=True)
             found[pattern] = {"allOf": [found[pattern], schema]} if pattern in found else schema
         return found
 
@@ -108,19 +178,51 @@ class _Reader:
             self._place.refuse(f"{found} is above {values.ITEMS_MAX}, the most served", keyword)
         return found
 
-    def members_least(self, keyword: str, value: Json) -> int:
-        """Take minProperties; the names of further members may be the same, and then count once."""
+    def members_least(self, keyword: str, value: Json) -> None:
+        """Take minProperties: so many of those listed are there, or one that is not listed."""
         found = self.count(keyword, value)
-        listed = self._content.get("required")
-        listed = listed if isinstance(listed, list) else ()
-        open_names = self._content.get("additionalProperties", True) is not False
-        if found - len(listed) > 1 and (open_names or self._content.get("patternProperties")):
+        more, optional = found - len(self._facts.required), self._optional()
+        is_open = self._facts.only_names is None
+        if more > 1 and is_open:  # two names may be the same, and then count once
             self._place.refuse(
                 "more than one member beyond those required is served only where "
                 "additionalProperties is false and there are no patternProperties",
                 keyword,
             )
-        return found
+        if more <= 0 or not optional:
+            self._out[keyword] = found
+            return
+        ways: list[Schema] = [{"required": list(few)} for few in self._few(optional, more)]
+        if is_open:
+            ways.append({"properties": dict.fromkeys(optional, False), keyword: found})
+        self._choose(ways)
+
+    def members_most(self, keyword: str, value: Json) -> None:
+        """Take maxProperties: of those listed all but so many are not there."""
+        found = self.count(keyword, value)
+        names, optional = self._facts.only_names, self._optional()
+        if names is None or not optional:
+            self._out[keyword] = found
+        elif found < len(names):
+            less = self._few(sorted(names), len(names) - found)
+            self._choose([{"properties": dict.fromkeys(few, False)} for few in less])
+
+    def _choose(self, ways: list[Schema]) -> None:
+        """Demand of objects one of some ways."""
+        objects: list[Schema] = [{"type": ["object"], "allOf": [way]} for way in ways]
+        self._also.append({"anyOf": [*of_kinds(self._facts.kinds - {"object"}), *objects]})
+
+    def _optional(self) -> list[str]:
+        """Return the members that are listed and not required."""
+        listed = self._content.get("properties")
+        names = listed if isinstance(listed, dict) else {}
+        return [name for name in names if name not in self._facts.required]
+
+    def _few(self, names: list[str], count: int) -> list[tuple[str, ...]]:
+        """Return all choices of so many names."""
+        if math.comb(len(names), count) > CHOICES_MAX:
+            self._place.refuse(f"more than {CHOICES_MAX} ways to have so many members")
+        return list(combinations(names, count))
 
     def items(self, keyword: str, value: Json) -> None:
         """Take items, of which a list is what prefixItems is since 2020-12."""
@@ -148,8 +250,12 @@ class _Reader:
         if value and inclusive in self._content:
             self._out[keyword] = self.number(inclusive, self._content[inclusive])
 
-    def multiple(self, keyword: str, value: Json) -> int | float:
-        return values.multiple(self._place, keyword, value)
+    def multiple(self, keyword: str, value: Json) -> None:
+        """Take multipleOf; the library wants all of its decimals, so fewer are written beside."""
+        forms = values.multiples(self._place, keyword, value)
+        ways: list[Schema] = [{"multipleOf": forms[0]}]
+        ways += [{"type": ["number"], "multipleOf": form} for form in forms[1:]]
+        self._also.append({"anyOf": ways} if len(ways) > 1 else ways[0])
 
     def pattern(self, keyword: str, value: Json) -> None:
         if not isinstance(value, str):
@@ -179,14 +285,17 @@ class _Reader:
 
     def refuse(self, keyword: str, value: Json) -> None:
         """Refuse a keyword, unless this value of it demands nothing."""
-        if not _demands_nothing(keyword, value, self._content):
+        if _demands_nothing(keyword, value, self._content):
+            return
+        if self._facts.listed is None:
             self._place.refuse("is not served", keyword)
+        self._filter()
 
 
 def _demands_nothing(keyword: str, value: Json, content: Mapping[str, Any]) -> bool:
     """Return whether a keyword that is not served holds for every value anyway."""
     match keyword:
-        case "not" | "uniqueItems":
+        case "uniqueItems":
             return value is False
         case "if":
             return content.get("then", True) in _TRUE and content.get("else", True) in _TRUE
@@ -205,13 +314,10 @@ _READERS: Final[Mapping[str, Callable[[_Reader, str, Json], Json]]] = {
     "enum": _Reader.options,
     "allOf": _Reader.schemas,
     "anyOf": _Reader.schemas,
-    "oneOf": _Reader.schemas,
     "properties": _Reader.members,
     "patternProperties": _Reader.patterns,
     "additionalProperties": _Reader.schema,
     "required": _Reader.required,
-    "minProperties": _Reader.members_least,
-    "maxProperties": _Reader.count,
     "prefixItems": _Reader.schemas,
     "minItems": _Reader.items_count,
     "maxItems": _Reader.items_count,
@@ -219,21 +325,24 @@ _READERS: Final[Mapping[str, Callable[[_Reader, str, Json], Json]]] = {
     "maxLength": _Reader.count,
     "minimum": _Reader.number,
     "maximum": _Reader.number,
-    "multipleOf": _Reader.multiple,
 }
 """Keywords that stay what they are, and who reads the value."""
 _WRITERS: Final[Mapping[str, Callable[[_Reader, str, Json], None]]] = {
     "items": _Reader.items,
     "pattern": _Reader.pattern,
     "format": _Reader.format,
+    "minProperties": _Reader.members_least,
+    "maxProperties": _Reader.members_most,
     "exclusiveMinimum": _Reader.exclusive,
     "exclusiveMaximum": _Reader.exclusive,
     "dependencies": _Reader.dependencies,
     "dependentRequired": _Reader.dependencies,
     "dependentSchemas": _Reader.dependencies,
+    "multipleOf": _Reader.multiple,
     "divisibleBy": _Reader.refuse,
-    "not": _Reader.refuse,
-    "if": _Reader.refuse,
+    "oneOf": _Reader.one_of,
+    "not": _Reader.negation,
+    "if": _Reader.condition,
     "contains": _Reader.refuse,
     "uniqueItems": _Reader.refuse,
     "propertyNames": _Reader.refuse,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import urllib.parse
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -31,6 +31,10 @@ class SchemaError(ValueError):
         if len(place) > POINTER_CHARS_MAX:
             place = f"{place[:POINTER_CHARS_MAX]}…"
         super().__init__(f"{place}: {problem}")
+
+
+class CannotWrite(SchemaError):
+    """A way not to match a part, of which there may be others."""
 
 
 class Draft(enum.IntEnum):
@@ -94,6 +98,17 @@ class Document:
             name = self._names[pointer] = f"d{len(self._names)}"
             self.waiting[name] = self._find(place, pointer, reference)
         return f"#/$defs/{self._names[pointer]}"
+
+    def target(self, place: Place, reference: Json) -> Place:
+        """Return the place that a reference means, as deep as where it is followed from.
+
+        Raises:
+            SchemaError: there is no such thing in this text, or references go too deep.
+        """
+        if not isinstance(reference, str):
+            place.refuse("a reference is a text", "$ref")
+        found = self._find(place, self._pointer(place, reference), reference)
+        return place.moved(found)
 
     def _pointer(self, place: Place, reference: str) -> str:
         """Return the pointer from the root that a reference means."""
@@ -169,14 +184,25 @@ class Place:
         Raises:
             SchemaError: it is too deep, or the schema too large.
         """
-        pointer = self._pointer_to(path)
+        embedded = self.embedded or _is_embedded(content, self.document.draft)
+        return self.moved(Place(self.document, self._pointer_to(path), content, embedded=embedded))
+
+    def moved(self, place: Place) -> Place:
+        """Return another place as one step deeper than this one.
+
+        Raises:
+            SchemaError: it is too deep, or the schema too large.
+        """
         if self.depth == DEPTH_MAX:
-            raise SchemaError(pointer, f"nested more than {DEPTH_MAX} deep")
+            raise SchemaError(place.pointer, f"nested more than {DEPTH_MAX} deep")
         self.document.places += 1
         if self.document.places > SUBSCHEMAS_MAX:
-            raise SchemaError(pointer, f"more than {SUBSCHEMAS_MAX} parts")
-        embedded = self.embedded or _is_embedded(content, self.document.draft)
-        return Place(self.document, pointer, content, self.depth + 1, embedded=embedded)
+            raise SchemaError(place.pointer, f"more than {SUBSCHEMAS_MAX} parts")
+        return replace(place, depth=self.depth + 1)
+
+    def cannot_write(self, problem: str, *path: str | int) -> NoReturn:
+        """Raise the error about a way not to match this part."""
+        raise CannotWrite(self._pointer_to(path), problem)
 
     def refuse(self, problem: str, *path: str | int) -> NoReturn:
         """Raise the error about something in this part."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from mlxd_worker.constraints.pattern_reader import PatternError
-from mlxd_worker.constraints.patterns import search_pattern, whole_pattern
+from mlxd_worker.constraints.patterns import name_pattern, search_pattern, whole_pattern
 from mlxd_worker.constraints.schema_places import Json, Place
 from mlxd_worker.constraints.string_formats import STRING_FORMATS
 
@@ -25,7 +25,17 @@ MULTIPLE_MAX: Final = 1_000
 """What multipleOf may be, its decimal point left out: each remainder is a state."""
 MULTIPLE_PLACES_MAX: Final = 9
 
-_INTEGER_FORMATS: Final = {"int32": 1 << 31, "int64": 1 << 63}
+INTEGER_FORMATS: Final = {"int32": 1 << 31, "int64": 1 << 63}
+KNOWN_FORMATS: Final = frozenset(STRING_FORMATS) | {
+    "idn-email", "idn-hostname", "regex", "uri-template",
+}  # fmt: skip
+"""The formats of strings that some draft defines; any other name is an annotation."""
+
+
+class WrittenPattern(str):
+    """An expression for whole texts in the library's notation, which no schema holds by itself."""
+
+    __slots__ = ()
 
 
 def types(place: Place, keyword: str, value: Json) -> list[str]:
@@ -86,6 +96,24 @@ def multiple(place: Place, keyword: str, value: Json) -> int | float:
     return value
 
 
+def multiples(place: Place, keyword: str, value: Json) -> list[int | float]:
+    """Return what numbers are to be multiples of, and the same for those with fewer decimals."""
+    found: list[int | float] = [multiple(place, keyword, value)]
+    exact = Fraction(repr(value))
+    for places in range(_decimals(exact) or 0):
+        whole = _least_common(exact, Fraction(1, 10**places))
+        form = int(whole) if whole.denominator == 1 else float(whole)
+        if form not in found and places:
+            found.append(multiple(place, keyword, form))
+    return found
+
+
+def _decimals(value: Fraction) -> int | None:
+    """Return how many places behind the point a number takes; None where it takes too many."""
+    digits = range(MULTIPLE_PLACES_MAX + 1)
+    return next((n for n in digits if (value * 10**n).denominator == 1), None)
+
+
 def _least_common(first: Fraction, second: Fraction) -> Fraction:
     """Return the least number that both divide."""
     numerator = math.lcm(first.numerator * second.denominator, second.numerator * first.denominator)
@@ -94,16 +122,16 @@ def _least_common(first: Fraction, second: Fraction) -> Fraction:
 
 def _is_served_multiple(value: Fraction) -> bool:
     """Whether the library reckons with a number: it has a state for each remainder."""
-    places = next(
-        (n for n in range(MULTIPLE_PLACES_MAX + 1) if (value * 10**n).denominator == 1), None
-    )
+    places = _decimals(value)
     return places is not None and value * 10**places <= MULTIPLE_MAX
 
 
-def pattern(place: Place, value: str) -> str:
+def pattern(place: Place, value: str, *, of_names: bool = False) -> str:
     """Return an expression that is found in the same texts, for the library."""
+    if isinstance(value, WrittenPattern):
+        return f"^(?:{value})$"
     try:
-        return f"^(?:{search_pattern(value)})$"
+        return f"^(?:{(name_pattern if of_names else search_pattern)(value)})$"
     except PatternError as error:
         place.refuse(str(error))
 
@@ -120,10 +148,10 @@ def format_demands(
         place.refuse("a format's name is needed", keyword)
     found: list[dict[str, Any]] = []
     wanted = set(types)
-    if "integer" in wanted and "number" not in wanted and value in _INTEGER_FORMATS:
-        limit = _INTEGER_FORMATS[value]
+    if "integer" in wanted and "number" not in wanted and value in INTEGER_FORMATS:
+        limit = INTEGER_FORMATS[value]
         found.append({"minimum": max(-limit, BOUND_MIN), "maximum": limit - 1})
-    if "string" in wanted and value not in _INTEGER_FORMATS:
+    if "string" in wanted and value in KNOWN_FORMATS:
         known = STRING_FORMATS.get(value)
         if known is None:
             place.refuse(f"the format {value[:80]!r} is not served", keyword)

@@ -79,7 +79,6 @@ _HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL})*"
 _HOSTNAME_CHARS_MAX: Final = 253
 _ATEXT: Final = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
 _EMAIL: Final = rf"{_ATEXT}+(?:\.{_ATEXT}+)*@(?:{_HOSTNAME}|\[{_IPV4}\])"
-_EMAIL_CHARS_MAX: Final = 254
 _UUID: Final = "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 
 
@@ -116,7 +115,7 @@ STRING_FORMATS: Final = {
     "time": StringFormat(_TIME),
     "date-time": StringFormat(f"{_DATE}[tT]{_TIME}"),
     "duration": StringFormat(_DURATION),
-    "email": StringFormat(_EMAIL, _EMAIL_CHARS_MAX),
+    "email": StringFormat(_EMAIL),
     "hostname": StringFormat(_HOSTNAME, _HOSTNAME_CHARS_MAX),
     "ipv4": StringFormat(_IPV4),
     "ipv6": StringFormat(_IPV6),

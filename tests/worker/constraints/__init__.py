@@ -1,0 +1,1 @@
+"""Constraints: formats read, compiled, and followed token by token."""

@@ -1,0 +1,138 @@
+"""Formats are compiled once, kept within bounds, and refused by their field."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
+from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
+
+HANGS = (
+    sys.executable,
+    "-c",
+    "import sys, threading\nsys.stdin.buffer.readline()\nthreading.Event().wait()",
+)
+DEEP = "".join(f"r{i} ::= r{i + 1}\n" for i in range(1500))
+DIES = (sys.executable, "-c", "import sys\nsys.stdin.buffer.readline()")
+
+
+def choice(text: str) -> ResponseFormat:
+    """Return a format of one text."""
+    return ResponseFormat(FormatKind.CHOICE, choices=(text,))
+
+
+def test_a_choice_is_one_of_its_texts() -> None:
+    """Signs mean themselves, and one text may begin another."""
+    constraint = compiled(FormatKind.CHOICE, choices=("yes", "yes.*", "ja\n", "è\\"))
+
+    assert [t for t in ("yes", "yes.*", "ja\n", "è\\") if not accepts(constraint, t)] == []
+    assert [t for t in ("", "ye", "yes.", "yesss", "ja") if accepts(constraint, t)] == []
+
+
+def test_any_object_is_an_object() -> None:
+    """The kind without a schema takes every object and nothing else."""
+    constraint = compiled(FormatKind.JSON_OBJECT)
+
+    assert accepts(constraint, '{"a": [1, {"b": null}], "c": "é\\n"}')
+    assert not accepts(constraint, "[]")
+
+
+def test_kept_formats_are_bounded_by_count() -> None:
+    """The format used longest ago goes when there are too many."""
+    constraints = Constraints(demo_tokenizer(), demo_tokenizer().vocab_size)
+    first = constraints.compile(choice("first"))
+    for index in range(config.CONSTRAINTS_KEPT_MAX - 1):
+        constraints.compile(choice(f"x{index}"))
+    assert constraints.kept(choice("first")) is first
+    constraints.compile(choice("one more"))
+
+    assert constraints.kept(choice("first")) is first, "it was used since"
+    assert constraints.kept(choice("x0")) is None
+
+
+def test_kept_formats_are_bounded_by_their_texts() -> None:
+    """Two formats of half the bound and more are not both kept."""
+    constraints = Constraints(demo_tokenizer(), demo_tokenizer().vocab_size)
+    padding = " " * (config.CONSTRAINTS_KEPT_CHARS_MAX // 2)
+    large, other = (
+        ResponseFormat(FormatKind.JSON_SCHEMA, f'{{"const": {n}}}{padding}') for n in (1, 2)
+    )
+    constraints.compile(large)
+    constraints.compile(large)
+    assert constraints.kept(large) is not None
+    constraints.compile(other)
+
+    assert constraints.kept(large) is None
+    assert constraints.kept(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (FormatKind.JSON_SCHEMA, '{"type": 3}', "#/type: a type's name"),
+        (FormatKind.REGEX, "a(", "a group that is not closed, at character 2"),
+        (FormatKind.EBNF_GRAMMAR, "root ::= a", "1:10: there is no rule 'a'"),
+        (FormatKind.EBNF_GRAMMAR, f'{DEEP}r1500 ::= "a"\nroot ::= r0', "nested too deep"),
+    ],
+)  # fmt: skip
+def test_a_bad_format_is_refused_by_its_field(kind: FormatKind, text: str, problem: str) -> None:
+    """The field on the wire, and the place in it."""
+    with pytest.raises(InvalidRequest) as caught:
+        compiled(kind, text)
+
+    (violation,) = caught.value.violations
+    assert violation.field == f"response_format.{kind.value}"
+    assert violation.description.startswith(problem)
+
+
+def test_a_grammar_is_tried_out_before() -> None:
+    """What goes beyond the library's bounds only further on is refused before it begins."""
+    wide = {"type": "object", "properties": {f"a{i}": {} for i in range(3000)}}
+    trials = Trials()
+    try:
+        wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(wide))
+        with pytest.raises(InvalidRequest, match="max is 2000"):
+            demo_constraints().compile(wanted, trials)
+        assert demo_constraints().compile(choice("good"), trials)
+        assert trials.run("start: (", limit_s=60), "the same process tells of a bad grammar"
+        assert trials.run('start: "a"\n', limit_s=60) == ""
+    finally:
+        trials.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "limit_s", "problem"),
+    [(HANGS, 0.2, "not compiled within 0.2 s"), (DIES, 60, "takes more memory, or a deeper stack")],
+)
+def test_a_trial_that_does_not_end_well_is_a_refusal(
+    command: tuple[str, ...], limit_s: float, problem: str
+) -> None:
+    """A process that hangs is killed, one that died is told apart; the next one is fresh."""
+    trials = Trials(command)
+    try:
+        for _ in range(2):
+            with pytest.raises(TrialError, match=problem):
+                trials.run('start: "a"', limit_s=limit_s)
+    finally:
+        trials.close()
+
+
+def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:
+    """A process bounds its own memory: thirty ambiguous patterns on one text are too much."""
+    patterns = [{"pattern": f"(a|b)*a(a|b){{{i}}}c"} for i in range(20, 60)]
+    wanted = ResponseFormat(
+        FormatKind.JSON_SCHEMA, json.dumps({"type": "string", "allOf": patterns})
+    )
+    trials = Trials(COMMAND)
+    try:
+        with pytest.raises(InvalidRequest, match=r"takes more memory|not compiled within"):
+            demo_constraints().compile(wanted, trials)
+    finally:
+        trials.close()

@@ -1,0 +1,88 @@
+"""Expressions mean what ECMA-262 says, judged by an engine of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxd_shared.formats import FormatKind
+from mlxd_worker.constraints.pattern_reader import PATTERN_CHARS_MAX, PatternError, read_pattern
+from mlxd_worker.constraints.patterns import search_pattern, whole_pattern
+from tests.support.constrained import accepts, compiled
+from tests.support.ecma import found, written_matches
+
+TEXTS = (
+    "", "a", "b", "ab", "ba", "aab", "abab", "-", "]", "^", "a-b", "A1_", "é", " ", "\t", "\n",
+    "a\nb", "\u00a0", "\ufeff", "\u2028", "\U0001f600", "$", "{", "a{2}", "/", "\\", "0", "9a",
+)  # fmt: skip
+atoms = st.sampled_from(
+    ["a", "b", "ab", ".", "[ab]", "[^a]", r"\d", r"\w", r"\s", r"\W", r"[\w-]", r"[a\d-]", "-", "é",
+     r"\u00e9", r"\n", r"\/", r"\-", "(?:a|b)", "(ab|)", "(?<n>a)", r"[\]^]", r"\u{1f600}", r"\$"]
+)  # fmt: skip
+marks = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,2}", "*?", "{0,}"])
+sequences = st.lists(st.builds("{}{}".format, atoms, marks), max_size=3).map("".join)
+whole = st.builds(
+    "{}{}{}".format, st.sampled_from(["", "^"]), sequences, st.sampled_from(["", "$"])
+)
+patterns = st.lists(whole, min_size=1, max_size=3).map("|".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pattern=patterns)
+def test_an_expression_is_found_where_the_language_says(pattern: str) -> None:
+    """Searched for, as a schema means it, and matched as a whole, as `regex` does."""
+    searched, matched = search_pattern(pattern), whole_pattern(pattern)
+    for text in TEXTS:
+        assert written_matches(searched, text) == found(pattern, text), text
+        assert written_matches(matched, text) == found(f"^(?:{pattern})$", text), text
+
+
+@pytest.mark.parametrize("pattern", [r"^[\w.-]+@\w+$", r"a.c", r"[^\s\d]{2,}", r"^(é|\u{1f600})+$"])
+def test_the_library_reads_what_is_written(pattern: str) -> None:
+    """A compiled expression accepts the texts that the language's own engine matches."""
+    constraint = compiled(FormatKind.REGEX, pattern)
+    for text in (*TEXTS, "a.b@c", "abc", "éé", "é\U0001f600"):
+        assert accepts(constraint, text) == found(f"^(?:{pattern})$", text), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("a(?=b)", "look-ahead is not served, at character 2"),
+        ("(?<!a)b", "look-behind is not served, at character 1"),
+        (r"(a)\1", r"back references are not served, at character 4"),
+        (r"\bword", "word boundaries are not served, at character 1"),
+        ("(a", "a group that is not closed, at character 1"),
+        ("a)", "a ) that closes nothing, at character 2"),
+        ("[a", "a class that is not closed, at character 1"),
+        ("[]", "a class without any character, at character 1"),
+        ("[b-a]", "ends before it begins, at character 3"),
+        ("a**", "nothing to repeat, at character 3"),
+        ("+a", "nothing to repeat, at character 1"),
+        ("a{3,2}", "2 is below 3, at character 2"),
+        ("a{999999}", "more than 100000 repetitions, at character 2"),
+        (r"\Z", r"an unknown escape \Z, at character 1"),
+        (r"\p{Script=Greek}", "is not served, at character 1"),
+        (r"\ud800", "half of a pair, which no text holds, at character 1"),
+        ("(?i)a", "a group of an unknown kind, at character 1"),
+        ("a^b", "^ and $ are served where a text begins and ends"),
+        ("(" * 101 + ")" * 101, "groups more than 100 deep"),
+        ("a" * (PATTERN_CHARS_MAX + 1), "more than 65536 characters"),
+    ],
+)
+def test_what_is_not_served_is_told_with_its_place(pattern: str, problem: str) -> None:
+    """An expression is refused by name and place; nothing is guessed."""
+    with pytest.raises(PatternError) as caught:
+        search_pattern(pattern)
+
+    assert problem in str(caught.value)
+
+
+def test_categories_are_read() -> None:
+    r"""\p{L} is every letter, \P{L} everything else."""
+    letters = whole_pattern(r"\p{Lu}")
+
+    assert written_matches(letters, "É")
+    assert not written_matches(letters, "é")
+    assert read_pattern(r"\P{L}") != read_pattern(r"\p{L}")

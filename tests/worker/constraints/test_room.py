@@ -1,0 +1,105 @@
+"""Streams wait for their formats within bounds, and a format is compiled once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mlxd_shared.errors import InvalidRequest, QueueFull
+from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.room import CompileRoom
+from mlxd_worker.constraints.trials import Trials
+from tests.support.constrained import demo_tokenizer
+
+
+class HeldTrials(Trials):
+    """Trials that end when told, and count what they were given."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.go = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.sources: list[str] = []
+
+    def run(self, source: str, *, limit_s: float) -> str:
+        """Wait to be told."""
+        self.sources.append(source)
+        self.begun.release()
+        assert self.go.wait(60)
+        return ""
+
+
+def choice(text: str) -> ResponseFormat:
+    """Return a format of one text."""
+    return ResponseFormat(FormatKind.CHOICE, choices=(text,))
+
+
+def fresh() -> Constraints:
+    """Return constraints that keep nothing yet."""
+    return Constraints(demo_tokenizer(), demo_tokenizer().vocab_size)
+
+
+@pytest.mark.asyncio
+async def test_a_format_is_compiled_once_for_all_who_ask() -> None:
+    """Streams that ask for the same format share one compilation; later ones find it kept."""
+    trials, constraints = HeldTrials(), fresh()
+    room = CompileRoom(trials=trials)
+    asking = [asyncio.create_task(room.compiled(constraints, choice("a"))) for _ in range(5)]
+    await asyncio.to_thread(trials.begun.acquire)
+    trials.go.set()
+    found = await asyncio.gather(*asking)
+
+    assert len(trials.sources) == 1
+    assert len(set(map(id, found))) == 1
+    assert await room.compiled(constraints, choice("a")) is found[0]
+
+
+@pytest.mark.asyncio
+async def test_compilations_and_those_who_wait_are_bounded() -> None:
+    """So many at once, so many more in line, and no others; a client that leaves stops nothing."""
+    trials, constraints = HeldTrials(), fresh()
+    room = CompileRoom(compiles_max=2, waiting_max=1, trials=trials)
+    asking = [asyncio.create_task(room.compiled(constraints, choice(t))) for t in "abc"]
+    for _ in range(2):
+        await asyncio.to_thread(trials.begun.acquire)
+    assert len(trials.sources) == 2
+    with pytest.raises(QueueFull, match="response formats to compile"):
+        await room.compiled(constraints, choice("d"))
+    asking[0].cancel()
+    trials.go.set()
+    await asyncio.gather(*asking[1:])
+
+    assert len(trials.sources) == 3
+    with pytest.raises(asyncio.CancelledError):
+        await asking[0]
+    assert constraints.kept(choice("a")) or await room.compiled(constraints, choice("a"))
+
+
+@pytest.mark.asyncio
+async def test_nobody_waits_longer_than_the_bound() -> None:
+    """A stream gives up in time; what it has begun goes on, and is there for the next one."""
+    trials, constraints = HeldTrials(), fresh()
+    room = CompileRoom(wait_s=0.05, trials=trials)
+    with pytest.raises(InvalidRequest) as caught:
+        await room.compiled(constraints, choice("a"))
+    assert caught.value.violations[0].field == "response_format.choice"
+    trials.go.set()
+    patient = CompileRoom(trials=trials)
+
+    assert await patient.compiled(constraints, choice("a"))
+
+
+@pytest.mark.asyncio
+async def test_a_bad_format_is_told_to_each_who_asks() -> None:
+    """The error reaches everybody, and nothing is kept of it."""
+    constraints, room = fresh(), CompileRoom(trials=HeldTrials())
+    bad = ResponseFormat(FormatKind.REGEX, "(")
+    results = await asyncio.gather(
+        *(room.compiled(constraints, bad) for _ in range(3)), return_exceptions=True
+    )
+
+    assert [type(result) for result in results] == [InvalidRequest] * 3
+    assert constraints.kept(bad) is None
