@@ -81,17 +81,30 @@ class _Orders:
         for matcher in matchers:
             if not left:
                 yield matcher
-            ways = []
-            for index, (name, value) in enumerate(left):
-                rest = [*left[:index], *left[index + 1 :]]
-                for after in self._after(matcher, _name(name, begin)):
-                    behind = list(self.written(after, value))
-                    open_yet = sum(
-                        self._takes(one, _name(n, ", ")) for one in behind for n, _ in rest
-                    )
-                    ways.append((-open_yet, index, behind, rest))
-            for _, _, behind, rest in sorted(ways, key=lambda way: way[:2]):
+            for behind, rest in self._ways(matcher, left, begin):
                 yield from self._members(behind, rest, begin=", ")
+
+    def _ways(
+        self, matcher: LLMatcher, left: list[tuple[str, Any]], begin: str
+    ) -> list[tuple[list[LLMatcher], list[tuple[str, Any]]]]:
+        """Return the members that may come next, those first that leave others possible."""
+        now = {name for name, _ in left if self._takes(matcher, _name(name, begin))}
+        ways = []
+        for index, (name, value) in enumerate(left):
+            if name not in now:
+                continue
+            behind = [
+                m
+                for after in self._after(matcher, _name(name, begin))
+                for m in self.written(after, value)
+            ]
+            if behind:
+                others = now - {name}
+                lost = sum(not any(self._takes(m, _name(n, ", ")) for m in behind) for n in others)
+                ways.append((lost, index, behind, [*left[:index], *left[index + 1 :]]))
+                if lost == 0:
+                    break
+        return [(behind, rest) for _, _, behind, rest in sorted(ways, key=lambda way: way[:2])]
 
     def _items(
         self, matchers: Iterable[LLMatcher], left: list[Any], *, begin: str

@@ -26,6 +26,8 @@ WALK_TOKENS_MAX: Final = 400
 WANDER_TOKENS: Final = 60
 """So long a walk takes any token; then it heads for the end."""
 _ENDINGS: Final = (b'"', b"}", b"]", b":", b",", b"0", b"1", b"e", b"l", b"s")
+_SIGNS: Final = tuple(b'"\\.-+eEu/') + tuple(b"0123456789")
+"""What such a token begins with is tried more often: most mistakes are about them."""
 _CONTEXT: Final = decimal.Context(
     prec=5000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[decimal.InvalidOperation]
 )
@@ -37,16 +39,23 @@ class Walker:
 
     pieces: Mapping[int, bytes]
     endings: tuple[int, ...]
+    signs: frozenset[int]
+    """Tokens that begin with one of `_SIGNS`."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Walker:
         """Return a walker with the tokens of `tokenizer`."""
         pieces = tokenizer.pieces()
         by_bytes = {piece: token_id for token_id, piece in pieces.items()}
-        return cls(pieces, tuple(by_bytes[end] for end in _ENDINGS if end in by_bytes))
+        endings = tuple(by_bytes[end] for end in _ENDINGS if end in by_bytes)
+        signs = frozenset(i for i, piece in pieces.items() if piece and piece[0] in _SIGNS)
+        return cls(pieces, endings, signs)
 
     def walk(self, constraint: Constraint, rng: random.Random) -> bytes | None:
-        """Return one complete output, its tokens drawn evenly; None where it grew too long."""
+        """Return one complete output; None where it grew too long.
+
+        Its tokens are drawn evenly, every fourth of those with signs where there are any.
+        """
         matcher = constraint.start()
         output: list[bytes] = []
         for step in range(WALK_TOKENS_MAX):
@@ -67,6 +76,10 @@ class Walker:
             for token_id in self.endings:
                 if token_id in known:
                     return token_id
+        if rng.random() < 0.25:
+            some = sorted(self.signs.intersection(allowed.tolist()))
+            if some:
+                return rng.choice(some)
         for _ in range(8):
             token_id = int(allowed[rng.randrange(len(allowed))])
             if token_id in self.pieces:

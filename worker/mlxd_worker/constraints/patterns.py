@@ -22,6 +22,7 @@ from mlxd_worker.constraints.grammar_tree import (
     Sequence,
     inverted,
     names_in,
+    nullable,
 )
 from mlxd_worker.constraints.pattern_reader import BEGIN, END, PatternError, read_pattern
 
@@ -180,6 +181,8 @@ def _open_begin(item: Item, outside: Item) -> Item:
 def _open_end(item: Item, outside: Item) -> Item:
     """Let `outside` come behind an item, but where `$` ends it."""
     items = _sequence_of(item)
+    if END in items and all(map(_may_be_empty, items[items.index(END) :])):
+        items = items[: items.index(END) + 1]  # what is behind the end is nothing
     if items and items[-1] == END:
         return _open_end(Sequence(items[:-1]), _EMPTY)
     options = _options_with(items[-1], END) if items else ()
@@ -187,6 +190,10 @@ def _open_end(item: Item, outside: Item) -> Item:
         joined = (_joined(*items[:-1], option) for option in options)
         return Choice(tuple(_open_end(option, outside) for option in joined))
     return _joined(*items, outside)
+
+
+def _may_be_empty(item: Item) -> bool:
+    return nullable(item, {END.rule})
 
 
 def _sequence_of(item: Item) -> tuple[Item, ...]:

@@ -93,7 +93,7 @@ class _Reader:
     def options(self, keyword: str, value: Json) -> list[Json]:
         if not isinstance(value, list) or not value:
             self._place.refuse("a list of at least one value is needed", keyword)
-        return [self.constant(f"{keyword}", item) for item in value]
+        return [self.constant(keyword, item) for item in value]
 
     def schemas(self, keyword: str, value: Json) -> list[Schema]:
         if not isinstance(value, list) or not value:
@@ -147,8 +147,10 @@ class _Reader:
 
     def _filter(self) -> None:
         """Leave of the constants that a value may be those that match all of this part."""
-        values = [value for value in self._facts.listed or () if holds(self._place, value)]
-        self._also.append({"enum": values} if values else False)
+        listed = self._facts.listed or []
+        found = [value for value in listed if holds(self._place, value)]
+        if len(found) < len(listed):
+            self._also.append({"enum": found} if found else False)
 
     def schema(self, keyword: str, value: Json) -> Schema:
         return self.inner(value, keyword)
@@ -162,7 +164,8 @@ class _Reader:
         found: dict[str, Schema] = {}
         for name, schema in self.members(keyword, value).items():
             place = self._place.inner(name, keyword, name)
-            pattern = values.pattern(place, name, of_names=True)
+            exact = self._content.get("additionalProperties") is not False
+            pattern = values.pattern(place, name, exact=exact)
             found[pattern] = {"allOf": [found[pattern], schema]} if pattern in found else schema
         return found
 

@@ -32,6 +32,8 @@ from mlxd_worker.constraints.schema_facts import (
 from mlxd_worker.constraints.schema_places import CannotWrite, Draft, Json, Place
 from mlxd_worker.constraints.schema_values import INTEGER_FORMATS, KNOWN_FORMATS, WrittenPattern
 
+ITEMS_LOOKED_AT: Final = 3
+"""Where some item of a list has not to match, it is one of the first."""
 _ANYTHING: Final[tuple[Json, ...]] = (True, {})
 _TYPES: Final = tuple(sorted(KINDS - NUMBERS))
 
@@ -45,7 +47,8 @@ def negated(place: Place, context: Facts, *, exact: bool) -> Json:
         SchemaError: it makes no sense, or cannot be written.
     """
     if context.listed is not None:
-        return _one_of([value for value in context.listed if not holds(place, value)])
+        left = [value for value in context.listed if not holds(place, value)]
+        return _one_of(left) if len(left) < len(context.listed) else True
     if context.and_also(place).is_impossible:
         return True
     if isinstance(place.content, bool):
@@ -223,13 +226,17 @@ class _Ways:
     def items(self, keyword: str, value: Json) -> list[Json]:
         if value in _ANYTHING:
             return []
+        inner, known = self._place.inner(value, keyword), self._context.items()
         listed = isinstance(value, list) or "prefixItems" in self._content
-        if (
-            listed
-            or not self._context.items().and_also(self._place.inner(value, keyword)).is_impossible
-        ):
+        if not listed and known.and_also(inner).is_impossible:
+            return [{"type": ["array"], "minItems": 1}]
+        if listed or self._exact:
             self._place.cannot_write("is not served where some item has not to match", keyword)
-        return [{"type": ["array"], "minItems": 1}]
+        wrong = negated(inner, known, exact=False)
+        return [
+            {"type": ["array"], "prefixItems": [*[True] * place, wrong], "minItems": place + 1}
+            for place in range(ITEMS_LOOKED_AT)
+        ]
 
     def dependencies(self, keyword: str, value: dict[str, Json]) -> list[Json]:
         found: list[Json] = []
@@ -267,6 +274,12 @@ class _Ways:
         if missing is not None and (self._exact or all(way is False for way in found)):
             raise missing
         return found
+
+    def names(self, keyword: str, value: Json) -> list[Json]:
+        """Fail propertyNames: where no name matches, any member does."""
+        if value is False or value == {"not": {}}:
+            return [{"type": ["object"], "minProperties": 1}]
+        return self.unless_neutral(keyword, value)
 
     def _member(self, name: str, place: Place) -> Json:
         """Return the way to have a member that does not match."""
@@ -377,7 +390,7 @@ _WAYS: Final[Mapping[frozenset[str], Mapping[str, _Write]]] = {
         "patternProperties": _Ways.patterned,
         "minProperties": _Ways.least,
         "maxProperties": _Ways.most,
-        "propertyNames": _Ways.unless_neutral,
+        "propertyNames": _Ways.names,
         "dependencies": _Ways.dependencies,
         "dependentRequired": _Ways.dependencies,
         "dependentSchemas": _Ways.dependencies,

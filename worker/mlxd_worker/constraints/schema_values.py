@@ -126,12 +126,15 @@ def _is_served_multiple(value: Fraction) -> bool:
     return places is not None and value * 10**places <= MULTIPLE_MAX
 
 
-def pattern(place: Place, value: str, *, of_names: bool = False) -> str:
-    """Return an expression that is found in the same texts, for the library."""
+def pattern(place: Place, value: str, *, exact: bool = False) -> str:
+    """Return an expression that is found in the same texts, for the library.
+
+    exact: whether texts that it does not match mean something, too.
+    """
     if isinstance(value, WrittenPattern):
         return f"^(?:{value})$"
     try:
-        return f"^(?:{(name_pattern if of_names else search_pattern)(value)})$"
+        return f"^(?:{(name_pattern if exact else search_pattern)(value)})$"
     except PatternError as error:
         place.refuse(str(error))
 
