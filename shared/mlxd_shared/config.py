@@ -61,6 +61,7 @@ PREFILL_CHUNK_TOKENS = 512
 TARGET_INTER_TOKEN_S = 0.1  # what prefill leaves between two tokens of a row that decodes
 EVENTS_PER_MESSAGE_MAX = 64
 STATUS_WAIT_S = 0.05
+IDLE_REST_S = 30.0  # after so long without a stream, memory kept for streams to come is given back
 CONSTRAINT_COMPILES_MAX = 2  # response formats compiled at once
 CONSTRAINT_COMPILES_WAITING_MAX = 64
 CONSTRAINT_COMPILE_S = 10.0

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from mlxd.client import Client, Delta, LoadSpec, SamplingOptions
-from mlxd.v1 import status_pb2, types_pb2, worker_pb2
+from mlxd.v1 import status_pb2, types_pb2
 from tests.support.served import served
 from tests.support.tiny_model import VOCAB
 from tests.support.worker_process import WorkerProcess, running_worker
@@ -91,9 +91,7 @@ class Pair:
 
     async def swept(self) -> status_pb2.WorkerStatus:
         """Have the worker give back what it can; return its status then."""
-        await self.worker.control.Shrink(
-            worker_pb2.ShrinkRequest(worker_incarnation=self.worker.incarnation, target_bytes=0)
-        )
+        await self.worker.swept()
         return await self.idle()
 
 

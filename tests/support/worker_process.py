@@ -91,6 +91,13 @@ class WorkerProcess:
         got = await self.status.GetStatus(status_pb2.GetStatusRequest())
         return got.status.workers[0]
 
+    async def swept(self) -> status_pb2.WorkerStatus:
+        """Have it give back all that no stream needs; return its status then."""
+        await self.control.Shrink(
+            worker_pb2.ShrinkRequest(worker_incarnation=self.incarnation, target_bytes=0)
+        )
+        return await self.own_status()
+
     async def until(
         self, holds: Callable[[status_pb2.WorkerStatus], bool]
     ) -> status_pb2.WorkerStatus:

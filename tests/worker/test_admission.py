@@ -35,7 +35,7 @@ class Mixed:
     nbytes_max: int
 
 
-def mixed(*, rows_max: int, context_max: int, kv: KVFormat) -> Mixed:
+def mixed(*, rows_max: int, context_max: int, kv: KVFormat, keeps_spares: bool) -> Mixed:
     """Return such caches, and what a load reserves for them."""
     layers = (AttentionGeometry(HEADS, WIDTH), AttentionGeometry(HEADS, WIDTH, WINDOW))
     made = [layer.new_cache(mx.float32, kv=kv, context_max=context_max) for layer in layers]
@@ -47,7 +47,7 @@ def mixed(*, rows_max: int, context_max: int, kv: KVFormat) -> Mixed:
         windows=(WindowedLayers(WINDOW, each),),
     )
     held = sizes.held(context_max=context_max, rows_max=rows_max, kv_format=kv)
-    caches = RowCaches(made, context_max=context_max, rows_max=rows_max)
+    caches = RowCaches(made, context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
     return Mixed(caches, held.nbytes(FLOAT_NBYTES))
 
 
@@ -63,15 +63,16 @@ def test_what_is_reserved_holds_any_rows(
 ) -> None:
     """However rows come, grow and leave: no join and no growth exceeds what the load reserved."""
     draws = random.Random(seed)
-    its = mixed(rows_max=rows_max, context_max=context_max, kv=kv)
+    its = mixed(rows_max=rows_max, context_max=context_max, kv=kv, keeps_spares=seed % 2 == 0)
     tokens: dict[RowId, int] = {}
     for number in range(150):
         verb = draws.choice(["join", "join", "grow", "grow", "leave", "tend"])
         if verb == "join" and len(tokens) < rows_max:
             length = draws.randint(1, draws.choice([20, 300, context_max]))
-            check_join(its.caches, tokens=min(length, context_max), nbytes_max=its.nbytes_max)
-            if its.caches.join(RowId(number), tokens=min(length, context_max)):
-                tokens[RowId(number)] = min(length, context_max)
+            length, coming = min(length, context_max), draws.randint(1, rows_max)
+            check_join(its.caches, tokens=length, coming=coming, nbytes_max=its.nbytes_max)
+            if its.caches.join(RowId(number), tokens=length, coming=coming):
+                tokens[RowId(number)] = length
         elif verb == "grow" and tokens:
             grown = {
                 row: min(held + draws.randint(1, 400), context_max)

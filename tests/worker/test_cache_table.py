@@ -26,6 +26,7 @@ from mlxd_worker.cache.base import (
     Move,
     Open,
     Place,
+    Reuse,
     RowError,
     RowId,
 )
@@ -36,9 +37,9 @@ ROWS = st.integers(1, 256)
 CONTEXTS = st.one_of(st.integers(256, 131072), st.sampled_from([256, 1024, 8192, 131072]))
 
 
-def table_of(*, context_max: int = 4096, rows_max: int = 8) -> RowTable:
+def table_of(*, context_max: int = 4096, rows_max: int = 8, keeps_spares: bool = False) -> RowTable:
     """Return an empty table."""
-    return RowTable(context_max=context_max, rows_max=rows_max)
+    return RowTable(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
 
 
 def joined(table: RowTable, row: RowId, tokens: int) -> list[Change]:
@@ -104,7 +105,8 @@ def test_a_join_opens_what_was_foretold() -> None:
     """`opened_by_join` is what a join then does."""
     table = table_of(rows_max=16)
     for number, tokens in enumerate([1, 4000, 4000, 300, 5, 4000, 2000]):
-        expected = table.opened_by_join(tokens)
+        expected, closed = table.opened_by_join(tokens)
+        assert closed == ()
         assert joined(table, RowId(number), tokens) == ([] if expected is None else [expected])
         table.tend()
 
@@ -126,7 +128,80 @@ def test_the_last_row_releases_its_arena() -> None:
     joined(table, A, 10)
 
     assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0)), Close(ArenaId(0))]
+    assert (table.arenas, table.spares) == ((), ())
+
+
+def test_the_last_row_leaves_a_spare() -> None:
+    """Where spares are kept, the next arena of its shape is made of the one without rows."""
+    table = table_of(keeps_spares=True)
+    joined(table, A, 10)
+
+    assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0))]
     assert table.arenas == ()
+    (spare,) = table.spares
+    assert table.opened_by_join(10) == (None, ())
+    assert joined(table, B, 10) == [
+        Reuse(ArenaId(0), ArenaId(1), capacity=256, slots=spare.slots),
+        Clear(Place(ArenaId(1), 256, 0)),
+    ]
+    assert table.spares == ()
+
+
+def test_rest_closes_spares() -> None:
+    """Spares go when asked, the oldest first, down to so many tokens."""
+    table = table_of(rows_max=1, keeps_spares=True)
+    for tokens in (10, 300):
+        joined(table, A, tokens)
+        table.leave(A)
+
+    assert table.rest(tokens=512) == [Close(ArenaId(0))]
+    assert [spare.arena for spare in table.spares] == [ArenaId(1)]
+    assert table.rest() == [Close(ArenaId(1))]
+
+
+def test_spares_make_room_for_arenas() -> None:
+    """Spares never keep an arena from opening, and with it never exceed the bound."""
+    table = table_of(rows_max=1, keeps_spares=True)
+    joined(table, A, 10)
+    table.leave(A)
+
+    assert table.opened_by_join(4000) == (
+        Open(ArenaId(1), capacity=4096, slots=1),
+        (Open(ArenaId(0), capacity=256, slots=1),),
+    )
+    assert joined(table, A, 4000) == [Close(ArenaId(0)), Open(ArenaId(1), capacity=4096, slots=1)]
+
+
+def test_a_join_opens_for_those_that_are_coming() -> None:
+    """A crowd that joins finds one arena for all, and nobody has to move later."""
+    table = table_of(rows_max=32)
+
+    assert table.join(A, tokens=10, coming=30) == [Open(ArenaId(0), capacity=256, slots=32)]
+
+
+def test_a_crossing_row_opens_for_those_that_follow() -> None:
+    """Rows near the end of their class, and not of their lives, have slots where the first goes."""
+    table = table_of(rows_max=64)
+    kinds = [(256, 900)] * 4 + [(200, 900)] * 14 + [(200, 256)] * 20 + [(9, 900)] * 20
+    for number, (tokens, tokens_max) in enumerate(kinds):
+        while table.join(RowId(number), tokens=tokens, tokens_max=tokens_max) is None:
+            table.tend()
+
+    (opened,) = (c for c in table.reserve({RowId(0): 257}) if isinstance(c, Open))
+    assert (opened.capacity, opened.slots) == (512, 32)
+
+
+def test_sparse_arenas_stay_where_only_memory_would_gain() -> None:
+    """Where free slots cost memory alone, a sparse class moves only once memory is tight."""
+    for compact in (True, False):
+        table = RowTable(context_max=4096, rows_max=64, compact=compact)
+        for number in range(40):
+            assert table.join(RowId(number), tokens=10, coming=40) is not None
+        for number in range(1, 40):
+            table.leave(RowId(number))
+        for _ in range(64):
+            table.tend()
+        assert (table.arenas[0].slots < 64) is compact
 
 
 def test_a_full_class_moves_one_row_a_step() -> None:

@@ -20,6 +20,7 @@ from mlxd_worker.cache.base import (
     Move,
     Open,
     Place,
+    Reuse,
     RowId,
 )
 from mlxd_worker.cache.table import RowTable
@@ -42,6 +43,10 @@ class Shadow:
                 case Open(arena):
                     assert arena not in self.arenas
                     self.arenas[arena] = change
+                case Reuse(spare, arena, capacity, slots):
+                    assert self.arenas.pop(spare) == Open(spare, capacity, slots)
+                    self.arenas[arena] = Open(arena, capacity, slots)
+                    self.dirty = {_renamed(place, spare, arena) for place in self.dirty}
                 case Close(arena):
                     assert all(place.arena != arena for place in self.content)
                     del self.arenas[arena]
@@ -68,11 +73,20 @@ class Shadow:
         self.content[place] = row
 
 
+def _renamed(place: Place, spare: ArenaId, arena: ArenaId) -> Place:
+    return Place(arena, place.capacity, place.slot) if place.arena == spare else place
+
+
 class Program:
     """A random program on a table and its shadow, which checks every promise at every step."""
 
     def __init__(self, rows_max: int, context_max: int, draws: random.Random) -> None:
-        self.table = RowTable(context_max=context_max, rows_max=rows_max)
+        self.table = RowTable(
+            context_max=context_max,
+            rows_max=rows_max,
+            compact=draws.random() < 0.5,
+            keeps_spares=draws.random() < 0.5,
+        )
         self.shadow = Shadow()
         self.draws = draws
         self.tokens: dict[RowId, int] = {}
@@ -89,11 +103,13 @@ class Program:
         if len(self.tokens) == self.table.rows_max:
             return True
         row, tokens = RowId(self.number), self.length()
-        changes = self.table.join(row, tokens=tokens)
+        coming, longest = self.draws.randint(1, self.table.rows_max), self.table.context_max
+        tokens_max = self.draws.choice([None, self.draws.randint(tokens, longest)])
+        changes = self.table.join(row, tokens=tokens, tokens_max=tokens_max, coming=coming)
         if changes is None:
             return False
         self.number += 1
-        assert all(isinstance(change, Open | Clear) for change in changes)
+        assert all(isinstance(change, Open | Reuse | Close | Clear) for change in changes)
         assert self.shadow.carry_out(changes) == []
         self.shadow.enter(row, self.table.place(row))
         self.tokens[row] = tokens
@@ -123,6 +139,14 @@ class Program:
             del self.tokens[row]
             assert self.shadow.carry_out(self.table.leave(row)) == []
 
+    def rest(self) -> None:
+        """Spares are closed, and nothing else is."""
+        tokens = self.draws.choice([0, 256, 4096])
+        changes = self.table.rest(tokens=tokens)
+        assert all(isinstance(change, Close) for change in changes)
+        assert self.shadow.carry_out(changes) == []
+        assert sum(spare.capacity * spare.slots for spare in self.table.spares) <= tokens
+
     def tend(self) -> None:
         """At most one row moves."""
         assert len(self.shadow.carry_out(self.table.tend())) <= 1
@@ -137,11 +161,13 @@ class Program:
             for slot, row in enumerate(table.rows_of(arena.arena))
             if row is not None
         }
-        assert list(self.shadow.arenas.values()) == sorted(table.arenas, key=lambda a: a.arena)
-        assert {place.arena for place in self.shadow.content} == set(self.shadow.arenas)
+        held = (*table.arenas, *table.spares)
+        assert self.shadow.arenas == {arena.arena: arena for arena in held}
+        assert {place.arena for place in self.shadow.content} == {a.arena for a in table.arenas}
         assert len(table.arenas) <= ARENAS_MAX
-        assert table.tokens <= kv_tokens_bound(table.context_max, table.rows_max)
-        assert sum(arena.slots for arena in table.arenas) <= slots_bound(table.rows_max)
+        tokens = sum(arena.capacity * arena.slots for arena in held)
+        assert tokens <= kv_tokens_bound(table.context_max, table.rows_max)
+        assert sum(arena.slots for arena in held) <= slots_bound(table.rows_max)
         sizes = slot_sizes(table.rows_max)
         assert all(a.slots in sizes and a.capacity in table.classes for a in table.arenas)
         assert len(set(table.rows)) == len(self.tokens)
@@ -153,14 +179,14 @@ class Program:
     context_max=CONTEXTS,
     seed=st.integers(0, 1 << 32),
     steps=st.integers(200, 400),
-    weights=st.tuples(*[st.integers(1, 8)] * 4),
+    weights=st.tuples(*[st.integers(1, 8)] * 5),
 )
 def test_any_program_keeps_every_promise(
     rows_max: int, context_max: int, seed: int, steps: int, weights: tuple[int, ...]
 ) -> None:
     """Carrying out the changes leaves each row where the table says, and every bound holds."""
     program = Program(rows_max, context_max, random.Random(seed))
-    verbs = [program.join, program.reserve, program.leave, program.tend]
+    verbs = [program.join, program.reserve, program.leave, program.tend, program.rest]
     for _ in range(steps):
         (verb,) = program.draws.choices(verbs, weights)
         verb()

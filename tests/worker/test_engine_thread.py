@@ -24,7 +24,7 @@ from mlxd_shared.errors import (
 )
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.serving import Health
-from mlxd_worker.engine.request import Cancel, Event, Failed, Sink, StreamId, Submit
+from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import LoadJob, Progress
 from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
@@ -307,3 +307,28 @@ async def test_stopping_answers_everybody(started: Started, folder: Path) -> Non
     assert isinstance(event, Failed)
     assert isinstance(event.error, ShuttingDown)
     assert started.faults == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("rest_s", [0.0, 3600.0])
+async def test_an_idle_thread_gives_spare_memory_back(folder: Path, rest_s: float) -> None:
+    """Arenas that are kept for streams to come go once none has come for so long, not before."""
+    loop = asyncio.get_running_loop()
+    engine = EngineThread(device=kind(), loop=loop, on_fault=lambda: None, rest_s=rest_s)
+    engine.start()
+    await Started(engine).load(folder)
+    reader = engine.reader()
+    engine.submit(stream(1, reader))
+    while not isinstance(await reader.next(), Finished):
+        pass
+
+    seen_nbytes = [await _kv_nbytes(engine) for _ in range(3)]
+    while rest_s == 0.0 and seen_nbytes[-1]:
+        seen_nbytes.append(await _kv_nbytes(engine))
+    assert rest_s == 0.0 or min(seen_nbytes) > 0
+    await engine.stop()
+
+
+async def _kv_nbytes(engine: EngineThread) -> int:
+    await engine.ready()
+    return next(a.nbytes for a in (await engine.figures()).accounts if a.name == "kv")

@@ -91,6 +91,8 @@ def test_what_is_kept_has_an_account(hosted: Hosted) -> None:
     assert accounts_of(hosted.host.settle())["prefix"] == 0
     hosted.ask(tokens_of(1, 100))
 
+    assert accounts_of(hosted.host.settle())["kv"] > 0, "an arena is kept for the next stream"
+    hosted.host.rest()
     figures = hosted.host.settle()
     # 99 + 8 tokens, 2 layers, keys and values of 2 heads with 8 values of 4 bytes
     assert accounts_of(figures)["prefix"] == 107 * 2 * 2 * 2 * 8 * 4
@@ -98,11 +100,25 @@ def test_what_is_kept_has_an_account(hosted: Hosted) -> None:
     assert abs(figures.unaccounted_nbytes) <= 64 << 10
 
 
+def test_a_shrink_takes_spare_arenas_before_snapshots(hosted: Hosted) -> None:
+    """What is kept for streams to come goes before what their prompts may begin with."""
+    hosted.load()
+    hosted.ask(tokens_of(1, 100))
+    before = accounts_of(hosted.host.settle())
+    assert before["kv"] > 0
+
+    hosted.host.shrink(mx.get_active_memory() - before["kv"] // 2)
+
+    after = accounts_of(hosted.host.figures())
+    assert (after["kv"], after["prefix"]) == (0, before["prefix"])
+
+
 def test_a_shrink_takes_the_pool_before_snapshots(hosted: Hosted) -> None:
     """While MLX's pool is enough, nothing that was kept is lost; beyond it, no more than needed."""
     hosted.load()
     for seed in range(4):
         hosted.ask(tokens_of(seed, 100))
+    hosted.host.rest()
     kept = accounts_of(hosted.host.figures())["prefix"]
     mx.eval(mx.zeros(POOLED // 4))
     active_nbytes = mx.get_active_memory()

@@ -129,5 +129,6 @@ async def test_a_stream_whose_client_has_gone_takes_one_more_step(
 
     status = await worker.own_status()
     assert (status.streams_running, status.kv_tokens_used) == (0, 0)
-    assert {a.name: a.bytes for a in status.memory.accounts}["kv"] == 0
+    swept = await worker.swept()
+    assert {a.name: a.bytes for a in swept.memory.accounts}["kv"] == 0
     assert stepped.taken == STEPS_BEFORE + 1

@@ -219,7 +219,8 @@ async def test_a_client_that_leaves_frees_its_row(worker: WorkerProcess) -> None
     assert ids_of(await neighbour) == ids_of(alone)
     status = await worker.until(lambda s: s.streams_running == 0)
     assert status.kv_tokens_used == 0
-    accounts = {account.name: account.bytes for account in status.memory.accounts}
+    swept = await worker.swept()
+    accounts = {account.name: account.bytes for account in swept.memory.accounts}
     assert accounts["kv"] == 0
 
 

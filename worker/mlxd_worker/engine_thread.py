@@ -76,12 +76,15 @@ class EngineThread:
         loop: asyncio.AbstractEventLoop,
         on_fault: Callable[[], None],
         make_host: MakeHost | None = None,
+        rest_s: float = config.IDLE_REST_S,
     ) -> None:
         """Prepare a thread; `on_fault` is called on the event loop if it ends by a fault.
 
         make_host: what the thread works on, made on the thread; by default a `ModelHost`.
+        rest_s: after so long without work it gives back what is kept for streams to come.
         """
         self._device = device
+        self._rest_s = rest_s
         self._make_host = make_host or _import_host
         self._loop = loop
         self._on_fault = on_fault
@@ -242,6 +245,10 @@ class EngineThread:
             return self._mailbox.get_nowait()
         if host.busy:
             return None
+        self._figures = host.settle()
+        with suppress(queue.Empty):
+            return self._mailbox.get(timeout=self._rest_s)
+        host.rest()
         self._figures = host.settle()
         return self._mailbox.get()
 

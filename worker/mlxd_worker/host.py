@@ -102,10 +102,13 @@ class ModelHost:
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Give back what no stream needs until `target_nbytes` are held; return before and after.
 
-        First MLX's pool, then the snapshots that are worth least, no more of them than it takes.
+        First spare arenas and MLX's pool, then the snapshots that are worth least, no more of them
+        than it takes.
         """
         before_nbytes = held_nbytes = _held_nbytes()
         if held_nbytes > target_nbytes:
+            if self._resident is not None:
+                self._resident.caches.rest()
             mx.clear_cache()
             held_nbytes = _held_nbytes()
             if held_nbytes > target_nbytes and self._resident is not None:
@@ -142,6 +145,12 @@ class ModelHost:
         """End every stream with `error`, touching nothing else."""
         if self._resident is not None:
             self._resident.engine.fail_all(error)
+
+    def rest(self) -> None:
+        """Give back the arenas that are kept for streams to come."""
+        if self._resident is not None:
+            self._resident.caches.rest()
+            trim_heap()
 
     def settle(self) -> Figures:
         """Audit the ledger, with no stream left, and return the figures."""

@@ -129,6 +129,7 @@ def make_resident(
         model.new_caches(kv=kv_format, context_max=context_length),
         context_max=context_length,
         rows_max=rows_max,
+        keeps_spares=True,
     )
     if device is DeviceKind.CUDA:
         model = CompiledModel(model, caches)

@@ -2,13 +2,15 @@
 
 Invariants:
 - A row has one place. A slot's next row finds it cleared; the slots ever used are the first ones.
-- An arena's slots are fixed when it opens; it closes with its last row.
+- An arena's slots are fixed when it opens; it closes with its last row, or becomes a spare: nobody
+  sees it any more, but the next arena of its shape is made of it (decision 0021).
+- Arenas and spares together keep the bounds; whoever opens an arena closes the oldest spares first.
 - At most one arena is `filling`: the rows of the other arenas of its class, the emptied ones, move
   into it. For each of these there is a slot in it that nobody else may take.
 - Every change is noted here when it is appended to the caller's list.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mlxd_shared.arena_sizes import (
@@ -18,7 +20,7 @@ from mlxd_shared.arena_sizes import (
     slot_sizes,
     slots_bound,
 )
-from mlxd_worker.cache.base import ArenaId, Change, Clear, Close, Move, Open, Place, RowId
+from mlxd_worker.cache.base import ArenaId, Change, Clear, Close, Move, Open, Place, Reuse, RowId
 
 
 @dataclass(slots=True)
@@ -54,8 +56,9 @@ class Arena:
 class Arenas:
     """All arenas of a table and the places in them. One owner: the row table."""
 
-    def __init__(self, *, context_max: int, rows_max: int) -> None:
+    def __init__(self, *, context_max: int, rows_max: int, keeps_spares: bool = False) -> None:
         """Return no arenas, within the bounds for so many tokens a row and so many rows."""
+        self._keeps_spares = keeps_spares
         self.classes = capacity_classes(context_max, rows_max)
         self.sizes = slot_sizes(rows_max)
         self.tokens_max = kv_tokens_bound(context_max, rows_max)
@@ -66,6 +69,7 @@ class Arenas:
         """Changes whenever any row's place does."""
         self.next_id = ArenaId(0)
         self._arenas: dict[ArenaId, Arena] = {}
+        self._spares: dict[ArenaId, Arena] = {}
 
     def __len__(self) -> int:
         return len(self._arenas)
@@ -82,6 +86,11 @@ class Arenas:
     def slots(self) -> int:
         """Slots of all."""
         return sum(arena.slots for arena in self._arenas.values())
+
+    @property
+    def spares(self) -> list[Arena]:
+        """The arenas without rows that are kept, oldest first."""
+        return list(self._spares.values())
 
     @property
     def emptied(self) -> list[Arena]:
@@ -133,13 +142,38 @@ class Arenas:
             return []
         return [self._arenas[left.arena]]
 
+    def spare_for(self, capacity: int, slots: int) -> Arena | None:
+        """Return the youngest spare of a shape."""
+        shape = (capacity, slots)
+        fitting = (a for a in reversed(self._spares.values()) if (a.capacity, a.slots) == shape)
+        return next(fitting, None)
+
+    def displaced(self, capacity: int, slots: int) -> list[Arena]:
+        """Return the spares that an arena of this shape would close, oldest first."""
+        if self.spare_for(capacity, slots) is not None:
+            return []
+        return self._too_many(tokens=capacity * slots, slots=slots)
+
     def open(self, capacity: int, slots: int, changes: list[Change]) -> Arena:
-        """Open an arena."""
+        """Open an arena, of a spare where there is one of its shape."""
         arena = Arena(self.next_id, capacity, [None] * slots)
         self.next_id = ArenaId(self.next_id + 1)
+        spare = self.spare_for(capacity, slots)
+        if spare is None:
+            self.close_spares(self.displaced(capacity, slots), changes)
+            changes.append(Open(arena.id, capacity=capacity, slots=slots))
+        else:
+            del self._spares[spare.id]
+            arena.touched = spare.touched
+            changes.append(Reuse(spare.id, arena.id, capacity=capacity, slots=slots))
         self._arenas[arena.id] = arena
-        changes.append(Open(arena.id, capacity=capacity, slots=slots))
         return arena
+
+    def close_spares(self, spares: Sequence[Arena], changes: list[Change]) -> None:
+        """Give spares back."""
+        for spare in spares:
+            del self._spares[spare.id]
+            changes.append(Close(spare.id))
 
     def seat(self, row: RowId, arena: Arena, changes: list[Change]) -> Place:
         """Put a row into the first free slot of an arena that has one."""
@@ -153,13 +187,13 @@ class Arenas:
         return place
 
     def vacate(self, place: Place, changes: list[Change]) -> None:
-        """Free a slot; the last one closes its arena."""
+        """Free a slot; with the last one its arena becomes a spare, if the bounds leave room."""
         arena = self._arenas[place.arena]
         arena.rows[place.slot] = None
         self.version += 1
         if not arena.used:
-            del self._arenas[arena.id]
-            changes.append(Close(arena.id))
+            self._spares[arena.id] = self._arenas.pop(arena.id)
+            self.close_spares(self._too_many() if self._keeps_spares else self.spares, changes)
             if arena is self.filling or not self.emptied:
                 self.filling = None
 
@@ -168,3 +202,15 @@ class Arenas:
         source = self.places[row]
         changes.append(Move(source, self.seat(row, arena, changes)))
         self.vacate(source, changes)
+
+    def _too_many(self, *, tokens: int = 0, slots: int = 0) -> list[Arena]:
+        """Return the oldest spares: those that do not fit the bounds beside so much more."""
+        kept = self.spares
+        tokens += self.tokens + sum(spare.tokens for spare in kept)
+        slots += self.slots + sum(spare.slots for spare in kept)
+        count = 0
+        while count < len(kept) and (tokens > self.tokens_max or slots > self.slots_max):
+            tokens -= kept[count].tokens
+            slots -= kept[count].slots
+            count += 1
+        return kept[:count]

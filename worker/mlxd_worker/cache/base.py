@@ -67,6 +67,16 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """A spare arena is the new one; its slots hold what they held."""
+
+    spare: ArenaId
+    arena: ArenaId
+    capacity: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """An arena without rows is released."""
 
@@ -95,7 +105,7 @@ class Free:
     place: Place
 
 
-Change = Open | Close | Move | Clear | Free
+Change = Open | Reuse | Close | Move | Clear | Free
 """What the row table tells every layer's cache to do, in order."""
 
 
@@ -114,6 +124,10 @@ class LayerCache(Protocol):
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""
+        ...
+
+    def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
+        """Give an arena without rows another name; it stays as it is."""
         ...
 
     def close(self, arena: ArenaId) -> None:

@@ -84,6 +84,10 @@ class KVCache:
         mx.eval(keys, values)
         self._arenas[arena] = _Arena(keys, values)
 
+    def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
+        """Give an arena without rows another name; it stays as it is."""
+        self._arenas[arena] = self._arenas.pop(spare)
+
     def close(self, arena: ArenaId) -> None:
         """Release an arena."""
         del self._arenas[arena]

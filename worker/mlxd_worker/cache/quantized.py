@@ -152,6 +152,10 @@ class QuantizedKVCache:
         mx.eval(*made.arrays)
         self._arenas[arena] = made
 
+    def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
+        """Give an arena without rows another name; it stays as it is."""
+        self._arenas[arena] = self._arenas.pop(spare)
+
     def close(self, arena: ArenaId) -> None:
         """Release an arena."""
         del self._arenas[arena]

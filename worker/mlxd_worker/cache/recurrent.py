@@ -92,6 +92,9 @@ class RecurrentCache:
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Take note of nothing: a row's states come with its first pass."""
 
+    def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
+        """Take note of nothing: states are kept by row."""
+
     def close(self, arena: ArenaId) -> None:
         """Release nothing: states went with their rows."""
 

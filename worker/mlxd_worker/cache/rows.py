@@ -21,6 +21,7 @@ from mlxd_worker.cache.base import (
     LayerCache,
     Move,
     Open,
+    Reuse,
     RowError,
     RowId,
 )
@@ -42,8 +43,11 @@ class RowCaches:
         context_max: int,
         rows_max: int,
         bounded_shapes: bool | None = None,
+        keeps_spares: bool = False,
     ) -> None:
         """Take ownership of `layers` (empty caches; None for a stateless layer).
+
+        `keeps_spares`: arenas without rows are kept for later rows, until `rest`.
 
         `bounded_shapes` keeps attention to few shapes (`shapes`) at the price of reading more than
         what is there; None means wherever MLX keys graphs or kernels by shape. On a CPU it keys
@@ -51,11 +55,16 @@ class RowCaches:
         attention to a multiple of 32 positions, 19 to 256).
         """
         self.layers = tuple(layers)
-        self.table = RowTable(context_max=context_max, rows_max=rows_max)
-        self.contents = RowContents(self.layers, self.table.place)
-        self._stateful = tuple(layer for layer in self.layers if layer is not None)
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
         self.bounded_shapes = not on_cpu if bounded_shapes is None else bounded_shapes
+        self.table = RowTable(
+            context_max=context_max,
+            rows_max=rows_max,
+            compact=self.bounded_shapes,
+            keeps_spares=keeps_spares,
+        )
+        self.contents = RowContents(self.layers, self.table.place)
+        self._stateful = tuple(layer for layer in self.layers if layer is not None)
         self._layout: Layout | None = None
         self._slot_layout: SlotLayout | None = None
         self._slotwise = self.bounded_shapes and slot_caches(self.layers) is not None
@@ -98,15 +107,18 @@ class RowCaches:
         self.contents.joined(row)
         self._apply(changes)
 
-    def join(self, row: RowId, *, tokens: int) -> bool:
+    def join(
+        self, row: RowId, *, tokens: int, tokens_max: int | None = None, coming: int = 1
+    ) -> bool:
         """Give a new, empty row a place for `tokens` tokens; False: there is none now.
 
-        It costs nothing to other rows. Where it says False, ask again after `tend`.
+        It costs nothing to other rows. Where it says False, ask again after `tend`. tokens_max:
+        what the row may become; coming: how many such rows are about to join, this one included.
 
         Raises:
             RowError: a row known already, a full table, or `tokens` out of range.
         """
-        changes = self.table.join(row, tokens=tokens)
+        changes = self.table.join(row, tokens=tokens, tokens_max=tokens_max, coming=coming)
         if changes is None:
             return False
         self.contents.joined(row)
@@ -130,7 +142,7 @@ class RowCaches:
         self._apply(self.table.reserve(wanted))
 
     def leave(self, row: RowId) -> None:
-        """Free a row's place; an arena without rows is released.
+        """Free a row's place; an arena without rows is kept for others while there is room.
 
         Raises:
             RowError: unknown row.
@@ -142,20 +154,22 @@ class RowCaches:
         """Move at most one row, so that there is room for others; once a step."""
         self._apply(self.table.tend())
 
-    def join_nbytes(self, tokens: int) -> int:
-        """Return by how many bytes one more row of `tokens` tokens would make the caches grow.
+    def rest(self, *, tokens: int = 0) -> None:
+        """Release arenas that are kept for no row, but for those of at most so many tokens."""
+        self._apply(self.table.rest(tokens=tokens))
+
+    def join_nbytes(self, tokens: int, *, coming: int = 1) -> int:
+        """Return by how many bytes such a `join` would make the caches grow.
 
         Its recurrent states, which come with its first pass, are counted.
 
         Raises:
             RowError: `tokens` is out of range.
         """
-        opened = self.table.opened_by_join(tokens)
-        capacity, slots = (0, 0) if opened is None else (opened.capacity, opened.slots)
-        return sum(
-            layer.slot_nbytes(capacity) * (1 if layer.kind is Kind.RECURRENT else slots)
-            for layer in self._stateful
-        )
+        opened, closed = self.table.opened_by_join(tokens, coming=coming)
+        states = sum(s.slot_nbytes(0) for s in self._stateful if s.kind is Kind.RECURRENT)
+        grows = 0 if opened is None else self._nbytes_of(opened)
+        return states + grows - sum(self._nbytes_of(spare) for spare in closed)
 
     def plan(
         self,
@@ -225,6 +239,11 @@ class RowCaches:
             self.contents.appending(row, offset, offset)
         return layout, positions_of(layout, lengths, waiting)
 
+    def _nbytes_of(self, arena: Open) -> int:
+        """Return the bytes of an arena of such a shape, in all layers."""
+        by_slot = (s for s in self._stateful if s.kind is not Kind.RECURRENT)
+        return sum(layer.slot_nbytes(arena.capacity) * arena.slots for layer in by_slot)
+
     def _apply(self, changes: Sequence[Change]) -> None:
         for layer in self._stateful:
             for change in changes:
@@ -265,6 +284,8 @@ def _carry_out(change: Change, layer: LayerCache) -> None:
     match change:
         case Open(arena, capacity, slots):
             layer.open(arena, capacity=capacity, slots=slots)
+        case Reuse(spare, arena):
+            layer.reuse(spare, arena)
         case Close(arena):
             layer.close(arena)
         case Move(source, target):

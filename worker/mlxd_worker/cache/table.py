@@ -24,13 +24,26 @@ from mlxd_worker.cache.arenas import Arena, Arenas
 from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
 
 SPARSE = 4
-"""A class with so many slots a row moves into a smaller arena."""
+"""A class with so many slots a row moves into a smaller arena, where arenas are to be compact."""
 
 TIGHT_SPARSE = 2
 """The same where memory is tight."""
 
 TIGHT_FRACTION = 0.75
 """Memory is tight where arenas hold more of the bound."""
+
+
+NEARLY_FULL = 0.75
+"""A row that fills more of its capacity will soon cross, if it may become so long."""
+
+
+@dataclass(slots=True)
+class _Length:
+    """How long a row is, and may become."""
+
+    tokens: int
+    tokens_max: int | None
+    """None where nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +60,26 @@ class _Room:
 class RowTable:
     """Places rows into arenas. One owner: the engine thread."""
 
-    def __init__(self, *, context_max: int, rows_max: int) -> None:
-        """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each."""
+    def __init__(
+        self,
+        *,
+        context_max: int,
+        rows_max: int,
+        compact: bool = True,
+        keeps_spares: bool = False,
+    ) -> None:
+        """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each.
+
+        compact: whether free slots cost more than memory, as where attention reads whole arenas.
+        keeps_spares: whether arenas without rows are kept for later rows, until `rest`.
+        """
         self.context_max = context_max
         self.rows_max = rows_max
         self.finished_moves = 0
         """Rows that were moved at once because another one had to cross and found no room."""
-        self._arenas = Arenas(context_max=context_max, rows_max=rows_max)
+        self._arenas = Arenas(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
+        self._lengths: dict[RowId, _Length] = {}
+        self._compact = compact
         # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
 
@@ -81,10 +107,12 @@ class RowTable:
     @property
     def arenas(self) -> tuple[Open, ...]:
         """The arenas that exist, by capacity, then age, as they were opened."""
-        return tuple(
-            Open(arena.id, capacity=arena.capacity, slots=arena.slots)
-            for arena in self._arenas.ordered()
-        )
+        return tuple(_as_opened(arena) for arena in self._arenas.ordered())
+
+    @property
+    def spares(self) -> tuple[Open, ...]:
+        """The arenas without rows that are kept for later rows, oldest first."""
+        return tuple(_as_opened(arena) for arena in self._arenas.spares)
 
     @property
     def tokens(self) -> int:
@@ -129,19 +157,33 @@ class RowTable:
             raise RowError(f"{tokens} tokens asked for, 1 to {self.context_max} possible")
         return next(capacity for capacity in self.classes if capacity >= tokens)
 
-    def opened_by_join(self, tokens: int) -> Open | None:
-        """Return the arena that a join of `tokens` tokens would open now, if any.
+    def opened_by_join(
+        self, tokens: int, *, coming: int = 1
+    ) -> tuple[Open | None, tuple[Open, ...]]:
+        """Return what such a `join` would open now, if anything, and close for it.
+
+        Nothing is opened where a spare serves.
 
         Raises:
             RowError: `tokens` is out of range.
         """
-        room = self._find(self.class_of(tokens))
+        room = self._find(self.class_of(tokens), coming=coming)
         if room is None or room.arena is not None:
-            return None
-        return Open(self._arenas.next_id, capacity=room.capacity, slots=room.slots)
+            return None, ()
+        shape = (room.capacity, room.slots)
+        if self._arenas.spare_for(*shape) is not None:
+            return None, ()
+        closed = tuple(_as_opened(spare) for spare in self._arenas.displaced(*shape))
+        return Open(self._arenas.next_id, capacity=room.capacity, slots=room.slots), closed
 
-    def join(self, row: RowId, *, tokens: int) -> list[Change] | None:
+    def join(
+        self, row: RowId, *, tokens: int, tokens_max: int | None = None, coming: int = 1
+    ) -> list[Change] | None:
         """Give a new row a place for `tokens` tokens, moving nobody; None: there is none now.
+
+        tokens_max: what the row may become, None where nobody knows. coming: rows of this class
+        that are about to join, this one included. Both only save arenas that would soon be too
+        small.
 
         There is one after at most `rows_max` calls of `tend`, if no row crosses meanwhile, fewer
         than `ARENAS_MAX` arenas are there to stay, and the bounds allow one more for all rows of
@@ -154,11 +196,12 @@ class RowTable:
             raise RowError(f"row {row} joined twice")
         if len(self) >= self.rows_max:
             raise RowError(f"the table holds {self.rows_max} rows already")
-        room = self._find(self.class_of(tokens))
+        room = self._find(self.class_of(tokens), coming=coming)
         if room is None:
             return None
         changes: list[Change] = []
         self._arenas.seat(row, self._entered(room, changes), changes)
+        self._lengths[row] = _Length(tokens, tokens_max)
         return changes
 
     def rehearse(self, row: RowId, *, capacity: int, slots: int) -> list[Change]:
@@ -171,24 +214,27 @@ class RowTable:
             raise RowError(f"{slots} slots of {capacity} tokens beside {len(self)} rows")
         changes: list[Change] = []
         self._arenas.seat(row, self._arenas.open(capacity, slots, changes), changes)
+        self._lengths[row] = _Length(1, capacity)
         return changes
 
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
         """Make sure that each row can hold its tokens; crossing a class copies a row once.
 
-        Rows that cross into one class together find an arena large enough for them all.
+        An arena that opens for a row that crosses has a slot for each that will follow soon.
 
         Raises:
             RowError: unknown row, or tokens out of range; then nothing has changed.
         """
         targets = {row: self.class_of(tokens) for row, tokens in wanted.items()}
         crossing = [row for row, target in targets.items() if target > self.capacity(row)]
+        for row, tokens in wanted.items():
+            self._lengths[row].tokens = tokens
         coming = Counter(targets[row] for row in crossing)
         changes: list[Change] = []
         for row in crossing:
             target = targets[row]
             if self.capacity(row) < target:
-                self._cross(row, target, coming[target], changes)
+                self._cross(row, target, max(coming[target], self._nearing(target)), changes)
             coming[target] -= 1
         return changes
 
@@ -199,7 +245,7 @@ class RowTable:
             RowError: unknown row.
         """
         place = self.place(row)
-        del self._arenas.places[row]
+        del self._arenas.places[row], self._lengths[row]
         changes: list[Change] = [Free(place)]
         self._arenas.vacate(place, changes)
         return changes
@@ -210,6 +256,14 @@ class RowTable:
         if self._arenas.filling is None:
             self._start_filling(changes)
         self._move_one(changes)
+        return changes
+
+    def rest(self, *, tokens: int = 0) -> list[Change]:
+        """Close spares, oldest first, until those left hold at most so many tokens."""
+        changes: list[Change] = []
+        spares = self._arenas.spares
+        while sum(spare.tokens for spare in spares) > tokens:
+            self._arenas.close_spares([spares.pop(0)], changes)
         return changes
 
     def _find(self, capacity: int, *, coming: int = 1, left: Place | None = None) -> _Room | None:
@@ -280,6 +334,15 @@ class RowTable:
         else:
             self._arenas.move(row, self._entered(room, changes), changes)
 
+    def _nearing(self, capacity: int) -> int:
+        """Return how many rows stand just below a class, those that cross now included."""
+        below = [smaller for smaller in self.classes if smaller < capacity][-1]
+        return sum(
+            length.tokens > below * NEARLY_FULL and (length.tokens_max or 0) > below
+            for row, length in self._lengths.items()
+            if self.capacity(row) == below
+        )
+
     def _make_room(self, capacity: int, coming: int, changes: list[Change]) -> bool:
         """Do at once what `tend` would have done in time; return whether anything was done."""
         arenas = self._arenas
@@ -342,9 +405,15 @@ class RowTable:
         tight = self.tokens > TIGHT_FRACTION * self._arenas.tokens_max
         if arena.used * (TIGHT_SPARSE if tight else SPARSE) > arena.slots:
             return 0
+        if not tight and not self._compact:
+            return 0
         wanted = arena.used if tight else max(2 * arena.used, self._block(arena.capacity))
         size = self._arenas.size_for(wanted)
         return size if size < arena.slots else 0
+
+
+def _as_opened(arena: Arena) -> Open:
+    return Open(arena.id, capacity=arena.capacity, slots=arena.slots)
 
 
 def _rows(arena: Arena) -> list[RowId]:

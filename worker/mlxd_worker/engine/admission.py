@@ -26,12 +26,12 @@ class KVOverrun(AssertionError):
         )
 
 
-def check_join(caches: RowCaches, *, tokens: int, nbytes_max: int) -> None:
-    """Make sure that a row of `tokens` tokens may join.
+def check_join(caches: RowCaches, *, tokens: int, coming: int, nbytes_max: int) -> None:
+    """Make sure that a row of `tokens` tokens may join, `coming` like it being about to.
 
     Raises:
         KVOverrun: it would exceed what is reserved.
     """
-    nbytes, join_nbytes = caches.nbytes, caches.join_nbytes(tokens)
+    nbytes, join_nbytes = caches.nbytes, caches.join_nbytes(tokens, coming=coming)
     if nbytes + join_nbytes > nbytes_max:
         raise KVOverrun(nbytes=nbytes, join_nbytes=join_nbytes, nbytes_max=nbytes_max)

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from mlxd_shared import config
 from mlxd_shared.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
@@ -189,9 +190,12 @@ class Engine:
             request = self._waiting.peek()
             if request is None:
                 return
-            row_id, tokens = RowId(self._next_row), len(request.prompt)
-            check_join(self._caches, tokens=tokens, nbytes_max=self.limits.kv_nbytes_max)
-            if not self._caches.join(row_id, tokens=tokens):
+            row_id, tokens, coming = RowId(self._next_row), len(request.prompt), self._like(request)
+            most = self.limits.kv_nbytes_max
+            check_join(self._caches, tokens=tokens, coming=coming, nbytes_max=most)
+            new, longest = request.max_tokens, self.limits.context_length
+            longest = longest if new is None else min(tokens + new, longest)
+            if not self._caches.join(row_id, tokens=tokens, tokens_max=longest, coming=coming):
                 return  # nobody overtakes: there is room once rows have moved or left
             self._next_row += 1
             self._waiting.pop()
@@ -203,6 +207,14 @@ class Engine:
                 request.sink.put(_failure(request, error))
                 continue
             self._rows[request.stream] = row
+
+    def _like(self, request: Submit) -> int:
+        """Return how many streams of a class are about to have a row, this one included."""
+        class_of = self._caches.table.class_of
+        free = self.limits.rows_max - len(self._rows)
+        own = class_of(len(request.prompt))
+        others = (other for other in self._waiting if other is not request)
+        return 1 + sum(class_of(len(it.prompt)) == own for it in islice(others, free - 1))
 
     def _decode_all(self) -> None:
         started_s = self._clock()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from mlxd_worker.engine.request import StreamId, Submit
@@ -67,6 +67,10 @@ class WaitingQueue:
 
     def __bool__(self) -> bool:
         return bool(self._by_age)
+
+    def __iter__(self) -> Iterator[Submit]:
+        """Go through the streams, oldest first."""
+        return iter(self._by_age.values())
 
     @property
     def oldest(self) -> Submit | None:
