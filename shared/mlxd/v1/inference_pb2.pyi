@@ -126,7 +126,8 @@ class ResponseFormat(_message.Message):
     json_schema: _builtins.str
     """A JSON schema, as JSON text, of the draft that its $schema names: 4, 6, 7, 2019-09 or
     2020-12, which is the default. Members come in the order of the schema. A keyword that is not
-    served is refused; one that no draft knows is an annotation. Formats of strings are enforced.
+    served is refused; one that no draft knows is an annotation, and so is a format's name that
+    none knows. Formats of strings are enforced, or refused like keywords.
     """
     json_object: _builtins.bool
     """Any JSON object."""

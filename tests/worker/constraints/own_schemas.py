@@ -58,6 +58,23 @@ CASES: Final[dict[str, Case]] = {
         {"type": "string", "pattern": "^[A-Z]{2}-\\d+|x$"},
         ("AB-1", "zx", "AB-9z"), ("A-1", "xz", ""),
     ),
+    "escapes": Case(
+        {"type": "object", "properties": {"a": {"pattern": "^[^\\\\]*$", "type": "string"},
+         "b": {"pattern": "^[^\"x]+$", "type": "string"}}},
+        ({"a": 'c"d\n/'}, {"b": "c\\\t"}), ({"a": "c\\d"}, {"b": 'c"'}, {"b": '"'}, {"a": "\\"}),
+    ),
+    "few members": Case(
+        {"type": ["object", "null"], "minProperties": 1, "maxProperties": 2,
+         "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False},
+        (None, {"a": 1}, {"a": 1, "c": 2}, {"b": 1, "c": 2}), ({}, {"a": 1, "b": 1, "c": 1}, 1),
+    ),
+    "some member": Case(
+        {"type": "object", "minProperties": 1, "properties": {"a": {}, "b": {}}},
+        ({"a": 1}, {"b": 1}, {"c": 1}, {"a": 1, "b": 2, "c": 1}), ({},),
+    ),
+    "unknown formats": Case(
+        {"type": "string", "format": "colour", "minLength": 1}, ("red", "x"), ("", 1)
+    ),
     "dates": Case(
         {"type": "string", "format": "date"}, ("2024-02-29", "1999-12-31"), ("2023-02-29", "x")
     ),

@@ -18,8 +18,9 @@ from typing import Any, Final
 from mlxd_worker.constraints import schema_values as values
 from mlxd_worker.constraints.schema_check import holds
 from mlxd_worker.constraints.schema_facts import Facts
-from mlxd_worker.constraints.schema_negation import negated, of_kinds
+from mlxd_worker.constraints.schema_negation import negated
 from mlxd_worker.constraints.schema_places import Draft, Json, Place
+from mlxd_worker.constraints.schema_writing import of_kinds
 
 Schema = dict[str, Any] | bool
 CHOICES_MAX: Final = 100

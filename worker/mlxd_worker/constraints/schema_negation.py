@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 from mlxd_worker.constraints import schema_values as values
@@ -31,11 +30,11 @@ from mlxd_worker.constraints.schema_facts import (
 )
 from mlxd_worker.constraints.schema_places import CannotWrite, Draft, Json, Place
 from mlxd_worker.constraints.schema_values import INTEGER_FORMATS, KNOWN_FORMATS, WrittenPattern
+from mlxd_worker.constraints.schema_writing import all_of, any_of, between, of_kinds, one_of
 
 ITEMS_LOOKED_AT: Final = 3
 """Where some item of a list has not to match, it is one of the first."""
 _ANYTHING: Final[tuple[Json, ...]] = (True, {})
-_TYPES: Final = tuple(sorted(KINDS - NUMBERS))
 
 
 def negated(place: Place, context: Facts, *, exact: bool) -> Json:
@@ -48,7 +47,7 @@ def negated(place: Place, context: Facts, *, exact: bool) -> Json:
     """
     if context.listed is not None:
         left = [value for value in context.listed if not holds(place, value)]
-        return _one_of(left) if len(left) < len(context.listed) else True
+        return one_of(left) if len(left) < len(context.listed) else True
     if context.and_also(place).is_impossible:
         return True
     if isinstance(place.content, bool):
@@ -57,7 +56,7 @@ def negated(place: Place, context: Facts, *, exact: bool) -> Json:
         place.refuse("a schema is an object, true or false")
     if place.embedded:
         place.refuse("what has not to match is not served with an $id of its own")
-    return _any_of(_Ways(place, context, exact=exact).all())
+    return any_of(_Ways(place, context, exact=exact).all())
 
 
 _Write = Callable[["_Ways", str, Any], list[Json]]
@@ -92,7 +91,7 @@ class _Ways:
         """Return what fails one keyword."""
         check_known(self._place, keyword)
         try:
-            return _any_of(write(self, keyword, value))
+            return any_of(write(self, keyword, value))
         except (TypeError, AttributeError):
             self._place.refuse("a value that it does not take", keyword)
 
@@ -119,11 +118,9 @@ class _Ways:
         kinds = self._context.kinds
         found = of_kinds(kinds - by_kind.keys() - (NUMBERS if "number" in by_kind else set()))
         if "boolean" in by_kind and "boolean" in kinds:
-            found.append(
-                _one_of([flag for flag in (False, True) if flag not in by_kind["boolean"]])
-            )
+            found.append(one_of([flag for flag in (False, True) if flag not in by_kind["boolean"]]))
         if "number" in by_kind and kinds & NUMBERS:
-            found += _between(by_kind["number"], "number" if FRACTION in kinds else "integer")
+            found += between(by_kind["number"], "number" if FRACTION in kinds else "integer")
         if "string" in by_kind and "string" in kinds:
             texts = by_kind["string"]
             found.append(self._pattern(keyword, lambda: without_texts(texts)))
@@ -140,7 +137,7 @@ class _Ways:
         return self._some([partial(self._negated, part) for part in parts])
 
     def any(self, keyword: str, value: list[Json]) -> list[Json]:
-        return [_all_of(self._negated(part) for part in self._parts(keyword, value))]
+        return [all_of(self._negated(part) for part in self._parts(keyword, value))]
 
     def exactly_one(self, keyword: str, value: list[Json]) -> list[Json]:
         found = self.any(keyword, value)
@@ -160,12 +157,12 @@ class _Ways:
         if "then" in self._content:
             then = self._place.inner(self._content["then"], "then")
             found.append(
-                _all_of([value, negated(then, self._context.and_also(wanted), exact=self._exact)])
+                all_of([value, negated(then, self._context.and_also(wanted), exact=self._exact)])
             )
         if "else" in self._content:
             other = self._place.inner(self._content["else"], "else")
             both = (self._negated(wanted), self._negated(other))
-            found.append(_all_of(both))
+            found.append(all_of(both))
         return found
 
     def pattern(self, keyword: str, value: str) -> list[Json]:
@@ -246,7 +243,7 @@ class _Ways:
                 found += [{**there, "properties": {other: False}} for other in demand]
             else:
                 inner = self._place.inner(demand, keyword, name)
-                found.append(_all_of([there, self._negated(inner)]))
+                found.append(all_of([there, self._negated(inner)]))
         return found
 
     def unless_neutral(self, keyword: str, value: Json) -> list[Json]:
@@ -297,45 +294,6 @@ class _Ways:
             return {"type": ["string"], "pattern": WrittenPattern(write())}
         except PatternError as error:
             self._place.cannot_write(str(error), keyword)
-
-
-def of_kinds(kinds: frozenset[str] | set[str]) -> list[Json]:
-    """Return the schema of values of some kinds; nothing where there are none."""
-    types = sorted(kinds & set(_TYPES))
-    if FRACTION in kinds:
-        types.append("number")
-    elif "integer" in kinds:
-        types.append("integer")
-    return [{"type": types}] if types else []
-
-
-def _between(numbers: list[Json], kind: str) -> list[Json]:
-    """Return the numbers between some, and beyond them."""
-    edges = [None, *sorted(set(numbers)), None]
-    found: list[Json] = []
-    for low, high in pairwise(edges):
-        way = {"type": [kind]}
-        way |= {} if low is None else {"exclusiveMinimum": low}
-        found.append(way | ({} if high is None else {"exclusiveMaximum": high}))
-    return found
-
-
-def _one_of(options: list[Json]) -> Json:
-    return {"enum": options} if options else False
-
-
-def _any_of(ways: Iterable[Json]) -> Json:
-    left = [way for way in ways if way is not False]
-    if any(way is True for way in left):
-        return True
-    return left[0] if len(left) == 1 else {"anyOf": left} if left else False
-
-
-def _all_of(demands: Iterable[Json]) -> Json:
-    left = [demand for demand in demands if demand is not True]
-    if any(demand is False for demand in left):
-        return False
-    return left[0] if len(left) == 1 else {"allOf": left} if left else True
 
 
 _COUNTS: Final = {
