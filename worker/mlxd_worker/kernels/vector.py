@@ -26,8 +26,11 @@ SHARED_WIDTH_MAX = 16384
 WHOLE_WIDTH_MIN = 8193
 """From this width on a warp takes rows of its own, where nothing else is asked for."""
 
+FEW_OUTPUTS = 4096
+"""Below this blocks are smallest: there must be enough of them for the whole device."""
+
 MANY_OUTPUTS = 8192
-"""From so many on blocks are small: there are enough of them anyway, and the last end together."""
+"""From so many on blocks are small too: the last of many end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,9 @@ def tiling(outputs: int, inputs: int, *, normed: bool) -> Tiling:
         if loads > 1 or inputs > SHARED_WIDTH_MAX:
             return Tiling(rows=2, loads=loads, warps=8)
     loads = next(count for count in (1, 2, 4) if steps <= 8 * count or count == 4)
-    rows = 2 if loads == 4 or (normed and outputs < MANY_OUTPUTS) else 4
-    block_rows = 8 if outputs >= MANY_OUTPUTS else 16
+    few = outputs < FEW_OUTPUTS
+    block_rows = 4 if few else 16 if outputs < MANY_OUTPUTS and loads > 1 else 8
+    rows = 2 if loads == 4 or (normed and block_rows == 16) else 4
     return Tiling(rows=rows, loads=loads, warps=-(-steps // loads), groups=block_rows // rows)
 
 
