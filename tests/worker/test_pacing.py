@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxd_worker.engine.pacing import (
     CHUNK_FLOOR_TOKENS,
+    CRUMB_TOKENS,
     OUTLIER,
     SHARE_MIN,
     Pacer,
@@ -69,6 +70,19 @@ def test_a_crumb_is_left_for_the_next_step() -> None:
     assert pacer.chunk(CHUNK - 5, 0.0) == CHUNK - 5
     assert pacer.chunk(100, 0.0) == 0
     assert pacer.chunk(5, 0.0) == 5
+
+
+@pytest.mark.parametrize(("over", "given"), [(CRUMB_TOKENS, 60 + CRUMB_TOKENS), (33, 60)])
+def test_a_prompt_is_ended_rather_than_left_in_crumbs(over: int, given: int) -> None:
+    """A step goes beyond its time by a crumb where that ends a prompt, and by nothing else."""
+    its = machine()
+    for _ in range(3):
+        its.step(CHUNK, decoding=False)
+        its.step(0, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True)
+
+    assert its.pacer.chunk(60 + over, its.now_s + 0.02) == given
+    assert CRUMB_TOKENS < 33
 
 
 @pytest.mark.parametrize("start_s", [0.0, 0.005, 0.02])

@@ -21,7 +21,7 @@ from mlxd_worker.engine.request import (
     Tokens,
     Usage,
 )
-from mlxd_worker.outbox import Outbox, StreamReader
+from mlxd_worker.outbox import CROWD_STREAMS, HOLD_S, Outbox, StreamReader
 from mlxd_worker.streams import Streams
 
 USAGE = Usage(1, 0, CacheReason.NONE, 1, 0.0, 0.0, 0.0, 0)
@@ -104,6 +104,88 @@ async def test_a_failure_comes_after_what_was_generated() -> None:
     with pytest.raises(InternalError) as caught:
         await reader.next()
     assert caught.value is error
+
+
+class Crowd:
+    """Streams that have a token each a step, on a clock that only the test moves."""
+
+    def __init__(self, streams: int) -> None:
+        self.now_s = 0.0
+        self.outbox = Outbox(asyncio.get_running_loop(), clock=lambda: self.now_s)
+        self.readers = [StreamReader(self.outbox) for _ in range(streams)]
+        self._steps = 0
+
+    async def step(self, seconds: float, *, ends: int | None = None, hold: bool = True) -> None:
+        """Give each stream a token, that of index `ends` its end; let so much time pass before."""
+        self.now_s += seconds
+        for index, reader in enumerate(self.readers):
+            reader.put(end(self._steps) if index == ends else token(self._steps))
+        self._steps += 1
+        self.outbox.flush(hold=hold)
+        await asyncio.sleep(0)
+
+    async def arrived(self, index: int) -> int:
+        """Return how many tokens a reader has that it had not been asked for; 0 for none."""
+        reader = self.readers[index]
+        waiting = asyncio.ensure_future(reader.next())
+        await asyncio.sleep(0)
+        if not waiting.done():
+            waiting.cancel()
+            return 0
+        return len(waiting.result().ids)
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_a_crowd_cross_together() -> None:
+    """First tokens cross at once; later ones wait for each other, as long as is said, no longer."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert await crowd.arrived(0) == 1
+
+    await crowd.step(HOLD_S / 2)
+    assert await crowd.arrived(0) == 0
+    await crowd.step(HOLD_S / 2)
+    assert await crowd.arrived(0) == 2
+    await crowd.step(HOLD_S)
+    assert await crowd.arrived(0) == 1
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_few_streams_never_wait() -> None:
+    """With a stream less than a crowd each token is its own message."""
+    crowd = Crowd(CROWD_STREAMS - 1)
+    for _ in range(3):
+        await crowd.step(HOLD_S / 10)
+        assert await crowd.arrived(0) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_end_waits_for_nobody() -> None:
+    """A stream's end crosses at once, behind what was held of it; the others' tokens still wait."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert [await crowd.arrived(index) for index in (0, 1)] == [1, 1]
+
+    await crowd.step(HOLD_S / 4)
+    await crowd.step(HOLD_S / 4, ends=1)
+
+    assert await crowd.arrived(0) == 0
+    last = await crowd.readers[1].next()
+    assert isinstance(last, Finished)
+    assert last.ids == (101,)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_held_once_nothing_runs() -> None:
+    """What is held goes as soon as the engine has nothing more to do."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert await crowd.arrived(0) == 1
+    await crowd.step(HOLD_S / 4)
+    crowd.outbox.flush()
+    await asyncio.sleep(0)
+
+    assert await crowd.arrived(0) == 1
 
 
 @pytest.mark.asyncio

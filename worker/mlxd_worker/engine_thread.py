@@ -237,7 +237,7 @@ class EngineThread:
                 return
             else:
                 self._perform(host, message)
-            self._outbox.flush()
+            self._outbox.flush(hold=host.busy)
 
     def _next(self, host: ModelHost) -> _Message | None:
         """Return the next message; None when there is none and the engine has work to do."""

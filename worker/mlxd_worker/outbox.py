@@ -2,6 +2,9 @@
 
 Invariants:
 - The engine never waits: events gather in the outbox and cross once a step, by one wake-up.
+- Where many streams run, a message for each of their tokens costs the cores that compute the next
+  ones. Then what a stream is given within `HOLD_S` crosses together; its first tokens, its end and
+  whatever came before its end cross at once (decision 0022).
 - A stream's queue is bounded by its own length in tokens; it needs no other bound.
 - Messages are made as the reader asks: the first token alone, later ones joined as they piled up.
 """
@@ -9,29 +12,56 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from mlxd_shared import config
 from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
 
+HOLD_S: Final = 0.06
+"""Tokens wait at most so long, and a step, for others of their stream."""
+
+CROWD_STREAMS: Final = 8
+"""No token waits where fewer streams have one to send."""
+
 
 class Outbox:
-    """Collects the events of one step on the engine thread and delivers them together."""
+    """Collects events on the engine thread and delivers them together."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._loop = loop
+        self._clock = clock
         self._events: list[tuple[StreamReader, Event]] = []
+        self._urgent: set[StreamReader] = set()
+        self._sent_s = clock()
 
     def add(self, reader: StreamReader, event: Event) -> None:
         """Take one event for `reader`; engine thread."""
         self._events.append((reader, event))
+        if reader.begins() or not isinstance(event, Tokens):
+            self._urgent.add(reader)
 
-    def flush(self) -> None:
-        """Send everything collected to the event loop; engine thread."""
-        if self._events:
-            self._loop.call_soon_threadsafe(_deliver, self._events)
-            self._events = []
+    def flush(self, *, hold: bool = False) -> None:
+        """Send what was collected to the event loop; engine thread.
+
+        hold: tokens may wait for others, as the streams go on.
+        """
+        now_s = self._clock()
+        hold = hold and now_s - self._sent_s < HOLD_S
+        if hold and len({reader for reader, _ in self._events}) >= CROWD_STREAMS:
+            due = [(reader, event) for reader, event in self._events if reader in self._urgent]
+            held = [(reader, event) for reader, event in self._events if reader not in self._urgent]
+        else:
+            due, held, self._sent_s = self._events, [], now_s
+        if due:
+            self._loop.call_soon_threadsafe(_deliver, due)
+        self._events = held
+        self._urgent.clear()
 
 
 def _deliver(events: list[tuple[StreamReader, Event]]) -> None:
@@ -47,6 +77,12 @@ class StreamReader:
         self._queue: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._first = True
+        self._begun = False
+
+    def begins(self) -> bool:
+        """Tell whether nothing has been sent to it before; engine thread, once an event."""
+        begun, self._begun = self._begun, True
+        return not begun
 
     def put(self, event: Event) -> None:
         """Take one event from the engine; engine thread, never blocks."""

@@ -3,7 +3,8 @@
 Invariants:
 - Pure: all times come from the caller, on one clock. Equal calls give equal answers.
 - While nobody decodes a step has one whole chunk. While somebody does, it has as many tokens as
-  fit between a decode step and the target, by what both were measured to take.
+  fit between a decode step and the target, by what both were measured to take; `CRUMB_TOKENS` more
+  where that ends a prompt.
 - Prefill always goes on: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
   `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
 - One step never evaluates more than one whole chunk, of however many prompts: so long at most is a
@@ -18,6 +19,10 @@ from typing import Final
 
 CHUNK_FLOOR_TOKENS: Final = 32
 """So many prompt tokens a step may always evaluate."""
+
+CRUMB_TOKENS: Final = 32
+"""Where no more than this would be left of a prompt, a step takes it too: a pass for so few reads
+all weights again, and so does the step of a row that comes later."""
 
 SHARE_MIN: Final = 0.5
 """Prefill's least part of the time that a decode step takes."""
@@ -108,6 +113,8 @@ class Pacer:
             if not untouched:
                 return 0
             tokens = min(wanted, CHUNK_FLOOR_TOKENS, self._chunk_tokens)
+        if not self._quantised and wanted - tokens <= CRUMB_TOKENS and wanted <= self._left_tokens:
+            tokens = wanted
         if self._quantised and tokens < wanted:
             tokens = max((width for width in self._widths if width <= tokens), default=tokens)
         self._left_tokens -= tokens

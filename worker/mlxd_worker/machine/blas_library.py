@@ -16,9 +16,9 @@ _AS_IS: Final = 111
 
 SPIN_VARIABLE: Final = "OPENBLAS_THREAD_TIMEOUT"
 """Read by OpenBLAS once, as it is loaded."""
-SPIN_CYCLES_LOG2: Final = "18"
-"""Idle threads look out for work for 0.1 ms, which is from one product of a layer to the next, then
-sleep. By default it is 2^26 cycles, 30 ms: all of a step, so that nothing else gets their cores."""
+SPIN_CYCLES_LOG2: Final = "14"
+"""Idle threads look out for work for 5 us, then sleep. By default it is 2^26 cycles, 30 ms: all of
+a step, so that nothing else gets their cores."""
 
 
 class BlasError(Exception):
