@@ -11,6 +11,7 @@ from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.library import reason
 from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
 from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
 
@@ -90,6 +91,12 @@ def test_a_bad_format_is_refused_by_its_field(kind: FormatKind, text: str, probl
     (violation,) = caught.value.violations
     assert violation.field == f"response_format.{kind.value}"
     assert violation.description.startswith(problem)
+
+
+def test_reasons_are_the_users() -> None:
+    """No grammar of ours, and no place in the library's own code."""
+    assert reason("failed to compile JSON schema: no such thing\n<our grammar>") == "no such thing"
+    assert reason("panic: assertion failed: a < b") == "takes more than the library can count"
 
 
 def test_a_grammar_is_tried_out_before() -> None:

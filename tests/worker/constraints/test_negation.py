@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxd_shared.errors import InvalidRequest
-from mlxd_worker.constraints.pattern_sets import is_found, never_both, without, without_texts
+from mlxd_worker.constraints.pattern_sets import PatternSets
 from mlxd_worker.constraints.patterns import search_pattern
 from mlxd_worker.engine.constraint import Constraint
 from tests.support.constrained import accepts, schema
@@ -163,19 +163,46 @@ patterns = st.sampled_from(
 @given(first=patterns, second=patterns)
 def test_expressions_as_sets(first: str, second: str) -> None:
     """Found or not as an engine of the language says; the opposite matches the other texts."""
-    opposite = without(first)
+    sets = PatternSets()
+    opposite = sets.without(first)
     for text in TEXTS:
-        assert is_found(first, text) == found(first, text)
+        assert sets.is_found(first, text) == found(first, text)
         assert written_matches(opposite, text) == (not found(first, text)), text
-        if never_both(first, second):
+        if sets.never_both(first, second):
             assert not (found(first, text) and found(second, text))
-    assert never_both("^a", "^b")
-    assert not never_both("^a", "b$")
+    assert sets.never_both("^a", "^b")
+    assert not sets.never_both("^a", "b$")
     assert written_matches(search_pattern(first), "zz") != written_matches(opposite, "zz")
+
+
+MANY = "(a|b)*a(a|b){25}"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"type": "string", "not": {"pattern": MANY}}, "too l"),
+        ({"enum": ["ab" * 3000], "not": {"pattern": "a(a|b){3000}c"}}, "too l"),
+        ({"oneOf": [{"type": "object", "required": [f"a{i}"]} for i in range(300)]}, "parts"),
+    ],
+)
+def test_work_is_bounded(wanted: Any, problem: str) -> None:
+    """What would take minutes to tell apart is refused."""
+    with pytest.raises(InvalidRequest, match=problem):
+        schema(json.dumps(wanted))
+
+
+def test_many_constants_are_told_apart_at_once() -> None:
+    """A list of alternatives, each of them a constant, is as good as an enumeration."""
+    wanted = {"oneOf": [{"const": f"c{i}", "title": str(i)} for i in range(1000)]}
+    constraint = schema(json.dumps(wanted))
+
+    assert accepts(constraint, '"c999"')
+    assert not accepts(constraint, '"c1000"')
 
 
 def test_all_texts_but_some() -> None:
     """One text may begin another."""
-    opposite = without_texts(["a", "ab", "é"])
+    opposite = PatternSets().without_texts(["a", "ab", "é"])
 
     assert [text for text in TEXTS if not written_matches(opposite, text)] == ["a", "ab", "é"]

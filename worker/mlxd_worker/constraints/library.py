@@ -18,6 +18,7 @@ LIMITS: Final = LLParserLimits(
     verbose_errors=False,
 )
 _BEYOND: Final = ("limit", "max is", "too big", "too large", "too many", "too complex")
+_PANIC: Final = "panic: "
 
 
 def is_beyond_limits(message: str) -> bool:
@@ -28,5 +29,7 @@ def is_beyond_limits(message: str) -> bool:
 
 def reason(message: str) -> str:
     """Return the library's reason, without the grammar that we gave it."""
+    if message.startswith(_PANIC):  # of its sizes, none of which is the user's
+        return "takes more than the library can count"
     before, _, behind = message.partition("\n")[0].partition("failed to compile JSON schema: ")
     return (behind or before)[:REASON_CHARS_MAX]

@@ -8,15 +8,13 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 from typing import Final
 
-from mlxd_worker.constraints.pattern_reader import PatternError
-from mlxd_worker.constraints.pattern_sets import never_both
-from mlxd_worker.constraints.schema_check import holds, is_of_type, same
+from mlxd_worker.constraints.schema_check import holds, is_of_type, key_of
 from mlxd_worker.constraints.schema_places import Draft, Json, Place, SchemaError
 from mlxd_worker.constraints.schema_values import TYPES
 
@@ -96,9 +94,21 @@ class Facts:
             lists = [part.content["enum"]] if isinstance(part.content.get("enum"), list) else []
             lists += [[part.content["const"]]] if "const" in part.content else []
             for values in lists:
+                keys = set(map(key_of, values))
                 known = values if found is None else found
-                found = [value for value in known if any(same(value, other) for other in values)]
+                found = [value for value in known if key_of(value) in keys]
         return found
+
+    @cached_property
+    def _keys(self) -> frozenset[Hashable]:
+        return frozenset(map(key_of, self.listed or ()))
+
+    def excludes(self, other: Facts) -> bool:
+        """Whether it is seen at once that no value matches both."""
+        if not self.kinds & other.kinds:
+            return True
+        both = self.listed is not None and other.listed is not None
+        return both and self._keys.isdisjoint(other._keys)
 
     @cached_property
     def required(self) -> frozenset[str]:
@@ -169,7 +179,7 @@ class Facts:
             case "string":
                 pairs = combinations(self._patterns(), 2)
                 return self._least("minLength") > self._most("maxLength") or any(
-                    _never_both(first, second) for first, second in pairs
+                    self._apart(first, second) for first, second in pairs
                 )
             case "array":
                 least = self._least("minItems")
@@ -179,6 +189,9 @@ class Facts:
             case "integer" | "fraction":
                 return self._least("minimum") > self._most("maximum")
         return False
+
+    def _apart(self, first: str, second: str) -> bool:
+        return self.parts[0].document.patterns.never_both(first, second)
 
     def _least(self, keyword: str) -> int | float:
         return max(self._bounds(keyword), default=-math.inf)
@@ -231,10 +244,3 @@ def _plain(place: Place) -> Place:
 
 def _is_text(value: Json) -> bool:
     return isinstance(value, str)
-
-
-def _never_both(first: str, second: str) -> bool:
-    try:
-        return never_both(first, second)
-    except PatternError:
-        return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Final
@@ -115,13 +116,22 @@ class _Reader:
             return
         places = [self._place.inner(item, keyword, index) for index, item in enumerate(value)]
         options: list[Schema] = []
-        for index, place in enumerate(places):
-            mine = self._facts.and_also(place)
-            others = (other for i, other in enumerate(places) if i != index)
+        beside = {key: inner for key, inner in self._content.items() if key != keyword}
+        here = (*self._here[:-1], replace(self._place, content=beside))
+        facts = [Facts((*here, place)) for place in places]
+        for index, (place, mine) in enumerate(zip(places, facts, strict=True)):
+            others = [
+                other
+                for i, (other, its) in enumerate(zip(places, facts, strict=True))
+                if i != index and not mine.excludes(its)
+            ]
             apart = [negated(other, mine, exact=False) for other in others]
             if False not in [way for way in apart if isinstance(way, bool)]:
-                parts = [self.same(way, keyword, index) for way in apart if way is not True]
-                option = read_keywords(place, self._here)
+                ways = [way for way in apart if way is not True]
+                parts = [
+                    read_keywords(self._place.inner(way, keyword, index), here) for way in ways
+                ]
+                option = read_keywords(place, here)
                 options.append({"allOf": [option, *parts]} if parts else option)
         self._also.append({"anyOf": options} if options else False)
 
@@ -185,8 +195,9 @@ class _Reader:
     def members_least(self, keyword: str, value: Json) -> None:
         """Take minProperties: so many of those listed are there, or one that is not listed."""
         found = self.count(keyword, value)
-        more, optional = found - len(self._facts.required), self._optional()
-        is_open = self._facts.only_names is None
+        names, required = self._facts.only_names, self._facts.required
+        is_open, more = names is None, found - len(required)
+        optional = self._optional() if names is None else sorted(names - required)
         if more > 1 and is_open:  # two names may be the same, and then count once
             self._place.refuse(
                 "more than one member beyond those required is served only where "

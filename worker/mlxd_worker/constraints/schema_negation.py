@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from mlxd_worker.constraints import schema_values as values
 from mlxd_worker.constraints.pattern_reader import PatternError
-from mlxd_worker.constraints.pattern_sets import without, without_texts
 from mlxd_worker.constraints.schema_check import check_known, holds
 from mlxd_worker.constraints.schema_facts import (
     FRACTION,
@@ -45,6 +44,7 @@ def negated(place: Place, context: Facts, *, exact: bool) -> Json:
     Raises:
         SchemaError: it makes no sense, or cannot be written.
     """
+    place.document.count(place.pointer)
     if context.listed is not None:
         left = [value for value in context.listed if not holds(place, value)]
         return one_of(left) if len(left) < len(context.listed) else True
@@ -123,7 +123,9 @@ class _Ways:
             found += between(by_kind["number"], "number" if FRACTION in kinds else "integer")
         if "string" in by_kind and "string" in kinds:
             texts = by_kind["string"]
-            found.append(self._pattern(keyword, lambda: without_texts(texts)))
+            found.append(
+                self._pattern(keyword, lambda: self._place.document.patterns.without_texts(texts))
+            )
         for kind, least in (("array", "minItems"), ("object", "minProperties")):
             if kind in by_kind and kind in kinds:
                 if not any(by_kind[kind]):
@@ -166,7 +168,7 @@ class _Ways:
         return found
 
     def pattern(self, keyword: str, value: str) -> list[Json]:
-        return [self._pattern(keyword, lambda: without(value))]
+        return [self._pattern(keyword, lambda: self._place.document.patterns.without(value))]
 
     def format(self, keyword: str, value: Json) -> list[Json]:
         strings = "string" in self._context.kinds and value in KNOWN_FORMATS

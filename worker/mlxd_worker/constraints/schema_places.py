@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, NoReturn, TypeAlias
 
+from mlxd_worker.constraints.pattern_sets import PatternSets
+
 Json: TypeAlias = Any
 """Whatever a JSON text may hold."""
 
@@ -70,7 +72,8 @@ class Document:
         self.draft = _draft(content)
         self.waiting: dict[str, Place] = {}
         """What has been referred to and is not written yet, by its name."""
-        self.places = 0
+        self.patterns = PatternSets()
+        self._parts = 0
         self.multiples: set[Fraction] = set()
         """What numbers are to be multiples of, somewhere."""
         self._names: dict[str, str] = {}
@@ -84,6 +87,16 @@ class Document:
         if isinstance(self.content, dict):
             self._base = _identity(self.content, self.draft) or ""
         return root
+
+    def count(self, pointer: str, parts: int = 1) -> None:
+        """Count parts that are looked at, once more each time.
+
+        Raises:
+            SchemaError: they have become too many.
+        """
+        self._parts += parts
+        if self._parts > SUBSCHEMAS_MAX:
+            raise SchemaError(pointer, f"more than {SUBSCHEMAS_MAX} parts")
 
     def name_of(self, place: Place, reference: str) -> str:
         """Return the name under which what `reference` means is, or will be, written.
@@ -195,9 +208,7 @@ class Place:
         """
         if self.depth == DEPTH_MAX:
             raise SchemaError(place.pointer, f"nested more than {DEPTH_MAX} deep")
-        self.document.places += 1
-        if self.document.places > SUBSCHEMAS_MAX:
-            raise SchemaError(place.pointer, f"more than {SUBSCHEMAS_MAX} parts")
+        self.document.count(place.pointer)
         return replace(place, depth=self.depth + 1)
 
     def cannot_write(self, problem: str, *path: str | int) -> NoReturn:
