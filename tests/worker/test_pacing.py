@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mlxd_worker.engine.pacing import (
     CHUNK_FLOOR_TOKENS,
-    CRUMB_TOKENS,
     OUTLIER,
     SHARE_MIN,
     Pacer,
@@ -20,6 +19,8 @@ from mlxd_worker.engine.pacing import (
 
 TARGET_S = 0.1
 CHUNK = 512
+MANY = 1 << 20
+"""Prompt tokens that wait: so many that a step has as much as it may."""
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Machine:
     def step(self, wanted: int, *, decoding: bool) -> tuple[int, float]:
         """Prefill as much of `wanted` as one step may, then decode; return tokens and seconds."""
         begun_s, left = self.now_s, wanted
-        self.pacer.begin_step(self.now_s, decoding=decoding)
+        self.pacer.begin_step(self.now_s, decoding=decoding, waiting_tokens=wanted)
         while left and (tokens := self.pacer.chunk(left, self.now_s)):
             took_s = self.start_s + tokens * self.token_s
             self.now_s += took_s
@@ -55,34 +56,45 @@ def machine(*, start_s: float = 0.0, token_s: float = 1e-3, decode_s: float = 0.
 def test_a_step_has_a_whole_chunk_where_nobody_decodes() -> None:
     """Full speed: one long prompt's chunk, or several short prompts together, and no more."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.begin_step(0.0, decoding=False)
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
     assert pacer.chunk(4000, 0.0) == CHUNK
     assert pacer.chunk(4000, 0.0) == 0
 
-    pacer.begin_step(5.0, decoding=False)
+    pacer.begin_step(5.0, decoding=False, waiting_tokens=MANY)
     assert [pacer.chunk(200, 9.0) for _ in range(4)] == [200, 200, 112, 0]
 
 
 def test_a_crumb_is_left_for_the_next_step() -> None:
     """What is left of a step below the floor is given to a prompt that ends with it, only."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.begin_step(0.0, decoding=False)
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
     assert pacer.chunk(CHUNK - 5, 0.0) == CHUNK - 5
     assert pacer.chunk(100, 0.0) == 0
     assert pacer.chunk(5, 0.0) == 5
 
 
-@pytest.mark.parametrize(("over", "given"), [(CRUMB_TOKENS, 60 + CRUMB_TOKENS), (33, 60)])
-def test_a_prompt_is_ended_rather_than_left_in_crumbs(over: int, given: int) -> None:
-    """A step goes beyond its time by a crumb where that ends a prompt, and by nothing else."""
+@pytest.mark.parametrize(("fits", "over", "given"), [(70, 32, 102), (70, 33, 70), (40, 21, 40)])
+def test_a_prompt_is_ended_rather_than_left_in_crumbs(fits: int, over: int, given: int) -> None:
+    """A step goes beyond its time by a crumb, or half of what fits, where that ends a prompt."""
     its = machine()
     for _ in range(3):
         its.step(CHUNK, decoding=False)
         its.step(0, decoding=True)
-    its.pacer.begin_step(its.now_s, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
 
-    assert its.pacer.chunk(60 + over, its.now_s + 0.02) == given
-    assert CRUMB_TOKENS < 33
+    room_s = TARGET_S - its.decode_s
+    assert its.pacer.chunk(fits + over, its.now_s + room_s - (fits + 0.5) * its.token_s) == given
+
+
+@pytest.mark.parametrize(("waiting", "taken"), [(50, 20), (120, 20), (360, 60), (4000, 80)])
+def test_a_step_takes_a_part_of_what_waits(waiting: int, taken: int) -> None:
+    """One prompt goes by in pieces of a decode step's length, many in what the target leaves."""
+    its = machine()
+    for _ in range(3):
+        its.step(CHUNK, decoding=False)
+        its.step(0, decoding=True)
+    tokens, _ = its.step(waiting, decoding=True)
+    assert max(taken, CHUNK_FLOOR_TOKENS) <= tokens <= max(taken, CHUNK_FLOOR_TOKENS) + 1
 
 
 @pytest.mark.parametrize("start_s", [0.0, 0.005, 0.02])
@@ -105,7 +117,7 @@ def test_short_prompts_share_a_step() -> None:
     its = machine(token_s=1e-3, decode_s=0.02)
     its.step(CHUNK, decoding=False)
     its.step(CHUNK, decoding=True)
-    its.pacer.begin_step(its.now_s, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
     sizes = []
     while tokens := its.pacer.chunk(19, its.now_s):
         sizes.append(tokens)
@@ -117,7 +129,7 @@ def test_short_prompts_share_a_step() -> None:
 def test_without_knowledge_a_step_has_the_floor() -> None:
     """Beside rows that decode, the first chunk is small: nobody knows what it costs."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.begin_step(0.0, decoding=True)
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
     assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
 
 
@@ -128,7 +140,7 @@ def test_prefill_always_goes_on(token_s: float, decode_s: float, late_s: float) 
     pacer.prefilled(CHUNK, CHUNK * token_s)
     pacer.decoded(decode_s)
     for wanted in (1, 7, 4000):
-        pacer.begin_step(0.0, decoding=True)
+        pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
         assert CHUNK >= pacer.chunk(wanted, late_s) >= min(wanted, CHUNK_FLOOR_TOKENS)
 
 
@@ -175,7 +187,7 @@ def test_a_clock_that_stands_still_is_no_fault() -> None:
     for _ in range(3):
         pacer.prefilled(10, 0.0)
         pacer.decoded(0.0)
-    pacer.begin_step(0.0, decoding=True)
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
     assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
     pacer.prefilled(10, 1.0)
     assert pacer.prefill_token_s > 0.0
@@ -189,9 +201,9 @@ def test_widths_are_few_where_shapes_are_bounded() -> None:
     pacer.prefilled(1000, 1.0)
     pacer.decoded(0.02)
     for spent_s in (0.0, 0.01, 0.03, 0.06, 0.2):
-        pacer.begin_step(0.0, decoding=True)
+        pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
         assert pacer.chunk(4000, spent_s) in widths
-    pacer.begin_step(0.0, decoding=True)
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
     assert pacer.chunk(37, 0.0) == 37
 
 

@@ -24,7 +24,7 @@ from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
 HOLD_S: Final = 0.06
 """Tokens wait at most so long, and a step, for others of their stream."""
 
-CROWD_STREAMS: Final = 8
+CROWD_STREAMS: Final = 24
 """No token waits where fewer streams have one to send."""
 
 

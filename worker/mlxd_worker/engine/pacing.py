@@ -3,8 +3,9 @@
 Invariants:
 - Pure: all times come from the caller, on one clock. Equal calls give equal answers.
 - While nobody decodes a step has one whole chunk. While somebody does, it has as many tokens as
-  fit between a decode step and the target, by what both were measured to take; `CRUMB_TOKENS` more
-  where that ends a prompt.
+  bring what waits to its end in `BACKLOG_STEPS`, but no more than fit between a decode step and the
+  target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
+  single prompt goes by in small pieces, which nobody notices, and a crowd of them at full speed.
 - Prefill always goes on: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
   `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
 - One step never evaluates more than one whole chunk, of however many prompts: so long at most is a
@@ -21,11 +22,17 @@ CHUNK_FLOOR_TOKENS: Final = 32
 """So many prompt tokens a step may always evaluate."""
 
 CRUMB_TOKENS: Final = 32
-"""Where no more than this would be left of a prompt, a step takes it too: a pass for so few reads
-all weights again, and so does the step of a row that comes later."""
+"""Where no more than this, and no more than half of what a pass has, would be left of a prompt, the
+pass takes it too: another one for so few would read all weights again."""
 
 SHARE_MIN: Final = 0.5
 """Prefill's least part of the time that a decode step takes."""
+
+PIECE_MIN_S: Final = 0.02
+"""A step may always spend so long on prompts, and as long as it decodes, if the target allows."""
+
+BACKLOG_STEPS: Final = 6
+"""In so many steps all that waits is to be evaluated, where the target allows."""
 
 REMEMBERED: Final = 0.8
 """What a step's measurement leaves of those before it."""
@@ -88,14 +95,15 @@ class Pacer:
         """What a decode step is expected to take; 0 where nothing is known."""
         return self._decode.per_unit_s
 
-    def begin_step(self, now_s: float, *, decoding: bool) -> None:
-        """Begin a step, in which rows decode or none does."""
+    def begin_step(self, now_s: float, *, decoding: bool, waiting_tokens: int) -> None:
+        """Begin a step, in which rows decode or none does; so many prompt tokens wait."""
         self._left_tokens = self._chunk_tokens
         self._until_s = None
         if decoding:
             decode_s = self.decode_step_s
-            allowance_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
-            self._until_s = now_s + allowance_s
+            most_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
+            wanted_s = waiting_tokens * self.prefill_token_s / BACKLOG_STEPS
+            self._until_s = now_s + min(max(wanted_s, decode_s, PIECE_MIN_S), most_s)
 
     def over(self, now_s: float) -> bool:
         """Whether there is no time left for this step's prefill."""
@@ -113,7 +121,8 @@ class Pacer:
             if not untouched:
                 return 0
             tokens = min(wanted, CHUNK_FLOOR_TOKENS, self._chunk_tokens)
-        if not self._quantised and wanted - tokens <= CRUMB_TOKENS and wanted <= self._left_tokens:
+        crumb = min(CRUMB_TOKENS, tokens // 2)
+        if not self._quantised and wanted - tokens <= crumb and wanted <= self._left_tokens:
             tokens = wanted
         if self._quantised and tokens < wanted:
             tokens = max((width for width in self._widths if width <= tokens), default=tokens)

@@ -59,8 +59,12 @@ class Prefill:
 
     def run(self, rows: Sequence[Row]) -> None:
         """Evaluate as many prompt tokens of `rows`, oldest first, as the step may."""
-        self._pacer.begin_step(self._clock(), decoding=any(row.decoding for row in rows))
         waiting = [row for row in rows if not row.decoding]
+        self._pacer.begin_step(
+            self._clock(),
+            decoding=len(waiting) < len(rows),
+            waiting_tokens=sum(row.prefill_left for row in waiting),
+        )
         if waiting:
             self._forget(waiting)
         while waiting:
