@@ -231,7 +231,7 @@ def test_a_short_prompt_waits_for_no_long_one_that_begins_alike(folder: Path, cl
     assert long.events == []
 
 
-class _Faulty(int):
+class Faulty(int):
     """A number that cannot be compared, as a constraint that cannot say what may follow."""
 
     def __gt__(self, other: object) -> bool:
@@ -242,7 +242,7 @@ def test_a_draw_that_cannot_be_made_up_fails_its_row_alone(folder: Path, clock: 
     """Before anything is dispatched the row is ended; its neighbours take part in the same step."""
     tiny = tiny_engine(folder, clock=clock)
     _, good = tiny.submit(prompt_of(1, 5))
-    _, bad = tiny.submit(prompt_of(2, 5), min_tokens=_Faulty(0))
+    _, bad = tiny.submit(prompt_of(2, 5), min_tokens=Faulty(0))
     tiny.engine.step()
 
     (event,) = bad.events

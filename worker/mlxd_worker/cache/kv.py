@@ -13,6 +13,7 @@ Invariants:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -24,8 +25,18 @@ from mlxd_worker.cache.attention import (
     visible_by_slot,
 )
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
-from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.cache.plan import Group, StepPlan
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, tickets_of
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One pass's part of several that are joined: as `KVCache.attend` takes it."""
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    plan: StepPlan
 
 
 class _Arena:
@@ -143,14 +154,17 @@ class KVCache:
 
         `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
         """
-        if plan.chunk is not None:
-            return self._attend_chunk(queries, keys, values, plan.chunk, plan, scale=scale)
-        parts = [
-            self._attend_group(queries, keys, values, group, plan, scale=scale)
-            for group in plan.groups
-        ]
-        result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
-        return result if plan.order is None else mx.take(result, plan.order, axis=0)
+        self._write(keys, values, plan)
+        return self._read(queries, plan, scale=scale)
+
+    def attend_joined_passes(self, asked: Sequence[Asked], *, scale: float) -> list[mx.array]:
+        """Do `attend` for several passes, no row being in two; return what each one reads.
+
+        All write before any reads: a view of an array that is still to be written would copy it.
+        """
+        for part in asked:
+            self._write(part.keys, part.values, part.plan)
+        return [self._read(part.queries, part.plan, scale=scale) for part in asked]
 
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
@@ -171,33 +185,29 @@ class KVCache:
             parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
-    def _attend_chunk(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        chunk: Chunk,
-        plan: StepPlan,
-        *,
-        scale: float,
-    ) -> mx.array:
-        arena = self._arenas[chunk.arena]
-        arena.keys = mx.slice_update(arena.keys, keys, chunk.start, axes=(0, 2))
-        arena.values = mx.slice_update(arena.values, values, chunk.start, axes=(0, 2))
-        row = slice(chunk.slot, chunk.slot + 1)
-        return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
+    def _write(self, keys: mx.array, values: mx.array, plan: StepPlan) -> None:
+        """Write a pass's tokens."""
+        if plan.chunk is None:
+            for group in plan.groups:
+                self._write_group(keys, values, group)
+            return
+        arena, start = self._arenas[plan.chunk.arena], plan.chunk.start
+        arena.keys = mx.slice_update(arena.keys, keys, start, axes=(0, 2))
+        arena.values = mx.slice_update(arena.values, values, start, axes=(0, 2))
 
-    def _attend_group(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        group: Group,
-        plan: StepPlan,
-        *,
-        scale: float,
+    def _read(self, queries: mx.array, plan: StepPlan, *, scale: float) -> mx.array:
+        """Return what a pass's queries read of what has been written."""
+        chunk = plan.chunk
+        if chunk is not None:
+            arena, row = self._arenas[chunk.arena], slice(chunk.slot, chunk.slot + 1)
+            return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
+        parts = [self._read_group(queries, group, plan, scale=scale) for group in plan.groups]
+        result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
+        return result if plan.order is None else mx.take(result, plan.order, axis=0)
+
+    def _read_group(
+        self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float
     ) -> mx.array:
-        self._write_group(keys, values, group)
         arena, slots = self._arenas[group.arena], group.slots_used
         return attend_slots(
             by_slot(queries, group),

@@ -24,7 +24,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.drawing import Drawn
-from mlxd_worker.engine.forward import decode
+from mlxd_worker.engine.forward import Carried, decode
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampler import Draw, sample
 from mlxd_worker.models.base import Batch, Model
@@ -56,11 +56,17 @@ class Decoder:
         """Whether a step is under way that nobody has taken up."""
         return self._under_way is not None
 
-    def decode(self, rows: Sequence[Row], *, ahead: bool) -> list[Drawn]:
+    def decode(
+        self, rows: Sequence[Row], *, ahead: bool, carried: Sequence[Carried] = ()
+    ) -> list[Drawn]:
         """Return what is drawn for each row, in the rows' order; they have reserved the token.
 
-        ahead: whether the same rows will decode next, as far as anybody knows.
+        ahead: whether the same rows will decode next, as far as anybody knows. carried: what the
+        same pass evaluates beside them; never where steps run ahead.
         """
+        if carried:
+            assert self._under_way is None, "a pass that takes a prompt along is never ahead"
+            return decode(self._model, self._caches, rows, carried)
         step, self._under_way = self._under_way, None
         known = [row for row in rows if step is not None and _matches(step, row)]
         if step is None or len(known) < len(rows):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -30,6 +30,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
 from mlxd_worker.engine.constraint import MaskMaker
 from mlxd_worker.engine.drawing import Drawn
+from mlxd_worker.engine.forward import Carried
 from mlxd_worker.engine.pacing import Pacer, chunk_widths
 from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
@@ -171,8 +172,7 @@ class Engine:
             self._speculator.decoder.rest()
         self._drop_late(self._clock())
         self._admit()
-        self._prefill.run(tuple(self._rows.values()))
-        self._decode_all()
+        self._decode_all(self._prefill.run(tuple(self._rows.values())))
         if len(self._rows) < running or self._caches.table.moving:
             self._speculator.decoder.rest()
         self._caches.tend()
@@ -216,19 +216,26 @@ class Engine:
         others = (other for other in self._waiting if other is not request)
         return 1 + sum(class_of(len(it.prompt)) == own for it in islice(others, free - 1))
 
-    def _decode_all(self) -> None:
+    def _decode_all(self, carried: Sequence[Carried]) -> None:
+        """Evaluate every decoding row's next token, and what prompts have in the same pass."""
         started_s = self._clock()
         rows = [row for row in self._rows.values() if row.decoding]
-        self._masks.make([row.matcher for row in rows if row.matcher is not None])
-        rows = [row for row in rows if self._prepared(row)]
+        drawing = [*rows, *(it.row for it in carried if it.draws)]
+        self._masks.make([row.matcher for row in drawing if row.matcher is not None])
+        failed = {row.id for row in drawing if not self._prepared(row)}
+        rows = [row for row in rows if row.id not in failed]
+        carried = [it for it in carried if it.row.id not in failed]
         if not rows:
+            self._prefill.evaluate(carried)
             return
         calm = not self._waiting and len(rows) == len(self._rows)
-        runs = self._speculator.decode(rows, ahead=calm)
+        runs = self._speculator.decode(rows, ahead=calm, carried=carried)
         now_s = self._clock()
+        self._prefill.carried(carried)
         for run in runs:
             self._emit(run, now_s)
-        self._pacer.decoded(self._clock() - started_s)
+        if not carried:
+            self._pacer.decoded(self._clock() - started_s)
 
     def _prepared(self, row: Row) -> bool:
         """Make a row ready for its next draw; where that fails, end it alone and return False."""

@@ -84,6 +84,17 @@ class Pacer:
         self._decode = Rate()
         self._left_tokens = 0
         self._until_s: float | None = None
+        self._gentle = False
+
+    @property
+    def chunk_tokens(self) -> int:
+        """A whole chunk: the most prompt tokens of a step."""
+        return self._chunk_tokens
+
+    @property
+    def gentle(self) -> bool:
+        """Whether rows decode in this step and little waits: so that it goes by in small pieces."""
+        return self._gentle
 
     @property
     def prefill_token_s(self) -> float:
@@ -99,11 +110,14 @@ class Pacer:
         """Begin a step, in which rows decode or none does; so many prompt tokens wait."""
         self._left_tokens = self._chunk_tokens
         self._until_s = None
+        self._gentle = False
         if decoding:
             decode_s = self.decode_step_s
             most_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
             wanted_s = waiting_tokens * self.prefill_token_s / BACKLOG_STEPS
-            self._until_s = now_s + min(max(wanted_s, decode_s, PIECE_MIN_S), most_s)
+            piece_s = max(decode_s, PIECE_MIN_S)
+            self._gentle = wanted_s <= piece_s
+            self._until_s = now_s + min(max(wanted_s, piece_s), most_s)
 
     def over(self, now_s: float) -> bool:
         """Whether there is no time left for this step's prefill."""

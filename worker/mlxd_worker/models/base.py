@@ -116,6 +116,18 @@ class Model(Protocol):
         """
         ...
 
+    @property
+    def joins_passes(self) -> bool:
+        """Whether `forward_joined` reads the weights once for all its batches."""
+        return False
+
+    def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
+        """Do `forward` for several batches, no row being in two; return each one's hidden rows.
+
+        Over standard caches alone. Here it is one after the other; see `joins_passes`.
+        """
+        return [self.forward(batch, caches) for batch in batches]
+
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] for hidden rows [M, hidden], lazy; only rows that sample."""
         ...

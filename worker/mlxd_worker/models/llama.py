@@ -10,7 +10,7 @@ Invariants:
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.packed_weights import UNPACKED_LAYERS
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.kv import Asked, KVCache
 from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.kernels.vector import Norm
@@ -46,6 +46,14 @@ class Layer:
     mlp_norm: mx.array
     gate_up: Projection
     down: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One batch of those that go through the layers together."""
+
+    batch: Batch
+    plan: StepPlan
 
 
 class LlamaModel(Model):
@@ -98,25 +106,29 @@ class LlamaModel(Model):
             for window in config.windows
         )
 
+    @property
+    def joins_passes(self) -> bool:
+        """Wherever weights are not packed: these are unpacked a few layers at a time."""
+        return not self._packed
+
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
-        plan = caches.plan(
-            batch.rows,
-            offsets=batch.offsets,
-            lengths=batch.lengths,
-            width=batch.width,
-            dtype=self.dtype,
-        )
-        rows = self._embedding.lookup(batch.tokens.reshape(-1))
+        return self.forward_joined([batch], caches)[0]
+
+    def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
+        """Do `forward` for several batches; their rows are together in all products."""
+        passes = [_Pass(batch, self._plan(batch, caches)) for batch in batches]
+        rows = self._embedding.lookup(_together([p.batch.tokens.reshape(-1) for p in passes]))
         # A GPU holds what is unpacked until it is done: not of all layers at once.
-        unpacks = self._packed and plan.width > 1 and rows.shape[0] > packed_rows_max()
+        wide = any(its.batch.width > 1 for its in passes)
+        unpacks = self._packed and wide and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
-            read = self._attend(layer, rows, as_attention(cache), plan, batch.offsets)
+            read = self._attend(layer, rows, as_attention(cache), passes)
             rows = added(rows, read, layer.output)
             rows = added(rows, self._gated(layer, rows), layer.down)
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        return mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps)
+        return _apart(mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps), passes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
@@ -133,37 +145,57 @@ class LlamaModel(Model):
             named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
         return named
 
+    def _plan(self, batch: Batch, caches: PassCaches) -> StepPlan:
+        return caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self.dtype,
+        )
+
     def _attend(
-        self, layer: Layer, rows: mx.array, cache: AttentionCache, plan: StepPlan, offsets: mx.array
+        self, layer: Layer, rows: mx.array, cache: AttentionCache, passes: Sequence[_Pass]
     ) -> mx.array:
         """Return what the rows read, before the output projection."""
-        config = self.config
+        config, first = self.config, passes[0]
         norm = Norm(layer.attention_norm, config.norm_eps)
         joined = normed_times(rows, norm, layer.qkv)
-        if plan.in_place and isinstance(cache, KVCache) and self._in_place:
-            periods = plan.shared(("periods",), self._periods)
-            return cache.attend_joined(joined, periods, plan, heads=config.heads, scale=self._scale)
+        if first.plan.in_place and isinstance(cache, KVCache) and self._in_place:
+            periods = first.plan.shared(("periods",), self._periods)
+            return cache.attend_joined(
+                joined, periods, first.plan, heads=config.heads, scale=self._scale
+            )
+        asked = [
+            self._asked(part, its) for part, its in zip(_apart(joined, passes), passes, strict=True)
+        ]
+        if len(asked) == 1:
+            (it,) = asked
+            read = [cache.attend(it.queries, it.keys, it.values, it.plan, scale=self._scale)]
+        else:
+            assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
+            read = cache.attend_joined_passes(asked, scale=self._scale)
+        width = config.heads * config.head_dim
+        return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
+
+    def _asked(self, joined: mx.array, its: _Pass) -> Asked:
+        """Return one pass's rotated queries and keys, and its values."""
+        config = self.config
         heads = config.heads + 2 * config.kv_heads
-        joined = joined.reshape(-1, plan.width, heads, config.head_dim).transpose(0, 2, 1, 3)
+        split = joined.reshape(-1, its.batch.width, heads, config.head_dim).transpose(0, 2, 1, 3)
         # Queries and keys rotate alike: one call for both.
         rotating = config.heads + config.kv_heads
         rotated = mx.fast.rope(
-            joined[:, :rotating],
+            split[:, :rotating],
             config.head_dim,
             traditional=config.rope.interleaved,
             base=config.rope.base if self._rope_periods is None else None,
             scale=config.rope.position_scale,
-            offset=offsets,
+            offset=its.batch.offsets,
             freqs=self._rope_periods,
         )
-        read = cache.attend(
-            rotated[:, : config.heads],
-            rotated[:, config.heads :],
-            joined[:, rotating:],
-            plan,
-            scale=self._scale,
-        )
-        return read.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1)
+        queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
+        return Asked(queries, keys, split[:, rotating:], its.plan)
 
     def _gated(self, layer: Layer, rows: mx.array) -> mx.array:
         norm = Norm(layer.mlp_norm, self.config.norm_eps)
@@ -177,6 +209,21 @@ class LlamaModel(Model):
             steps = mx.arange(0, config.head_dim, 2, dtype=mx.float32)
             periods = mx.exp(steps * (math.log(config.rope.base) / config.head_dim))
         return periods / config.rope.position_scale
+
+
+def _together(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
+
+
+def _apart(rows: mx.array, passes: Sequence[_Pass]) -> list[mx.array]:
+    """Return each pass's share of flat rows that lie one pass after another."""
+    if len(passes) == 1:
+        return [rows]
+    parts, first = [], 0
+    for its in passes:
+        parts.append(rows[first : first + its.batch.tokens.size])
+        first += its.batch.tokens.size
+    return parts
 
 
 def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:

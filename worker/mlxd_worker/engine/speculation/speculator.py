@@ -22,7 +22,7 @@ from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.engine.ahead import Decoder
-from mlxd_worker.engine.forward import made_ready
+from mlxd_worker.engine.forward import Carried, made_ready, prefill
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.speculation.depth import (
     PLAIN,
@@ -100,18 +100,23 @@ class Speculator:
         """Whether the model's caches can go back at all."""
         return Kind.RECURRENT not in self._caches.contents.kinds
 
-    def decode(self, rows: Sequence[Row], *, ahead: bool = False) -> list[Run]:
+    def decode(
+        self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
+    ) -> list[Run]:
         """Evaluate each row's next token, and guesses where that pays; return the rows' runs.
 
-        ahead: whether the same rows will decode next, as far as anybody knows. Whoever judges them
-        tells `verify.settle`.
+        ahead: whether the same rows will decode next, as far as anybody knows. carried: what is
+        evaluated beside them, in the same pass where that is a plain one; then those of its rows
+        that draw have runs, too. Whoever judges the runs tells `verify.settle`.
         """
         found = self._guesses(rows)
         choice = self._choice(rows, found)
         if choice.width == 1:
-            runs = self._plain(rows, ahead=ahead)
+            runs = self._plain(rows, ahead=ahead, carried=carried)
         else:
             self.decoder.drop()
+            for it in carried:
+                prefill(self._model, self._caches, it.row, it.tokens)
             guessing = [row for row in rows if row.id in found] if choice.apart else rows
             runs = self._wide(guessing, _cut(found, choice.width - 1), width=choice.width)
             if len(guessing) < len(rows):
@@ -119,12 +124,16 @@ class Speculator:
         self._learn(runs, found)
         return runs
 
-    def _plain(self, rows: Sequence[Row], *, ahead: bool) -> list[Run]:
+    def _plain(
+        self, rows: Sequence[Row], *, ahead: bool, carried: Sequence[Carried] = ()
+    ) -> list[Run]:
         rows = made_ready(self._caches, rows)
         started_s = self._clock()
-        drawn = self.decoder.decode(rows, ahead=ahead)
-        self._controller.ran(len(rows), 1, self._clock() - started_s)
-        return [Run(row, (it,), row.offset - 1) for row, it in zip(rows, drawn, strict=True)]
+        drawing = [*rows, *(it.row for it in carried if it.draws)]
+        drawn = self.decoder.decode(rows, ahead=ahead, carried=carried)
+        if not carried:
+            self._controller.ran(len(rows), 1, self._clock() - started_s)
+        return [Run(row, (it,), row.offset - 1) for row, it in zip(drawing, drawn, strict=True)]
 
     def _wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
         rows = made_ready(self._caches, rows, width=width)
