@@ -17,6 +17,7 @@ from mlxd_shared.errors import (
     ModelDraining,
     ModelTooLarge,
     ModelUnloaded,
+    NoRoom,
     ShuttingDown,
     WorkerExited,
 )
@@ -212,6 +213,23 @@ def test_a_refused_load_leaves_no_trace() -> None:
     assert isinstance(talk.refusal(ticket), ModelTooLarge)
     assert "m" not in talk.state.models
     assert kinds(talk.arrive("m")[1]) == ["StartLoad"]
+
+
+def test_a_load_that_found_no_room_leaves_no_trace() -> None:
+    """Pin, keep-alive and options of a load that was refused are not in force for the next one."""
+    talk = Conversation(device(need_mib(10)))
+    talk.make_idle("m")
+    talk.load("m", LoadSpec(pinned=True, keep_alive_s=7.0))
+    talk.unload("m")
+    talk.gone("m")
+    busy = talk.serve("x")
+    ticket, _ = talk.load("m", LoadSpec(context_length=256, pinned=True, keep_alive_s=7.0))
+    assert isinstance(talk.refusal(ticket), NoRoom)
+    talk.release("x", busy)
+    talk.arrive("m")
+    talk.gone("x")
+    model = talk.model("m")
+    assert (model.pinned, model.keep_alive_s, model.spec.context_length) == (False, 300.0, None)
 
 
 def test_pin_and_keep_alive_change_without_a_reload() -> None:

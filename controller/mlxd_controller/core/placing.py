@@ -117,9 +117,20 @@ def _no_room(model: Model, room: Room) -> NoRoom:
     return NoRoom(model.name, model.plan.least_bytes, max(0, room.free_bytes), RETRY_AFTER_S)
 
 
-def _refuse(turn: Turn, model: Model, error: MlxdError) -> None:
-    refused = turn.refuse_waiters(model, error)
-    turn.gone(refused, Phase.UNLOADED, None)
+def _refuse(turn: Turn, model: Model, error: MlxdError) -> Model:
+    """Send everybody away, and leave no trace of the options that they asked for."""
+    before = model.before
+    refused = turn.gone(turn.refuse_waiters(model, error), Phase.UNLOADED, None)
+    if before is None:
+        return refused
+    return turn.put(
+        replace(
+            refused,
+            spec=before.spec,
+            pinned=before.pinned,
+            keep_alive_s=before.keep_alive_s,
+        )
+    )
 
 
 def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
@@ -144,6 +155,7 @@ def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
             phase=Phase.LOADING,
             plan=plan,
             worker=worker,
+            before=None,
             error=None,
             progress=Progress("starting", 0, model.facts.stored_bytes),
         )
@@ -155,8 +167,7 @@ def enqueue(turn: Turn, model: Model) -> Model:
     plan = fit.plan(model.facts, model.spec, turn.state.device)
     error = too_large(model, plan, turn.state.device)
     if error is not None:
-        refused = turn.refuse_waiters(model, error)
-        return turn.gone(refused, Phase.UNLOADED, None)
+        return _refuse(turn, model, error)
     place = turn.state.next_place
     turn.state = replace(turn.state, next_place=place + 1)
     return turn.put(replace(model, phase=Phase.QUEUED, plan=plan, queued_at=place))

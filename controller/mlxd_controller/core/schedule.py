@@ -105,10 +105,10 @@ def _arrived(turn: Turn, event: Arrived) -> None:
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
     if event.keep_alive_s is not None:
-        model = replace(model, keep_alive_s=event.keep_alive_s)
+        model = replace(model, keep_alive_s=event.keep_alive_s, before=model.before or model.fixed)
     if model.phase is Phase.READY:
         leases = model.leases | {event.ticket}
-        turn.put(replace(model, leases=leases, last_used_s=turn.now_s))
+        turn.put(replace(model, leases=leases, last_used_s=turn.now_s, before=None))
         turn.do(Grant(event.ticket, model.worker, 0.0))
         return
     _wait(turn, model, Waiter(event.ticket, Want.LEASE, turn.now_s))
@@ -138,6 +138,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
         return
     model = replace(
         model,
+        before=model.before or model.fixed,
         spec=merged(event.spec, model.spec),
         pinned=model.pinned if event.spec.pinned is None else event.spec.pinned,
         keep_alive_s=(
@@ -145,7 +146,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
         ),
     )
     if model.phase is Phase.READY:
-        turn.put(replace(model, last_used_s=turn.now_s))
+        turn.put(replace(model, last_used_s=turn.now_s, before=None))
         turn.do(Done(event.ticket))
         return
     _wait(turn, replace(model, wanted=True), Waiter(event.ticket, Want.LOAD, turn.now_s))
@@ -247,6 +248,6 @@ def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | 
 
 
 def _unloaded(turn: Turn, model: Model) -> None:
-    model = turn.gone(model, Phase.UNLOADED, None)
-    if model.waiters or model.wanted:
-        enqueue(turn, model)
+    ended = turn.gone(model, Phase.UNLOADED, None)
+    if ended.waiters or ended.wanted:
+        enqueue(turn, replace(ended, before=model.before))

@@ -82,6 +82,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """What operators and requests fixed for a model, beyond one load."""
+
+    spec: LoadSpec
+    pinned: bool
+    keep_alive_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """One model, by digest. `path` and `facts` are as of the last time it was asked for."""
 
@@ -93,6 +102,8 @@ class Model:
     phase: Phase = Phase.UNLOADED
     spec: LoadSpec = NOTHING_FIXED
     pinned: bool = False
+    before: Fixed | None = None
+    """What was fixed before a load that has not begun; in force again if that is refused."""
     plan: Plan | None = None
     worker: int = 0
     leases: frozenset[str] = frozenset()
@@ -108,6 +119,11 @@ class Model:
     drain_reason: StopReason = StopReason.ASKED
     progress: Progress = Progress()
     error: MlxdError | None = None
+
+    @property
+    def fixed(self) -> Fixed:
+        """What is fixed for it now."""
+        return Fixed(self.spec, self.pinned, self.keep_alive_s)
 
     @property
     def reserved_bytes(self) -> int:

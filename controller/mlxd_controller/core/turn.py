@@ -61,7 +61,12 @@ class Turn:
             self.do(Grant(waiter.ticket, model.worker, self.now_s - waiter.since_s))
         return self.put(
             replace(
-                model, waiters=(), wanted=False, leases=frozenset(leases), last_used_s=self.now_s
+                model,
+                waiters=(),
+                wanted=False,
+                before=None,
+                leases=frozenset(leases),
+                last_used_s=self.now_s,
             )
         )
 
@@ -102,6 +107,7 @@ class Turn:
                 error=error,
                 plan=None,
                 worker=0,
+                before=None,
                 leases=frozenset(),
                 unloaders=(),
                 streams_aborted=0,
@@ -117,6 +123,7 @@ class Turn:
                 model,
                 spec=NOTHING_FIXED,
                 pinned=False,
+                before=None,
                 wanted=False,
                 keep_alive_s=self.state.keep_alive_s,
             )

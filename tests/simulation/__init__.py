@@ -1,0 +1,1 @@
+"""A deterministic simulation of the scheduler core: seeded worlds, faults, invariants, mutants."""

@@ -1,0 +1,253 @@
+"""What must hold in every history. A Violation names what does not; the seed replays it.
+
+The judge reads actions and keeps books of its own. Of the core's state it reads only what no action
+tells: that the core's list of workers is the list of processes, and that queues are empty at rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import events as ev
+from mlxd_controller.core.state import Phase, State, StopReason
+from mlxd_shared.errors import ModelTooLarge, NoRoom
+from tests.simulation.books import Books, Process, Request, Stage
+from tests.simulation.settings import LOAD_S_MAX, STALL_S, STOP_S_MAX
+
+READY_TO_ACT_S = 2 * (STALL_S + STOP_S_MAX)
+"""How long the next in line may wait, while room can be made, for victims and another's load."""
+
+
+class Violation(AssertionError):
+    """Something that must always hold did not."""
+
+
+class Checks:
+    """Judges one history, decision by decision."""
+
+    def __init__(self, books: Books, seen: Counter[str]) -> None:
+        self.books = books
+        self.seen = seen
+        self._now_s = 0.0
+        self._stopped: list[a.StopWorker] = []
+        self._no_room: list[str] = []
+        self._could_start: dict[str, float] = {}
+        """Since when the naive model has said that room can be made for a model in line."""
+
+    def hold(self, condition: bool, rule: str) -> None:
+        """Raise Violation unless `condition`."""
+        if not condition:
+            raise Violation(f"{rule} (at {self._now_s:.3f} s)")
+
+    # --- the edge's own events -------------------------------------------------------------------
+
+    def ready(self, process: Process) -> None:
+        """Note that a load is complete."""
+        process.stage = Stage.READY
+        process.ready_at_s = self._now_s
+        self.books.wanted.pop(process.digest, None)
+
+    def ended(self, process: Process) -> None:
+        """Note that the core is about to hear of a process's end."""
+        process.alive = False
+        del self.books.processes[process.number]
+        self.books.leases.pop(process.digest, None)
+        self.books.draining.discard(process.digest)
+        if process.stage is Stage.LOADING:
+            self.books.wanted.pop(process.digest, None)
+
+    def release(self, request: Request) -> None:
+        """Note that a request is over."""
+        request.released = True
+        self.books.requests.pop(request.ticket)
+        self.books.waiting.pop(request.ticket, None)
+        process = self.books.processes.get(request.worker)
+        if process is not None and not request.aborted:
+            self.books.leases[request.digest] -= 1
+
+    def streams_of(self, process: Process) -> list[Request]:
+        """Return the requests that a process serves."""
+        return [r for r in self.books.requests.values() if r.worker == process.number]
+
+    # --- actions ---------------------------------------------------------------------------------
+
+    def begin(self, now_s: float) -> None:
+        """Begin to judge a decision."""
+        self._now_s = now_s
+        self._stopped = []
+        self._no_room = []
+
+    def start(self, action: a.StartLoad) -> None:
+        """Judge a load: within memory, one a model, one at a time on a GPU."""
+        books = self.books
+        number, digest = action.worker, action.digest
+        need = action.plan.need_bytes
+        self.hold(number not in books.processes, "a serial number is used once")
+        self.hold(books.process_of(digest) is None, "one process a model")
+        self.hold(need >= books.needs[digest], "a plan needs what the model needs")
+        total = sum(process.need_bytes for process in books.processes.values()) + need
+        self.hold(total <= books.device.usable_bytes, "never over what is usable")
+        if books.device.kind != "cpu":
+            moving = [p for p in books.processes.values() if p.stage is not Stage.READY]
+            self.hold(not moving, "a GPU takes one load at a time, none beside an end")
+        books.processes[number] = Process(number, digest, need)
+        self.hold(books.held_bytes() <= books.device.budget_bytes, "never over budget")
+        slots = books.max_loaded
+        self.hold(slots is None or len(books.processes) <= slots, "never more than max_loaded")
+        books.pin(digest)
+        self._could_start.pop(digest, None)
+
+    def stop(self, action: a.StopWorker) -> None:
+        """Judge a stop: of a process that runs, once, never one in use."""
+        process = self.books.processes.get(action.worker)
+        assert process is not None, "a worker is stopped that is gone"
+        self.hold(process.stage is not Stage.STOPPING, "a worker is stopped once")
+        self.hold(not self.books.leases.get(process.digest), "never a leased victim")
+        if action.reason is StopReason.ROOM:
+            self.hold(self.books.evictable(process, self._now_s), "a victim may be evicted")
+            self.seen["eviction"] += 1
+        self._stopped.append(action)
+        if process.stage is Stage.LOADING:
+            self.seen["stop while loading"] += 1
+            self.books.wanted.pop(process.digest, None)
+        process.stage = Stage.STOPPING
+        self.books.draining.discard(process.digest)
+
+    def abort(self, tickets: tuple[str, ...]) -> list[Request]:
+        """Judge the end of streams: each is a lease, of a model that drains."""
+        found = [self.books.requests[ticket] for ticket in tickets]
+        self.hold(bool(found), "nothing is aborted for nothing")
+        for request in found:
+            self.hold(bool(request.worker) and not request.aborted, "only leases are aborted")
+            request.aborted = True
+            self.books.leases[request.digest] -= 1
+        self.seen["streams aborted"] += 1
+        return found
+
+    def grant(self, ticket: str, worker: int) -> Request:
+        """Judge a lease: on a ready worker of the right model that is not on its way out."""
+        request = self._answered(ticket)
+        process = self.books.processes.get(worker)
+        assert process is not None, "a lease on a worker that is gone"
+        self.hold(request.lease, "only requests get leases")
+        self.hold(process.digest == request.digest, "a lease on the model that was asked for")
+        self.hold(process.stage is Stage.READY, "a lease on a ready worker")
+        self.hold(process.digest not in self.books.draining, "a draining model takes no lease")
+        request.worker = worker
+        self.books.leases[request.digest] = self.books.leases.get(request.digest, 0) + 1
+        return request
+
+    def answer(self, action: a.Done | a.Refuse) -> Request:
+        """Judge a refusal, or the end of what an operator asked for."""
+        request = self._answered(action.ticket)
+        match action:
+            case a.Done():
+                process = self.books.process_of(request.digest)
+                if request.unload:
+                    self.hold(process is None, "an unload is done when the process is gone")
+                else:
+                    self.hold(not request.lease, "a request gets a lease, not Done")
+                    ready = process is not None and process.stage is Stage.READY
+                    self.hold(ready, "a load is done when the model is ready")
+            case a.Refuse(_, error):
+                request.refused = True
+                if self.books.process_of(request.digest) is None:
+                    self.books.pins_to_come.pop(request.digest, None)
+                self.seen[f"refused: {type(error).__name__}"] += 1
+                if isinstance(error, NoRoom):
+                    fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
+                    self.hold(fits, "what can never fit is not told to come back")
+                    self._no_room.append(request.digest)
+                if isinstance(error, ModelTooLarge):
+                    fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
+                    self.hold(not fits, "what can fit is not refused as too large")
+        return request
+
+    def _answered(self, ticket: str) -> Request:
+        request = self.books.requests.get(ticket)
+        assert request is not None, f"{ticket} is answered after its end"
+        self.hold(not request.answered, "each request ends exactly once")
+        request.answered = True
+        self.books.waiting.pop(ticket, None)
+        return request
+
+    # --- decisions as a whole --------------------------------------------------------------------
+
+    def decided(self, state: State, event: ev.Event, wanted: tuple[a.Action, ...]) -> None:
+        """Judge what a decision left undone, and whom it sent away for whom."""
+        books = self.books
+        if isinstance(event, ev.LoadAsked) and event.ticket in books.waiting:
+            books.wanted.setdefault(event.digest, self._now_s)
+        for digest in tuple(books.wanted):  # given up with nobody left to be told
+            if not state.models[digest].wanted:
+                del books.wanted[digest]
+                if books.process_of(digest) is None:
+                    books.pins_to_come.pop(digest, None)
+        known = sum(1 for model in state.models.values() if model.worker)
+        self.hold(known == len(books.processes), "no worker leaks")
+        if not books.waiting and not books.wanted:
+            self._could_start.clear()
+            self._victims_serve([])
+            return
+        if not state.stopping:
+            line = [d for d in books.queued() if books.needs[d] <= books.device.budget_bytes]
+            self._victims_serve(line)
+            self._in_time(line)
+        self._no_wait_for_ever()
+
+    def _victims_serve(self, line: list[str]) -> None:
+        victims = [action for action in self._stopped if action.reason is StopReason.ROOM]
+        if not victims:
+            return
+        now_s, books = self._now_s, self.books
+        self.hold(bool(line), "nobody is evicted for nobody")
+        served = any(books.can_make_room(digest, [], now_s) for digest in line)
+        self.hold(served, "nobody is evicted for what cannot fit")
+        if len(victims) > 1:
+            self.seen["several victims"] += 1
+        if books.pinned & {p.digest for p in books.processes.values()}:
+            self.seen["pins under pressure"] += 1
+
+    def _in_time(self, line: list[str]) -> None:
+        """Hold the wait of each model in line while room can be made beside all before it."""
+        for place, digest in enumerate(line):
+            if not self.books.can_make_room(digest, line[:place], self._now_s):
+                self._could_start.pop(digest, None)
+                self.seen["waits though no room can be made"] += 1
+                continue
+            since_s = self._could_start.setdefault(digest, self._now_s)
+            waited_s = self._now_s - since_s
+            bound_s = (place + 1) * READY_TO_ACT_S
+            self.hold(waited_s <= bound_s, f"{digest} waits though room can be made")
+        for digest in self._no_room:
+            before = [d for d in line if d != digest]
+            possible = self.books.can_make_room(digest, before, self._now_s)
+            self.hold(not possible, f"{digest} is refused though room can be made")
+        for digest in [d for d in self._could_start if d not in line]:
+            del self._could_start[digest]
+
+    def _no_wait_for_ever(self) -> None:
+        """Hold every wait, with or without room, to a bound that depends on the models alone."""
+        oldest = next(iter(self.books.waiting.values()), None)
+        if oldest is None:
+            return
+        bound_s = len(self.books.needs) * (STALL_S + LOAD_S_MAX + STOP_S_MAX)
+        self.hold(self._now_s - oldest.since_s <= bound_s, "no wait is without a bound")
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def at_rest(self, state: State) -> None:
+        """Judge a world in which nothing is under way any more."""
+        self.hold(not self.books.requests, "each request ends")
+        for model in state.models.values():
+            quiet = model.phase in (Phase.READY, Phase.UNLOADED, Phase.FAILED)
+            self.hold(quiet, f"{model.digest} rests in {model.phase.value}")
+            empty = not (model.waiters or model.leases or model.unloaders or model.wanted)
+            self.hold(empty, "every queue empties")
+
+    def all_gone(self, state: State) -> None:
+        """Judge the end of the controller: no process is left."""
+        self.at_rest(state)
+        self.hold(not self.books.processes, "no process outlives its controller")
+        self.hold(not any(m.worker for m in state.models.values()), "no worker leaks")

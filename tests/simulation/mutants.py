@@ -1,0 +1,143 @@
+"""Faults sown into copies of the core, one at a time: the simulation must find each of them.
+
+A mutant is an edit of one file, of text that stands there exactly once. It runs in a process of its
+own, in which the copy of the package stands before the real one on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "controller" / "mlxd_controller" / "core"
+RUN_S_MAX = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: in `file` of the core, `text` becomes `instead`."""
+
+    name: str
+    file: str
+    text: str
+    instead: str
+
+
+MUTANTS = (
+    Mutant(
+        "pins are not respected",
+        "placing.py",
+        "if model.idle and not model.pinned",
+        "if model.idle",
+    ),
+    Mutant(
+        "what loads has no claim on memory",
+        "placing.py",
+        "sum(model.reserved_bytes for model in resident),\n        free_slots",
+        "sum(m.reserved_bytes for m in resident if m.phase is not Phase.LOADING),\n"
+        "        free_slots",
+    ),
+    Mutant(
+        "others are evicted for what can never fit",
+        "placing.py",
+        "if plan.need_bytes <= device.budget_bytes:",
+        "if plan.need_bytes <= 999 * device.budget_bytes:",
+    ),
+    Mutant(
+        "what others hold counts as free",
+        "placing.py",
+        "free_bytes=state.device.usable_bytes - sum",
+        "free_bytes=state.device.budget_bytes - sum",
+    ),
+    Mutant(
+        "two loads at once on a GPU",
+        "placing.py",
+        'gpu = state.device.kind != "cpu"',
+        'gpu = state.device.kind == "metal"',
+    ),
+    Mutant(
+        "those who were refused go on waiting",
+        "turn.py",
+        "self.do(Refuse(waiter.ticket, error))\n"
+        "        return self.put(replace(model, waiters=(), wanted=False))",
+        "self.do(Refuse(waiter.ticket, error))\n"
+        "        return self.put(replace(model, wanted=False))",
+    ),
+    Mutant(
+        "one who leaves takes the others along",
+        "schedule.py",
+        "waiters = tuple(w for w in model.waiters if w.ticket != event.ticket)",
+        "waiters = tuple(w for w in model.waiters if w.ticket == event.ticket)",
+    ),
+    Mutant(
+        "a draining model takes leases",
+        "schedule.py",
+        "        turn.do(Refuse(event.ticket, ModelDraining(model.name)))\n"
+        "        return\n"
+        "    if event.keep_alive_s",
+        "        turn.put(replace(model, leases=model.leases | {event.ticket}))\n"
+        "        turn.do(Grant(event.ticket, model.worker, 0.0))\n"
+        "        return\n"
+        "    if event.keep_alive_s",
+    ),
+    Mutant(
+        "the last stream of a draining model ends, and nothing follows",
+        "schedule.py",
+        "if model.phase is Phase.DRAINING and not model.leases:",
+        "if model.phase is Phase.DRAINING and model.wanted:",
+    ),
+    Mutant(
+        "a worker that is being stopped is made ready by late news",
+        "schedule.py",
+        "case Ready(), Phase.LOADING:",
+        "case Ready(), Phase.LOADING | Phase.UNLOADING:",
+    ),
+    Mutant(
+        "the death of a worker goes unnoticed",
+        "schedule.py",
+        "case WorkerDied(_, error), Phase.READY:",
+        "case WorkerDied(_, error), Phase.FAILED:",
+    ),
+    Mutant(
+        "who waits for a model that is leaving is forgotten",
+        "schedule.py",
+        "if ended.waiters or ended.wanted:",
+        "if ended.wanted:",
+    ),
+    Mutant(
+        "a grace never ends",
+        "schedule.py",
+        "turn.now_s >= model.drain_until_s:",
+        "turn.now_s >= model.drain_until_s + 1e9:",
+    ),
+)
+
+
+def found(mutant: Mutant, folder: Path, *, seeds: int) -> str | None:
+    """Return what the simulation says of a mutant; None: it does not notice."""
+    package = folder / "mlxd_controller"
+    shutil.copytree(CORE, package / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "__init__.py").touch()
+    target = package / "core" / mutant.file
+    source = target.read_text(encoding="utf-8")
+    assert source.count(mutant.text) == 1, f"{mutant.file} does not say {mutant.text!r} once"
+    target.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.run", "0", str(seeds)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert ran.returncode in (0, 1), ran.stderr
+    if ran.returncode == 0:
+        return None
+    assert ran.stdout.startswith("seed "), ran.stdout + ran.stderr
+    return ran.stdout.strip()

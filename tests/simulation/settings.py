@@ -1,0 +1,73 @@
+"""What a seed chooses: the machine, the models, how people behave and how often things break."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from mlxd_controller.core import fit
+from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_shared.config import MIB
+from mlxd_shared.requests import LoadSpec
+from tests.support.model_facts import device, facts
+
+EVENTS = 500
+STALL_S = 60.0
+"""After so long without news of a load the edge reports it as failed."""
+LOAD_S_MAX = 40.0
+STOP_S_MAX = 12.0
+"""Within this the edge ends a process that it was told to stop, by force in the end."""
+HUGE = "huge"
+
+
+@cache
+def facts_of(mib: int) -> ModelFacts:
+    """Return the facts of a model of this size."""
+    return facts(mib)
+
+
+@cache
+def need_of(mib: int) -> int:
+    """Return what a model of this size cannot do without."""
+    return fit.plan(facts_of(mib), LoadSpec(), device(1 << 20)).least_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One world before its first event."""
+
+    device: Device
+    sizes: dict[str, int]
+    weights: tuple[float, ...]
+    """How often each model is asked for, in the order of `sizes`."""
+    max_loaded: int | None
+    keep_alive_s: float
+    arrival_s: float
+    stream_s: float
+    fault: float
+    """How likely each thing that may break is to break."""
+    shutdown_at: int
+    """The event after which the controller is told to stop; beyond EVENTS: at the end."""
+
+
+def setting_of(rng: Random) -> Setting:
+    """Draw a setting: from calm and roomy to crowded and broken."""
+    count = rng.randint(3, 7)
+    sizes = {f"m{i}": rng.choice((4, 10, 20, 40, 80, 120)) for i in range(count)}
+    needs = sorted(need_of(mib) for mib in sizes.values())
+    budget = max(needs[-1], int(sum(needs) * rng.uniform(0.2, 0.9)))
+    sizes[HUGE] = 4000
+    alpha = rng.choice((0.0, 0.7, 1.5))
+    return Setting(
+        device=device(-(-budget // MIB), kind=rng.choice(("cpu", "cpu", "cuda"))),
+        sizes=sizes,
+        weights=(*((i + 1) ** -alpha for i in range(count)), 0.05),
+        max_loaded=rng.choice((None, None, 1, 2, 3)),
+        keep_alive_s=rng.choice((0.0, 5.0, 60.0, 300.0, math.inf)),
+        arrival_s=rng.choice((0.2, 1.0, 5.0)),
+        stream_s=rng.choice((0.5, 3.0, 15.0)),
+        fault=rng.choice((0.0, 0.05, 0.2)),
+        shutdown_at=rng.randint(50, EVENTS) if rng.random() < 0.1 else EVENTS + 1,
+    )

@@ -1,0 +1,24 @@
+"""The simulation itself is tested: each fault sown into the core is found, in a few seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, Mutant, found
+
+SEEDS = 60
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_sown_fault_is_found(mutant: Mutant, tmp_path: Path) -> None:
+    """A core with this fault does not live through the first seeds."""
+    assert found(mutant, tmp_path, seeds=SEEDS) is not None
+
+
+def test_the_real_core_is_told_from_its_mutants(tmp_path: Path) -> None:
+    """The copy without a fault lives: what finds the others is no fault of the copying."""
+    same = Mutant("none", "turn.py", "wanted=False,\n                before",
+                  "wanted=False,\n                before")  # fmt: skip
+    assert found(same, tmp_path, seeds=5) is None
