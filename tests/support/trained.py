@@ -91,6 +91,8 @@ LONG = Lengths(
     prompts=(1, 2, 9, 40, 100, 200, 250, 300, 440, 490, 700), outputs=(1, 30, 90, 150, 200)
 )
 """Some grow out of 256 or 512 positions, or begin there."""
+TALKATIVE = Lengths(prompts=(1, 9, 40, 100, 200, 250), outputs=(30, 90, 150, 200))
+"""More is generated than read, for a model whose prompts take long."""
 
 
 @dataclass(frozen=True, slots=True)
