@@ -21,8 +21,8 @@ ROUNDS_MAX = 60
 def test_rows_are_the_same_in_any_batch(
     name: str, lengths: Lengths, tokens_min: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of more than 200,000 tokens in drawn mixes all are those of the lone runs, but for near ties of which
-    there is at most one in 10,000.
+    """Of more than 200,000 tokens in drawn mixes all are those of the lone runs, but for near ties
+    of which there is at most one in 10,000.
     """
     model, tally = trained(name, lengths=lengths), Tally()
     for number in range(ROUNDS_MAX):
