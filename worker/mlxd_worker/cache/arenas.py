@@ -38,6 +38,11 @@ class Arena:
         return len(self.rows)
 
     @property
+    def opened(self) -> Open:
+        """The change that has opened it."""
+        return Open(self.id, capacity=self.capacity, slots=self.slots)
+
+    @property
     def tokens(self) -> int:
         """Tokens that it is made for, free slots included."""
         return self.capacity * len(self.rows)

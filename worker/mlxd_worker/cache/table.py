@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from mlxd_shared.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW, block_slots
 from mlxd_worker.cache.arenas import Arena, Arenas
 from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
+from mlxd_worker.cache.lengths import RowLengths
 
 SPARSE = 4
 """A class with so many slots a row moves into a smaller arena, where arenas are to be compact."""
@@ -31,19 +32,6 @@ TIGHT_SPARSE = 2
 
 TIGHT_FRACTION = 0.75
 """Memory is tight where arenas hold more of the bound."""
-
-
-NEARLY_FULL = 0.75
-"""A row that fills more of its capacity will soon cross, if it may become so long."""
-
-
-@dataclass(slots=True)
-class _Length:
-    """How long a row is, and may become."""
-
-    tokens: int
-    tokens_max: int | None
-    """None where nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +66,7 @@ class RowTable:
         self.finished_moves = 0
         """Rows that were moved at once because another one had to cross and found no room."""
         self._arenas = Arenas(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
-        self._lengths: dict[RowId, _Length] = {}
+        self._lengths = RowLengths()
         self._compact = compact
         # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
@@ -107,12 +95,12 @@ class RowTable:
     @property
     def arenas(self) -> tuple[Open, ...]:
         """The arenas that exist, by capacity, then age, as they were opened."""
-        return tuple(_as_opened(arena) for arena in self._arenas.ordered())
+        return tuple(arena.opened for arena in self._arenas.ordered())
 
     @property
     def spares(self) -> tuple[Open, ...]:
         """The arenas without rows that are kept for later rows, oldest first."""
-        return tuple(_as_opened(arena) for arena in self._arenas.spares)
+        return tuple(arena.opened for arena in self._arenas.spares)
 
     @property
     def tokens(self) -> int:
@@ -173,7 +161,7 @@ class RowTable:
         shape = (room.capacity, room.slots)
         if self._arenas.spare_for(*shape) is not None:
             return None, ()
-        closed = tuple(_as_opened(spare) for spare in self._arenas.displaced(*shape))
+        closed = tuple(spare.opened for spare in self._arenas.displaced(*shape))
         return Open(self._arenas.next_id, capacity=room.capacity, slots=room.slots), closed
 
     def join(
@@ -201,7 +189,7 @@ class RowTable:
             return None
         changes: list[Change] = []
         self._arenas.seat(row, self._entered(room, changes), changes)
-        self._lengths[row] = _Length(tokens, tokens_max)
+        self._lengths.joined(row, tokens=tokens, tokens_max=tokens_max)
         return changes
 
     def rehearse(self, row: RowId, *, capacity: int, slots: int) -> list[Change]:
@@ -214,7 +202,7 @@ class RowTable:
             raise RowError(f"{slots} slots of {capacity} tokens beside {len(self)} rows")
         changes: list[Change] = []
         self._arenas.seat(row, self._arenas.open(capacity, slots, changes), changes)
-        self._lengths[row] = _Length(1, capacity)
+        self._lengths.joined(row, tokens=1, tokens_max=None)
         return changes
 
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
@@ -227,8 +215,7 @@ class RowTable:
         """
         targets = {row: self.class_of(tokens) for row, tokens in wanted.items()}
         crossing = [row for row, target in targets.items() if target > self.capacity(row)]
-        for row, tokens in wanted.items():
-            self._lengths[row].tokens = tokens
+        self._lengths.reserved(wanted)
         coming = Counter(targets[row] for row in crossing)
         changes: list[Change] = []
         for row in crossing:
@@ -245,7 +232,8 @@ class RowTable:
             RowError: unknown row.
         """
         place = self.place(row)
-        del self._arenas.places[row], self._lengths[row]
+        del self._arenas.places[row]
+        self._lengths.left(row)
         changes: list[Change] = [Free(place)]
         self._arenas.vacate(place, changes)
         return changes
@@ -337,11 +325,7 @@ class RowTable:
     def _nearing(self, capacity: int) -> int:
         """Return how many rows stand just below a class, those that cross now included."""
         below = [smaller for smaller in self.classes if smaller < capacity][-1]
-        return sum(
-            length.tokens > below * NEARLY_FULL and (length.tokens_max or 0) > below
-            for row, length in self._lengths.items()
-            if self.capacity(row) == below
-        )
+        return self._lengths.nearing(below, self._arenas.places)
 
     def _make_room(self, capacity: int, coming: int, changes: list[Change]) -> bool:
         """Do at once what `tend` would have done in time; return whether anything was done."""
@@ -410,10 +394,6 @@ class RowTable:
         wanted = arena.used if tight else max(2 * arena.used, self._block(arena.capacity))
         size = self._arenas.size_for(wanted)
         return size if size < arena.slots else 0
-
-
-def _as_opened(arena: Arena) -> Open:
-    return Open(arena.id, capacity=arena.capacity, slots=arena.slots)
 
 
 def _rows(arena: Arena) -> list[RowId]:
