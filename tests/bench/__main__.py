@@ -21,6 +21,7 @@ import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from tests.bench.chat import WIDTHS, chat_lines
+from tests.bench.eviction import eviction_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
@@ -133,7 +134,7 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure one stream, chats, mixed lengths, guessing, servers under load, the prefix trie."""
+    """Measure one stream, chats, mixed lengths, guessing, servers under load, caches, eviction."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -149,6 +150,7 @@ async def main() -> None:
     )
     parser.add_argument("--server-runs", type=int, default=5)
     parser.add_argument("--speculation-rounds", type=int, default=ROUNDS, help="0: none")
+    parser.add_argument("--eviction", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
@@ -171,6 +173,8 @@ async def main() -> None:
             lines += await server_lines(model, cases=args.server, runs=args.server_runs)
     if args.prefix_budgets:
         lines += prefix_lines(args.prefix_budgets)
+    if args.eviction:
+        lines += eviction_lines()
     text = "".join(f"{line}\n" for line in lines)
     if args.out is None:
         sys.stdout.write(text)
