@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -85,6 +86,8 @@ class EngineThread:
         """
         self._device = device
         self._rest_s = rest_s
+        self._rest_at_s: float | None = None
+        """When it rests; None while it works, never again until it has worked."""
         self._make_host = make_host or _import_host
         self._loop = loop
         self._on_fault = on_fault
@@ -244,12 +247,18 @@ class EngineThread:
         with suppress(queue.Empty):
             return self._mailbox.get_nowait()
         if host.busy:
+            self._rest_at_s = None
             return None
         self._figures = host.settle()
-        with suppress(queue.Empty):
-            return self._mailbox.get(timeout=self._rest_s)
-        host.rest()
-        self._figures = host.settle()
+        now_s = time.monotonic()
+        if self._rest_at_s is None:
+            self._rest_at_s = now_s + self._rest_s  # asking for figures does not put it off
+        if self._rest_at_s < math.inf:
+            with suppress(queue.Empty):
+                return self._mailbox.get(timeout=max(self._rest_at_s - now_s, 0.0))
+            host.rest()
+            self._rest_at_s = math.inf
+            self._figures = host.settle()
         return self._mailbox.get()
 
     def _perform(self, host: ModelHost, message: Submit | Cancel | _Call) -> None:
