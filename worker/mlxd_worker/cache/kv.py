@@ -202,8 +202,7 @@ class KVCache:
             arena, row = self._arenas[chunk.arena], slice(chunk.slot, chunk.slot + 1)
             return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
         parts = [self._read_group(queries, group, plan, scale=scale) for group in plan.groups]
-        result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
-        return result if plan.order is None else mx.take(result, plan.order, axis=0)
+        return plan.in_order(parts)
 
     def _read_group(
         self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float

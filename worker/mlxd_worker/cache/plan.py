@@ -86,6 +86,11 @@ class StepPlan:
             found = self.memo[key] = make()
         return found
 
+    def in_order(self, parts: Sequence[mx.array]) -> mx.array:
+        """Return what the groups' rows read, group by group, in the batch's order, lazy."""
+        result = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
+        return result if self.order is None else mx.take(result, self.order, axis=0)
+
 
 class PassCaches(Protocol):
     """What a model's pass needs of the caches: all rows' caches, or those of a traced function."""

@@ -168,8 +168,7 @@ class RotatingCache:
             self._attend_group(queries, keys, values, group, plan, scale=scale)
             for group in plan.groups
         ]
-        result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
-        return result if plan.order is None else mx.take(result, plan.order, axis=0)
+        return plan.in_order(parts)
 
     def _attend_chunk(
         self,
