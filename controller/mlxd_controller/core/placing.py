@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlxd_controller.core import evict, fit
+from mlxd_controller.core import evict, fit, reuse
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress, State, StopReason
 from mlxd_controller.core.turn import Turn
@@ -57,9 +57,19 @@ def busy_device(state: State) -> bool:
 
 
 def victims_of(state: State) -> tuple[evict.Victim, ...]:
-    """Return the models that may be evicted now."""
+    """Return the models that may be evicted now, and what their absence would cost."""
+    # All usages decay alike, so that their shares are the same now as at the last use of any.
+    last_s = max((model.usage.at_s for model in state.models.values()), default=0.0)
+    uses = reuse.total((model.usage for model in state.models.values()), last_s)
     return tuple(
-        evict.Victim(model.digest, model.reserved_bytes, model.last_used_s)
+        evict.Victim(
+            model.digest,
+            model.reserved_bytes,
+            model.last_used_s,
+            cost=reuse.cost(
+                model.load_s, reuse.requests_ahead(model.usage, total_uses=uses, now_s=last_s)
+            ),
+        )
         for model in state.models.values()
         if model.idle and not model.pinned
     )
@@ -156,6 +166,7 @@ def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
             plan=plan,
             worker=worker,
             before=None,
+            load_began_s=turn.now_s,
             error=None,
             progress=Progress("starting", 0, model.facts.stored_bytes),
         )

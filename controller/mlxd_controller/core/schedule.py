@@ -104,6 +104,7 @@ def _arrived(turn: Turn, event: Arrived) -> None:
     if model.phase is Phase.DRAINING:
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
+    model = replace(model, usage=model.usage.used(turn.now_s))
     if event.keep_alive_s is not None:
         model = replace(model, keep_alive_s=event.keep_alive_s, before=model.before or model.fixed)
     if model.phase is Phase.READY:
@@ -233,7 +234,8 @@ def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | 
         case Progressed(_, progress), Phase.LOADING:
             turn.put(replace(model, progress=progress))
         case Ready(), Phase.LOADING:
-            turn.serve_waiters(replace(model, phase=Phase.READY))
+            took_s = turn.now_s - model.load_began_s
+            turn.serve_waiters(replace(model, phase=Phase.READY, load_s=took_s))
         case LoadFailed(_, error), Phase.LOADING:
             model = turn.refuse_waiters(model, error)
             turn.gone(model, Phase.FAILED, error)

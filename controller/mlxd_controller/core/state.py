@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.fit import Device, ModelFacts, Plan
+from mlxd_controller.core.reuse import NEVER_USED, Usage
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.requests import LoadSpec
@@ -113,6 +114,11 @@ class Model:
     wanted: bool = False
     """A LoadModel asked for it: the load goes on though nobody waits."""
     last_used_s: float = 0.0
+    usage: Usage = NEVER_USED
+    """How often it was asked for; outlives its loads."""
+    load_began_s: float = 0.0
+    load_s: float = 0.0
+    """How long its last complete load took."""
     queued_at: int = 0
     """Place in the queue for memory: lower was earlier."""
     drain_until_s: float = math.inf
