@@ -23,6 +23,7 @@ from mlxd_controller.changes import Changes
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core.fit import Device
+from mlxd_controller.core.placing import no_room, place_of
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model, Phase, State, StopReason, next_wake_s
 from mlxd_controller.loading import end_worker, load_worker, order_of
@@ -130,7 +131,7 @@ class Runtime:
         """Hold a lease on `ref`'s model, loading it first if need be; released at the exit.
 
         Raises:
-            ModelLoading: not ready within `timeout_s`.
+            ModelLoading, NoRoom: not ready within `timeout_s`.
             MlxdError: the scheduler's refusal.
         """
         ticket = self._ticket()
@@ -192,9 +193,11 @@ class Runtime:
         return f"t{self._tickets}"
 
     def _check_loading(self, ref: ModelRef, ticket: str) -> None:
-        """Raise ModelLoading if the scheduler has `ticket` wait for its model."""
+        """Raise why there is no lease yet, if the scheduler has `ticket` wait for its model."""
         model = self._state.models.get(ref.digest)
         if model is not None and any(waiter.ticket == ticket for waiter in model.waiters):
+            if model.stuck:
+                raise no_room(self._state, model, place_of(self._state, model)) from None
             raise ModelLoading(ref.name, LOADING_RETRY_S, model.progress.fraction) from None
 
     # --- deciding --------------------------------------------------------------------------------
@@ -229,8 +232,13 @@ class Runtime:
                 return model is None or model.phase in (Phase.UNLOADED, Phase.FAILED)
             case ev.Ready() | ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
                 return True
-            case _:
+            case ev.MemoryRead() | ev.Progressed():
                 return False
+            case _:
+                return self._queues()
+
+    def _queues(self) -> bool:
+        return any(model.phase is Phase.QUEUED for model in self._state.models.values())
 
     def _decide(self, event: ev.Event) -> None:
         before = self._state
@@ -366,4 +374,6 @@ class Runtime:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(config.STATUS_POLL_S)
+            if self._queues():
+                self.measure()  # others may have given back what it waits for
             await self.workers.refresh(self.workers.live(), wait_s=config.STATUS_POLL_S)

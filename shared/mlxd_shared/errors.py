@@ -136,18 +136,23 @@ class ModelTooLarge(MlxdError):
 
 @dataclass(eq=False)
 class NoRoom(MlxdError):
-    """A model that fits, but not now: everything that could make room is busy or pinned."""
+    """A model that fits, but not now: everything that could make room is busy or pinned.
+
+    `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none.
+    """
 
     model: str
     need_bytes: int
     available_bytes: int
     retry_after_s: float
+    queue_position: int = 0
 
     def describe(self) -> str:
         """Give both figures."""
         return (
             f"{self.model} needs {self.need_bytes} bytes, {self.available_bytes} available now, "
             "and nothing idle can be evicted"
+            + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")
         )
 
 

@@ -22,9 +22,19 @@ class Conversation:
     """One scheduler; time stands still unless `wait` is called."""
 
     def __init__(
-        self, device: Device, *, max_loaded: int | None = None, keep_alive_s: float = 300.0
+        self,
+        device: Device,
+        *,
+        max_loaded: int | None = None,
+        keep_alive_s: float = 300.0,
+        age_min_s: float = 0.0,
     ) -> None:
-        self.state = State(devices=(device,), max_loaded=max_loaded, keep_alive_s=keep_alive_s)
+        self.state = State(
+            devices=(device,),
+            max_loaded=max_loaded,
+            keep_alive_s=keep_alive_s,
+            age_min_s=age_min_s,
+        )
         self.now_s = 1000.0
         self.answers: dict[str, EndedBy] = {}
         self.aborted: dict[str, MlxdError] = {}
@@ -141,9 +151,9 @@ class Conversation:
                 assert room_of(self.state).free_bytes >= 0, "a load was started without room"
                 assert action.worker >= before.next_worker, "a serial number was used twice"
             if isinstance(action, a.StopWorker):
-                victim = before.models[action.digest]
+                victim = self.state.models[action.digest]  # it may have become idle just now
                 if action.reason.value == "room":
-                    assert victim.idle, "a victim was in use"
+                    assert not victim.leases, "a victim was in use"
                     assert not victim.pinned, "a victim was pinned"
 
 

@@ -224,6 +224,7 @@ def test_a_load_that_found_no_room_leaves_no_trace() -> None:
     talk.gone("m")
     busy = talk.serve("x")
     ticket, _ = talk.load("m", LoadSpec(context_length=256, pinned=True, keep_alive_s=7.0))
+    talk.wait(config.ROOM_WAIT_MAX_S)
     assert isinstance(talk.refusal(ticket), NoRoom)
     talk.release("x", busy)
     talk.arrive("m")

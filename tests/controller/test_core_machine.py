@@ -179,7 +179,9 @@ class Scheduler(RuleBasedStateMachine):
                 worker = min(self.stopping)
                 self.stopping.discard(worker)
                 self.note(self.talk.send(ev.Unloaded(worker)))
-            elif any(m.phase is Phase.DRAINING for m in self.talk.state.models.values()):
+            elif any(
+                m.phase in (Phase.DRAINING, Phase.QUEUED) for m in self.talk.state.models.values()
+            ):
                 self.note(self.talk.wait(60.0))
             else:
                 break

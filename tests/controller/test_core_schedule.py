@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.state import Phase, Progress, StopReason
+from mlxd_controller.core.state import Phase, Progress, StopReason, next_wake_s
 from mlxd_shared import config
 from mlxd_shared.config import MIB
 from mlxd_shared.errors import (
@@ -194,18 +194,76 @@ def test_an_open_prefix_cache_evicts_nobody() -> None:
     assert talk.phase("first") is Phase.READY
 
 
-def test_no_room_while_everybody_is_busy_says_when_to_come_back() -> None:
-    """Busy and pinned models are never evicted: refused with a time to retry."""
+def test_no_room_while_everybody_is_busy_waits_and_then_says_when_to_come_back() -> None:
+    """Busy and pinned models are never evicted: a bounded wait, then when to retry."""
     talk = Conversation(TWO)
     talk.serve("x")
     talk.load("y", LoadSpec(pinned=True))
     talk.ready("y")
     ticket, wanted = talk.arrive("m")
-    assert kinds(wanted) == ["Refuse"]
+    assert wanted == ()
+    assert next_wake_s(talk.state) == talk.now_s + config.ROOM_WAIT_MAX_S
+    assert talk.wait(config.ROOM_WAIT_MAX_S - 1) == ()
+    assert kinds(talk.wait(1)) == ["Refuse"]
     error = talk.refusal(ticket)
     assert isinstance(error, NoRoom)
     assert error.retry_after_s > 0
+    assert error.queue_position == 1
     assert (talk.phase("x"), talk.phase("y")) == (Phase.READY, Phase.READY)
+
+
+def test_a_stream_that_ends_makes_room_for_who_waits() -> None:
+    """The queue moves by itself: the last lease ends, the model goes, the next one loads."""
+    talk = Conversation(TWO)
+    lease = talk.serve("x")
+    talk.serve("y")
+    ticket, _ = talk.arrive("m")
+    talk.wait(3)
+    assert talk.release("x", lease) == (a.StopWorker(talk.model("x").worker, "x", StopReason.ROOM),)
+    assert kinds(talk.gone("x")) == ["StartLoad"]
+    talk.ready("m")
+    assert isinstance(talk.answers[ticket], a.Grant)
+
+
+def test_who_came_later_waits_on_when_an_earlier_one_has_waited_long_enough() -> None:
+    """The bound is each request's own."""
+    talk = Conversation(device(need_mib(10)))
+    lease = talk.serve("x")
+    first, _ = talk.arrive("m")
+    talk.wait(20)
+    second, _ = talk.arrive("m")
+    assert kinds(talk.wait(10)) == ["Refuse"]
+    assert isinstance(talk.refusal(first), NoRoom)
+    talk.release("x", lease)
+    talk.gone("x")
+    talk.ready("m")
+    assert isinstance(talk.answers[second], a.Grant)
+
+
+def test_a_model_is_not_evicted_right_after_its_load() -> None:
+    """A minimum age: two models that take turns do not chase each other out of memory."""
+    talk = Conversation(device(need_mib(10)), age_min_s=5.0)
+    talk.make_idle("x")
+    talk.wait(2)
+    _, wanted = talk.arrive("m")
+    assert wanted == ()
+    assert next_wake_s(talk.state) == talk.now_s + 3
+    assert kinds(talk.wait(3)) == ["StopWorker"]
+
+
+def test_a_crash_loop_is_slowed_down() -> None:
+    """Two restarts at once; then each failure doubles the wait, and who comes waits for it."""
+    talk = Conversation(ROOMY)
+    starts_s = []
+    for _ in range(5):
+        talk.arrive("m")
+        if talk.phase("m") is Phase.QUEUED:
+            talk.wait(next_wake_s(talk.state) - talk.now_s)
+        starts_s.append(talk.now_s - 1000.0)
+        talk.send(ev.LoadFailed(talk.model("m").worker, EXIT))
+    assert starts_s == [0.0, 0.0, 0.0, 1.0, 3.0]
+    talk.unload("m")  # an operator's word ends it
+    assert kinds(talk.arrive("m")[1]) == ["StartLoad"]
 
 
 def test_a_loading_model_is_no_victim() -> None:
@@ -213,8 +271,8 @@ def test_a_loading_model_is_no_victim() -> None:
     talk = Conversation(TWO)
     talk.arrive("x")
     talk.arrive("y")
-    ticket, _ = talk.arrive("m")
-    assert isinstance(talk.refusal(ticket), NoRoom)
+    assert talk.arrive("m")[1] == ()
+    assert (talk.phase("x"), talk.phase("y")) == (Phase.LOADING, Phase.LOADING)
 
 
 def test_a_victim_that_is_wanted_again_is_not_resurrected() -> None:
@@ -239,6 +297,7 @@ def test_memory_that_others_hold_is_not_given_away() -> None:
     talk = Conversation(ROOMY)
     talk.send(ev.MemoryRead((replace(ROOMY, usable_bytes=MIB),)))
     ticket, _ = talk.arrive("m")
+    talk.wait(config.ROOM_WAIT_MAX_S)
     error = talk.refusal(ticket)
     assert isinstance(error, NoRoom)
     assert error.available_bytes == MIB
@@ -262,22 +321,21 @@ def test_room_that_an_earlier_model_waits_for_is_not_given_to_a_later_one() -> N
     first, wanted = talk.arrive("large", large)
     assert kinds(wanted) == ["StopWorker", "StopWorker"]
     talk.gone("x")
-    small, wanted = talk.arrive("small", 1)
-    assert kinds(wanted) == ["Refuse"]
-    assert isinstance(talk.refusal(small), NoRoom)
+    _, wanted = talk.arrive("small", 1)
+    assert wanted == ()
     assert kinds(talk.gone("y")) == ["StartLoad"]
     talk.ready("large")
     assert isinstance(talk.answers[first], a.Grant)
 
 
 def test_a_slot_that_an_earlier_model_waits_for_is_taken() -> None:
-    """One slot becomes free and two want it: the first waits, the second is told to come back."""
+    """One slot becomes free and two want it: the first gets it, the second waits for the next."""
     talk = Conversation(ROOMY, max_loaded=1)
     talk.make_idle("x")
     talk.arrive("first")
-    second, wanted = talk.arrive("second")
-    assert kinds(wanted) == ["Refuse"]
-    assert isinstance(talk.refusal(second), NoRoom)
+    assert talk.arrive("second")[1] == ()
+    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert (talk.phase("first"), talk.phase("second")) == (Phase.LOADING, Phase.QUEUED)
 
 
 def test_an_operators_load_of_a_model_on_its_way_out_survives_its_client() -> None:

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.core.state import Phase
+from mlxd_shared import config
 from mlxd_shared.errors import (
     DuplicateRequest,
     FieldNotServed,
@@ -294,14 +295,17 @@ async def test_one_model_makes_room_for_another() -> None:
 
 @pytest.mark.asyncio
 async def test_a_busy_model_is_not_evicted() -> None:
-    """No room: RESOURCE_EXHAUSTED with a time to come back, and the stream goes on."""
+    """A bounded wait, then RESOURCE_EXHAUSTED with a time to come back; the stream goes on."""
     memory = device(need_mib(10) + need_mib(10) // 2)
     async with controller_stack(store=store_of({"a": 10, "b": 10}), memory=memory) as stack:
         stack.workers.script.endless = True
         running = stack.inference.Generate(request("a"))
         await anext(aiter(running))
         refused: Any = stack.inference.Generate(request("b"))
-        error = await error_of(refused)
+        waiting = asyncio.create_task(error_of(refused))
+        await stack.until("b", Phase.QUEUED)
+        stack.pass_time(config.ROOM_WAIT_MAX_S)
+        error = await waiting
         assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not isinstance(error, QueueFull)
         assert stack.model("a").phase is Phase.READY

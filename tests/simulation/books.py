@@ -81,6 +81,13 @@ class Books:
             change = self.pinned.add if self.pins_to_come.pop(digest) else self.pinned.discard
             change(digest)
 
+    def gives_up_load(self, request: Request) -> bool:
+        """Return whether the refusal of `request` is that of the last load of a cold model."""
+        if self.process_of(request.digest) is not None:
+            return False
+        same = [r for r in self.waiting.values() if r.digest == request.digest]
+        return not any(not r.lease for r in same) if not request.lease else not same
+
     def held_bytes(self) -> int:
         """What living processes may hold in truth."""
         return sum(p.need_bytes for p in self.processes.values() if p.alive)
@@ -92,7 +99,7 @@ class Books:
             and not self.leases.get(process.digest)
             and process.digest not in self.pinned
             and process.digest not in self.draining
-            and now_s - process.ready_at_s >= self.age_min_s
+            and now_s >= process.ready_at_s + self.age_min_s
         )
 
     def queued(self) -> list[str]:

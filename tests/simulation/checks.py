@@ -11,6 +11,7 @@ from collections import Counter
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core.state import Phase, State, StopReason
+from mlxd_shared import config
 from mlxd_shared.errors import ModelTooLarge, NoRoom
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.settings import LOAD_S_MAX, STALL_S, STOP_S_MAX
@@ -32,6 +33,7 @@ class Checks:
         self._now_s = 0.0
         self._stopped: list[a.StopWorker] = []
         self._no_room: list[str] = []
+        self.backing_off: set[str] = set()
         self._could_start: dict[str, float] = {}
         """Since when the naive model has said that room can be made for a model in line."""
 
@@ -152,13 +154,17 @@ class Checks:
                     self.hold(ready, "a load is done when the model is ready")
             case a.Refuse(_, error):
                 request.refused = True
-                if self.books.process_of(request.digest) is None:
+                if self.books.gives_up_load(request):
                     self.books.pins_to_come.pop(request.digest, None)
                 self.seen[f"refused: {type(error).__name__}"] += 1
                 if isinstance(error, NoRoom):
                     fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
                     self.hold(fits, "what can never fit is not told to come back")
                     self._no_room.append(request.digest)
+                    waited_s = self._now_s - request.since_s
+                    self.hold(
+                        waited_s >= config.ROOM_WAIT_MAX_S - 1e-6, "nobody is sent away too soon"
+                    )
                 if isinstance(error, ModelTooLarge):
                     fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
                     self.hold(not fits, "what can fit is not refused as too large")
@@ -193,7 +199,8 @@ class Checks:
         if not state.stopping:
             line = [d for d in books.queued() if books.needs[d] <= books.device.budget_bytes]
             self._victims_serve(line)
-            self._in_time(line)
+            self.backing_off = {d for d in line if state.models[d].backing_off}
+            self._in_time([d for d in line if d not in self.backing_off])
         self._no_wait_for_ever()
 
     def _victims_serve(self, line: list[str]) -> None:
@@ -214,7 +221,8 @@ class Checks:
         for place, digest in enumerate(line):
             if not self.books.can_make_room(digest, line[:place], self._now_s):
                 self._could_start.pop(digest, None)
-                self.seen["waits though no room can be made"] += 1
+                self.seen["waits for models in use"] += 1
+                self._in_vain(digest)
                 continue
             since_s = self._could_start.setdefault(digest, self._now_s)
             waited_s = self._now_s - since_s
@@ -226,6 +234,16 @@ class Checks:
             self.hold(not possible, f"{digest} is refused though room can be made")
         for digest in [d for d in self._could_start if d not in line]:
             del self._could_start[digest]
+
+    def _in_vain(self, digest: str) -> None:
+        """Hold everybody's wait for a model that no eviction makes room for to its bound."""
+        if self.books.can_make_room(digest, [], self._now_s):
+            return
+        if digest in self.backing_off:
+            return
+        waits = [r.since_s for r in self.books.waiting.values() if r.digest == digest]
+        waited_s = self._now_s - min(waits, default=self._now_s)
+        self.hold(waited_s <= config.ROOM_WAIT_MAX_S + 1e-6, "no vain wait beyond its bound")
 
     def _no_wait_for_ever(self) -> None:
         """Hold every wait, with or without room, to a bound that depends on the models alone."""

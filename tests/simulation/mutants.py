@@ -32,8 +32,20 @@ MUTANTS = (
     Mutant(
         "pins are not respected",
         "placing.py",
-        "if model.idle and not model.pinned",
-        "if model.idle",
+        "if model.idle and not model.pinned and now_s >=",
+        "if model.idle and now_s >=",
+    ),
+    Mutant(
+        "the young are evicted too",
+        "placing.py",
+        "not model.pinned and now_s >= model.ready_s + state.age_min_s",
+        "not model.pinned",
+    ),
+    Mutant(
+        "who waits for models in use waits for ever",
+        "placing.py",
+        "if turn.now_s >= gives_up_s:",
+        "if turn.now_s >= gives_up_s + 1e9:",
     ),
     Mutant(
         "what loads has no claim on memory",
@@ -79,11 +91,11 @@ MUTANTS = (
         "schedule.py",
         "        turn.do(Refuse(event.ticket, ModelDraining(model.name)))\n"
         "        return\n"
-        "    if event.keep_alive_s",
+        "    model = replace(model, usage",
         "        turn.put(replace(model, leases=model.leases | {event.ticket}))\n"
         "        turn.do(Grant(event.ticket, model.worker, 0.0))\n"
         "        return\n"
-        "    if event.keep_alive_s",
+        "    model = replace(model, usage",
     ),
     Mutant(
         "the last stream of a draining model ends, and nothing follows",

@@ -44,6 +44,7 @@ class Setting:
     """How often each model is asked for, in the order of `sizes`."""
     max_loaded: int | None
     keep_alive_s: float
+    age_min_s: float
     arrival_s: float
     stream_s: float
     fault: float
@@ -66,6 +67,7 @@ def setting_of(rng: Random) -> Setting:
         weights=(*((i + 1) ** -alpha for i in range(count)), 0.05),
         max_loaded=rng.choice((None, None, 1, 2, 3)),
         keep_alive_s=rng.choice((0.0, 5.0, 60.0, 300.0, math.inf)),
+        age_min_s=rng.choice((0.0, 5.0, 20.0)),
         arrival_s=rng.choice((0.2, 1.0, 5.0)),
         stream_s=rng.choice((0.5, 3.0, 15.0)),
         fault=rng.choice((0.0, 0.05, 0.2)),

@@ -50,9 +50,12 @@ class World:
             devices=(self.setting.device,),
             max_loaded=self.setting.max_loaded,
             keep_alive_s=self.setting.keep_alive_s,
+            age_min_s=self.setting.age_min_s,
         )
         needs = {name: need_of(mib) for name, mib in self.setting.sizes.items()}
-        self.books = Books(needs, self.setting.device, self.setting.max_loaded)
+        self.books = Books(
+            needs, self.setting.device, self.setting.max_loaded, self.setting.age_min_s
+        )
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
         self.now_s = 0.0
@@ -197,12 +200,13 @@ class World:
         facts = facts_of(self.setting.sizes[name])
         if pinned is not None:
             self.books.pins_to_come[name] = pinned
-        process = self.books.process_of(name)
+        process, was = self.books.process_of(name), frozenset(self.books.pinned)
+        if process is not None and process.stage is not Stage.STOPPING:
+            self.books.pin(name)
         self.send(ev.LoadAsked(request.ticket, name, name, f"/{name}", facts, spec))
         if request.refused:
             self.books.pins_to_come.pop(name, None)
-        elif process is not None and process.stage is not Stage.STOPPING:
-            self.books.pin(name)
+            self.books.pinned = set(was)
 
     def _unload(self, name: str) -> None:
         request = self._request(name, lease=False, unload=True)

@@ -110,7 +110,7 @@ async def controller_stack(
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})
     workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory)
-    state = State(devices=(memory,), max_loaded=max_loaded)
+    state = State(devices=(memory,), max_loaded=max_loaded, age_min_s=0.0)
     ports = Ports(workers.launcher, workers.connect, probe, clock)
     runtime = Runtime(ports, state, stall_timeout_s=stall_timeout_s)
     catalog = Catalog(store, runtime)

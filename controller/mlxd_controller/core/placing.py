@@ -5,17 +5,21 @@ Invariants:
   Nobody is evicted, and nobody waits, for what only an open prefix cache would take.
 - Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
 - Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
+  One that waits for models in use is overtaken for OVERTAKEN_MAX_S; then what comes free is its.
+- Nobody waits for models in use for longer than ROOM_WAIT_MAX_S.
 - A GPU takes one load at a time, and none while a worker is leaving it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from mlxd_controller.core import evict, fit, reuse
-from mlxd_controller.core.actions import StartLoad
-from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress, State, StopReason
+from mlxd_controller.core.actions import Refuse, StartLoad
+from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress, State, StopReason, Want
 from mlxd_controller.core.turn import Turn
+from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelTooLarge, NoRoom
 
 RETRY_AFTER_S = 2.0
@@ -56,8 +60,8 @@ def busy_device(state: State) -> bool:
     return gpu and any(model.phase in moving for model in state.models.values())
 
 
-def victims_of(state: State) -> tuple[evict.Victim, ...]:
-    """Return the models that may be evicted now, and what their absence would cost."""
+def victims_of(state: State, now_s: float = math.inf) -> tuple[evict.Victim, ...]:
+    """Return the models that may be evicted at `now_s`; by default, all but the busy and pinned."""
     # All usages decay alike, so that their shares are the same now as at the last use of any.
     last_s = max((model.usage.at_s for model in state.models.values()), default=0.0)
     uses = reuse.total((model.usage for model in state.models.values()), last_s)
@@ -71,8 +75,18 @@ def victims_of(state: State) -> tuple[evict.Victim, ...]:
             ),
         )
         for model in state.models.values()
-        if model.idle and not model.pinned
+        if model.idle and not model.pinned and now_s >= model.ready_s + state.age_min_s
     )
+
+
+def _of_age_s(state: State, now_s: float) -> float:
+    """Return when the next idle model that is too young now may be evicted."""
+    times = [
+        model.ready_s + state.age_min_s
+        for model in state.models.values()
+        if model.idle and not model.pinned and now_s < model.ready_s + state.age_min_s
+    ]
+    return min(times, default=math.inf)
 
 
 def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:
@@ -89,57 +103,133 @@ def place_all(turn: Turn) -> None:
     """Start, or make room for, or refuse each queued model, in the order of their places."""
     claimed_bytes = claimed_slots = 0
     queued = [model for model in turn.models() if model.phase is Phase.QUEUED]
-    for model in sorted(queued, key=lambda m: m.queued_at):
-        if _place(turn, model, claimed_bytes=claimed_bytes, claimed_slots=claimed_slots):
+    if not queued:
+        return
+    for position, model in enumerate(sorted(queued, key=lambda m: m.queued_at), start=1):
+        if _backs_off(turn, model):
+            continue
+        line = Line(claimed_bytes, claimed_slots, position)
+        if _place(turn, turn.state.models[model.digest], line):
             assert model.plan is not None
             claimed_bytes += model.plan.least_bytes
             claimed_slots += 1
+    of_age_s = _of_age_s(turn.state, turn.now_s)
+    if of_age_s != turn.state.of_age_s:
+        turn.state = replace(turn.state, of_age_s=of_age_s)
 
 
-def _place(turn: Turn, model: Model, *, claimed_bytes: int, claimed_slots: int) -> bool:
-    """Return whether `model` goes on waiting, and so has a claim on what becomes free."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What earlier models in the queue have a claim on, and the place after them (1: none)."""
+
+    claimed_bytes: int
+    claimed_slots: int
+    position: int
+
+
+def _backs_off(turn: Turn, model: Model) -> bool:
+    """Note and return whether a model has to wait after failures; it has no claim meanwhile."""
+    waiting = turn.now_s < model.retry_s
+    if waiting != model.backing_off:
+        turn.put(replace(model, backing_off=waiting, stuck=False))
+    return waiting
+
+
+def _place(turn: Turn, model: Model, line: Line) -> bool:
+    """Return whether `model` goes on waiting, with a claim on what becomes free."""
     assert model.plan is not None
+    claimed_bytes, claimed_slots = line.claimed_bytes, line.claimed_slots
     room = room_of(turn.state)
     short_bytes = model.plan.least_bytes + claimed_bytes - room.free_bytes
     short_slots = 1 + claimed_slots - room.free_slots
     if short_bytes <= 0 and short_slots <= 0:
         if busy_device(turn.state):
+            _unstuck(turn, model)
             return True
         _start(turn, model, model.plan.within(room.free_bytes - claimed_bytes))
         return False
     short_bytes -= room.coming_bytes
     short_slots -= room.coming_slots
     if short_bytes <= 0 and short_slots <= 0:
+        _unstuck(turn, model)
         return True
     chosen = evict.choose(
-        victims_of(turn.state), shortfall_bytes=short_bytes, shortfall_slots=short_slots
+        victims_of(turn.state, turn.now_s),
+        shortfall_bytes=short_bytes,
+        shortfall_slots=short_slots,
     )
     if chosen is None:
-        _refuse(turn, model, _no_room(model, room))
-        return False
+        return _stuck(turn, model, no_room(turn.state, model, line.position))
+    _unstuck(turn, model)
     for victim in chosen:
         turn.stop_worker(turn.state.models[victim.digest], StopReason.ROOM)
     return True
 
 
-def _no_room(model: Model, room: Room) -> NoRoom:
+def no_room(state: State, model: Model, position: int) -> NoRoom:
+    """Return what to tell those who wait for a queued model in vain."""
     assert model.plan is not None
-    return NoRoom(model.name, model.plan.least_bytes, max(0, room.free_bytes), RETRY_AFTER_S)
+    free_bytes = max(0, room_of(state).free_bytes)
+    return NoRoom(model.name, model.plan.least_bytes, free_bytes, RETRY_AFTER_S, position)
+
+
+def place_of(state: State, model: Model) -> int:
+    """Return the place of a queued model in the queue for memory, 1 for the next."""
+    ahead = (m for m in state.models.values() if m.phase is Phase.QUEUED)
+    return 1 + sum(other.queued_at < model.queued_at for other in ahead)
+
+
+def _stuck(turn: Turn, model: Model, error: NoRoom) -> bool:
+    """Have a model wait for those in use; refuse who has waited too long. As `_place`."""
+    gives_up_s = model.gives_up_s
+    if turn.now_s >= gives_up_s:
+        model = _send_away(turn, model, error)
+        if model.phase is not Phase.QUEUED:
+            return False
+    if not model.stuck:
+        turn.put(replace(model, stuck=True))
+    return turn.now_s >= gives_up_s - config.ROOM_WAIT_MAX_S + config.OVERTAKEN_MAX_S
+
+
+def _unstuck(turn: Turn, model: Model) -> None:
+    if model.stuck:
+        turn.put(replace(model, stuck=False))
+
+
+def _send_away(turn: Turn, model: Model, error: NoRoom) -> Model:
+    """Refuse those who have waited too long; the queue is left when nobody stays."""
+    overdue = {w.ticket for w in model.waiters if turn.now_s >= w.since_s + config.ROOM_WAIT_MAX_S}
+    staying = tuple(waiter for waiter in model.waiters if waiter.ticket not in overdue)
+    if not staying:
+        return _refuse(turn, model, error)
+    for ticket in sorted(overdue):
+        turn.do(Refuse(ticket, error))
+    loads = {waiter.ticket for waiter in model.waiters if waiter.want is Want.LOAD}
+    if not loads & overdue or loads - overdue:
+        return turn.put(replace(model, waiters=staying))
+    # The options of a load that is refused go with it; those who stay get the model as it was.
+    place, since_s = model.queued_at, model.queued_s
+    model = enqueue(turn, _as_before(replace(model, waiters=staying, wanted=False)))
+    return turn.put(replace(model, queued_at=place, queued_s=since_s))
 
 
 def _refuse(turn: Turn, model: Model, error: MlxdError) -> Model:
     """Send everybody away, and leave no trace of the options that they asked for."""
+    model = _as_before(turn.refuse_waiters(model, error))
+    return turn.gone(model, Phase.UNLOADED, None)
+
+
+def _as_before(model: Model) -> Model:
+    """Return the model with what was fixed before the load that has not begun."""
     before = model.before
-    refused = turn.gone(turn.refuse_waiters(model, error), Phase.UNLOADED, None)
     if before is None:
-        return refused
-    return turn.put(
-        replace(
-            refused,
-            spec=before.spec,
-            pinned=before.pinned,
-            keep_alive_s=before.keep_alive_s,
-        )
+        return model
+    return replace(
+        model,
+        spec=before.spec,
+        pinned=before.pinned,
+        keep_alive_s=before.keep_alive_s,
+        before=None,
     )
 
 
@@ -165,6 +255,8 @@ def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
             phase=Phase.LOADING,
             plan=plan,
             worker=worker,
+            stuck=False,
+            backing_off=False,
             before=None,
             load_began_s=turn.now_s,
             error=None,
@@ -181,4 +273,8 @@ def enqueue(turn: Turn, model: Model) -> Model:
         return _refuse(turn, model, error)
     place = turn.state.next_place
     turn.state = replace(turn.state, next_place=place + 1)
-    return turn.put(replace(model, phase=Phase.QUEUED, plan=plan, queued_at=place))
+    return turn.put(
+        replace(
+            model, phase=Phase.QUEUED, plan=plan, queued_at=place, queued_s=turn.now_s, stuck=False
+        )
+    )

@@ -235,12 +235,12 @@ def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | 
             turn.put(replace(model, progress=progress))
         case Ready(), Phase.LOADING:
             took_s = turn.now_s - model.load_began_s
-            turn.serve_waiters(replace(model, phase=Phase.READY, load_s=took_s))
+            model = replace(model, phase=Phase.READY, ready_s=turn.now_s, load_s=took_s)
+            turn.serve_waiters(model)
         case LoadFailed(_, error), Phase.LOADING:
-            model = turn.refuse_waiters(model, error)
-            turn.gone(model, Phase.FAILED, error)
+            turn.failed(turn.refuse_waiters(model, error), error)
         case WorkerDied(_, error), Phase.READY:
-            turn.gone(model, Phase.FAILED, error)
+            turn.failed(model, error)
         case WorkerDied(), Phase.DRAINING:
             turn.gone(model, Phase.UNLOADED, None)
         case Unloaded(), Phase.UNLOADING:

@@ -121,6 +121,18 @@ class Model:
     """How long its last complete load took."""
     queued_at: int = 0
     """Place in the queue for memory: lower was earlier."""
+    queued_s: float = 0.0
+    """When it took that place."""
+    stuck: bool = False
+    """In the queue, and no eviction would make room for it now: what could go is in use."""
+    ready_s: float = -math.inf
+    """When its worker was made ready."""
+    failures: int = 0
+    """Workers in a row that failed to load it, or died soon after."""
+    retry_s: float = -math.inf
+    """No worker is started before, after failures in a row."""
+    backing_off: bool = False
+    """In the queue, and waits for `retry_s`."""
     drain_until_s: float = math.inf
     drain_reason: StopReason = StopReason.ASKED
     progress: Progress = Progress()
@@ -145,6 +157,12 @@ class Model:
         return self.phase is Phase.READY and not self.leases
 
     @property
+    def gives_up_s(self) -> float:
+        """When the next of those who wait for models in use has waited long enough."""
+        since_s = [waiter.since_s for waiter in self.waiters] or [self.queued_s]
+        return min(since_s) + config.ROOM_WAIT_MAX_S
+
+    @property
     def expires_s(self) -> float:
         """When it is unloaded unless somebody uses it; infinite: never."""
         return self.last_used_s + self.keep_alive_s if self.idle else math.inf
@@ -157,6 +175,9 @@ class State:
     devices: tuple[Device, ...]
     keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
     max_loaded: int | None = None
+    age_min_s: float = config.EVICTION_AGE_MIN_S
+    of_age_s: float = math.inf
+    """When the next of the idle models that are too young to be evicted is so no more."""
     models: Mapping[str, Model] = field(default_factory=dict)
     next_worker: int = 1
     next_place: int = 1
@@ -190,12 +211,12 @@ class State:
 
 def next_wake_s(state: State) -> float:
     """Return when time alone changes something; infinite: never."""
-    times = [
-        moment
-        for model in state.models.values()
-        for moment in (
-            model.expires_s,
-            model.drain_until_s if model.phase is Phase.DRAINING else math.inf,
-        )
-    ]
+    models = state.models.values()
+    times = [model.expires_s for model in models]
+    times += [model.drain_until_s for model in models if model.phase is Phase.DRAINING]
+    times += [model.retry_s for model in models if model.backing_off]
+    stuck = [model for model in models if model.stuck]
+    if stuck:
+        times += [model.gives_up_s for model in stuck]
+        times.append(state.of_age_s)
     return min(times, default=math.inf)

@@ -23,6 +23,7 @@ from mlxd_controller.core.state import (
     StopReason,
     Want,
 )
+from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelUnloaded, ShuttingDown
 
 
@@ -104,6 +105,8 @@ class Turn:
             replace(
                 model,
                 phase=phase,
+                stuck=False,
+                backing_off=False,
                 error=error,
                 plan=None,
                 worker=0,
@@ -116,6 +119,21 @@ class Turn:
             )
         )
 
+    def failed(self, model: Model, error: MlxdError) -> Model:
+        """Note that a worker failed; after too many in a row the next one has to wait.
+
+        A crash loop must not eat the machine: each start reads the weights anew.
+        """
+        steady = self.now_s - model.ready_s >= config.STEADY_S and model.phase is Phase.READY
+        failures = 1 if steady else model.failures + 1
+        retry_s = model.retry_s
+        if failures > config.RESTARTS_AT_ONCE:
+            doublings = min(failures - config.RESTARTS_AT_ONCE - 1, 8)
+            pause_s = config.RESTART_BACKOFF_S * 2**doublings
+            retry_s = self.now_s + min(pause_s, config.RESTART_BACKOFF_MAX_S)
+        model = replace(model, failures=failures, retry_s=retry_s)
+        return self.gone(model, Phase.FAILED, error)
+
     def forget_options(self, model: Model) -> Model:
         """Drop what an operator fixed for this load; the next one starts from the defaults."""
         return self.put(
@@ -123,6 +141,8 @@ class Turn:
                 model,
                 spec=NOTHING_FIXED,
                 pinned=False,
+                failures=0,
+                retry_s=-math.inf,
                 before=None,
                 wanted=False,
                 keep_alive_s=self.state.keep_alive_s,
