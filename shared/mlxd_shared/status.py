@@ -126,10 +126,13 @@ def _extras(
 
 
 def shorten(text: str, nbytes: int = config.STATUS_TEXT_BYTES_MAX) -> str:
-    """Return `text`, or as much of it as `nbytes` of UTF-8 hold, with an ellipsis."""
-    encoded = text.encode()
+    """Return `text`, or as much of it as `nbytes` of UTF-8 hold, with an ellipsis.
+
+    What is no text at all, half a surrogate pair, is written as its escape.
+    """
+    encoded = text.encode(errors="backslashreplace")
     if len(encoded) <= nbytes:
-        return text
+        return encoded.decode()
     ellipsis = "…"
     kept = encoded[: nbytes - len(ellipsis.encode())]
     return kept.decode(errors="ignore") + ellipsis

@@ -31,10 +31,10 @@ def growth_of_steps(pair: Naive, *, hold_view: bool) -> float:
     return statistics.median(growths)
 
 
-def wide_rows(*, bounded_shapes: bool = False) -> Naive:
+def wide_rows() -> Naive:
     """Return rows in one arena much larger than what a step computes."""
     cache = KVCache(kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=mx.float32)
-    pair = Naive(RowCaches([cache], context_max=1024, rows_max=128, bounded_shapes=bounded_shapes))
+    pair = Naive(RowCaches([cache], context_max=1024, rows_max=128))
     for number in range(64):
         pair.join(RowId(number), 1000)
         pair.append((RowId(number),), 2)
@@ -78,7 +78,7 @@ def test_leaving_and_joining_copy_nothing() -> None:
 
 def test_moving_copies_one_row() -> None:
     """When a class moves into a smaller arena, a step needs the room of that arena and one row."""
-    pair = wide_rows(bounded_shapes=True)
+    pair = wide_rows()
     row_nbytes = pair.caches.nbytes // 64
     for number in range(50):
         pair.leave(RowId(number))

@@ -191,19 +191,6 @@ def test_a_crossing_row_opens_for_those_that_follow() -> None:
     assert (opened.capacity, opened.slots) == (512, 32)
 
 
-def test_sparse_arenas_stay_where_only_memory_would_gain() -> None:
-    """Where free slots cost memory alone, a sparse class moves only once memory is tight."""
-    for compact in (True, False):
-        table = RowTable(context_max=4096, rows_max=64, compact=compact)
-        for number in range(40):
-            assert table.join(RowId(number), tokens=10, coming=40) is not None
-        for number in range(1, 40):
-            table.leave(RowId(number))
-        for _ in range(64):
-            table.tend()
-        assert (table.arenas[0].slots < 64) is compact
-
-
 def test_a_full_class_moves_one_row_a_step() -> None:
     """A join that finds its class full opens a larger arena; the others follow, one a `tend`."""
     table = table_of(rows_max=8)

@@ -84,7 +84,6 @@ class Program:
         self.table = RowTable(
             context_max=context_max,
             rows_max=rows_max,
-            compact=draws.random() < 0.5,
             keeps_spares=draws.random() < 0.5,
         )
         self.shadow = Shadow()

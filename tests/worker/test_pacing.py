@@ -86,6 +86,24 @@ def test_a_prompt_is_ended_rather_than_left_in_crumbs(fits: int, over: int, give
     assert its.pacer.chunk(fits + over, its.now_s + room_s - (fits + 0.5) * its.token_s) == given
 
 
+@pytest.mark.parametrize(("waiting", "gentle"), [(0, True), (40, True), (193, False)])
+def test_only_little_goes_by_gently(waiting: int, *, gentle: bool) -> None:
+    """However fast prompts are, so many tokens are not read in the smallest pieces."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.prefilled(CHUNK, CHUNK * 1e-5)
+    pacer.decoded(0.02)
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=waiting)
+    assert pacer.gentle is gentle
+
+
+def test_what_was_never_measured_is_not_little() -> None:
+    """Before any prompt was timed nobody knows that it would be little, so it is timed."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.decoded(0.02)
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=40)
+    assert not pacer.gentle
+
+
 @pytest.mark.parametrize(("waiting", "taken"), [(50, 20), (120, 20), (360, 60), (4000, 80)])
 def test_a_step_takes_a_part_of_what_waits(waiting: int, taken: int) -> None:
     """One prompt goes by in pieces of a decode step's length, many in what the target leaves."""

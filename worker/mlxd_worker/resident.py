@@ -151,6 +151,7 @@ def make_resident(
     report(Progress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(), plan.form)
     warm_shapes(model, caches)
+    caches.rest()
     report(Progress("ready", read_nbytes, read_nbytes))
     engine = make_engine(prefix=prefix, speculator=_speculator(model, caches, guesses))
     return Resident(model, caches, prefix, engine, facts)

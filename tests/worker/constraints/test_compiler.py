@@ -10,7 +10,8 @@ import pytest
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_worker.constraints.compiler import Constraints
+from mlxd_shared.status import to_status
+from mlxd_worker.constraints.compiler import Constraints, _source_of
 from mlxd_worker.constraints.library import reason
 from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
 from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
@@ -143,3 +144,33 @@ def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:
             demo_constraints().compile(wanted, trials)
     finally:
         trials.close()
+
+
+def test_a_process_that_died_while_idle_is_replaced() -> None:
+    """What befell a process between two trials is not held against the next grammar."""
+    trials = Trials()
+    good = _source_of(ResponseFormat(FormatKind.REGEX, "ab*"))
+    try:
+        assert trials.run(good, limit_s=config.CONSTRAINT_COMPILE_S) == ""
+        (idle,) = trials._idle
+        idle.kill()
+        idle.wait()
+        assert trials.run(good, limit_s=config.CONSTRAINT_COMPILE_S) == ""
+    finally:
+        trials.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"const": ' + "1" * 5000 + "}",
+        r'{"const": "\ud800"}',
+        r'{"type": "object", "properties": {"\udc00": {"type": "foo"}}}',
+    ],
+    ids=["digits", "value", "name"],
+)
+def test_what_no_text_holds_is_refused_by_its_field(text: str) -> None:
+    """An integer too long to read, or half a surrogate pair, is told the client as its error."""
+    with pytest.raises(InvalidRequest) as caught:
+        _source_of(ResponseFormat(FormatKind.JSON_SCHEMA, text))
+    assert "response_format.json_schema" in to_status(caught.value).message

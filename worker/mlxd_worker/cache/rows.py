@@ -60,7 +60,6 @@ class RowCaches:
         self.table = RowTable(
             context_max=context_max,
             rows_max=rows_max,
-            compact=self.bounded_shapes,
             keeps_spares=keeps_spares,
         )
         self.contents = RowContents(self.layers, self.table.place)

@@ -25,7 +25,7 @@ from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError,
 from mlxd_worker.cache.lengths import RowLengths
 
 SPARSE = 4
-"""A class with so many slots a row moves into a smaller arena, where arenas are to be compact."""
+"""A class with so many slots a row moves into a smaller arena."""
 
 TIGHT_SPARSE = 2
 """The same where memory is tight."""
@@ -53,12 +53,10 @@ class RowTable:
         *,
         context_max: int,
         rows_max: int,
-        compact: bool = True,
         keeps_spares: bool = False,
     ) -> None:
         """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each.
 
-        compact: whether free slots cost more than memory, as where attention reads whole arenas.
         keeps_spares: whether arenas without rows are kept for later rows, until `rest`.
         """
         self.context_max = context_max
@@ -67,7 +65,6 @@ class RowTable:
         """Rows that were moved at once because another one had to cross and found no room."""
         self._arenas = Arenas(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
         self._lengths = RowLengths()
-        self._compact = compact
         # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
 
@@ -388,8 +385,6 @@ class RowTable:
         (arena,) = own
         tight = self.tokens > TIGHT_FRACTION * self._arenas.tokens_max
         if arena.used * (TIGHT_SPARSE if tight else SPARSE) > arena.slots:
-            return 0
-        if not tight and not self._compact:
             return 0
         wanted = arena.used if tight else max(2 * arena.used, self._block(arena.capacity))
         size = self._arenas.size_for(wanted)

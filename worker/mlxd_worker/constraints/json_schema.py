@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from mlxd_worker.constraints.schema_keywords import Schema, read_keywords
@@ -45,11 +46,18 @@ def _object(schema: Schema) -> dict[str, Any]:
 
 def _parsed(text: str) -> Json:
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise SchemaError(f"{error.lineno}:{error.colno}", f"no JSON: {error.msg}") from None
+    except UnicodeEncodeError:
+        raise SchemaError("#", "an escape of half a surrogate pair, which no text holds") from None
+    except ValueError:
+        digits = sys.get_int_max_str_digits()
+        raise SchemaError("#", f"an integer of more than {digits} digits") from None
     except RecursionError:
         raise SchemaError("#", f"nested more than {DEPTH_MAX} deep") from None
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

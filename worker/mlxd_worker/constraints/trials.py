@@ -49,9 +49,12 @@ class Trials:
         timer.start()
         try:
             answer = _asked(process, source)
+        except BaseException:
+            _end(process)
+            raise
         finally:
             timer.cancel()
-        if answer is not None:
+        if answer is not None and not late.is_set():
             self._give_back(process)
             return answer
         _end(process)
@@ -69,8 +72,11 @@ class Trials:
 
     def _taken(self) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _end(process)  # it died of something else while nobody looked
         return subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,

@@ -31,6 +31,9 @@ SHARE_MIN: Final = 0.5
 PIECE_MIN_S: Final = 0.02
 """A step may always spend so long on prompts, and as long as it decodes, if the target allows."""
 
+GENTLE_TOKENS_MAX: Final = 192
+"""Where more prompt tokens wait, they never go by in the smallest pieces."""
+
 BACKLOG_STEPS: Final = 6
 """In so many steps all that waits is to be evaluated, where the target allows."""
 
@@ -116,7 +119,8 @@ class Pacer:
             most_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
             wanted_s = waiting_tokens * self.prefill_token_s / BACKLOG_STEPS
             piece_s = max(decode_s, PIECE_MIN_S)
-            self._gentle = wanted_s <= piece_s
+            known = self._prefill.work > 0.0
+            self._gentle = known and wanted_s <= piece_s and waiting_tokens <= GENTLE_TOKENS_MAX
             self._until_s = now_s + min(max(wanted_s, piece_s), most_s)
 
     def over(self, now_s: float) -> bool:

@@ -37,7 +37,6 @@ def warm_shapes(model: Model, caches: RowCaches) -> int:
             _run(model, caches, shape, offset=0)
         caches.leave(_ROW)
     _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
-    caches.rest()
     return len(shapes)
 
 
