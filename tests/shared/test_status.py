@@ -22,7 +22,7 @@ from mlxd_shared.errors import FieldViolation, InternalError, MlxdError
 from mlxd_shared.interceptors import Context, abort
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, make_server
-from mlxd_shared.status import TABLE, RemoteError, code_of, from_call, to_status
+from mlxd_shared.status import TABLE, RemoteError, code_of, from_call
 
 LIMIT_S = 10.0
 SECRET = "the prompt and a path"
@@ -397,9 +397,3 @@ def test_every_error_is_a_dataclass_of_simple_fields() -> None:
         assert kinds <= {
             "str", "int", "float", "tuple[str, ...]", "tuple[FieldViolation, ...]"
         }  # fmt: skip
-
-
-def test_a_text_that_cannot_be_sent_is_sent_escaped() -> None:
-    """Half a surrogate pair in a client's words is no reason for another error."""
-    status = to_status(errors.InvalidRequest.of("text", "a \ud800 b"))
-    assert "a \\ud800 b" in status.message
