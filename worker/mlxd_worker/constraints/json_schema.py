@@ -48,6 +48,8 @@ def _parsed(text: str) -> Json:
     try:
         value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()
+    except SchemaError:  # which is a ValueError as well
+        raise
     except json.JSONDecodeError as error:
         raise SchemaError(f"{error.lineno}:{error.colno}", f"no JSON: {error.msg}") from None
     except UnicodeEncodeError:
