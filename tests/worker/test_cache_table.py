@@ -148,15 +148,14 @@ def test_the_last_row_leaves_a_spare() -> None:
 
 
 def test_rest_closes_spares() -> None:
-    """Spares go when asked, the oldest first, down to so many tokens."""
+    """Spares go when asked, all of them, the oldest first."""
     table = table_of(rows_max=1, keeps_spares=True)
     for tokens in (10, 300):
         joined(table, A, tokens)
         table.leave(A)
 
-    assert table.rest(tokens=512) == [Close(ArenaId(0))]
-    assert [spare.arena for spare in table.spares] == [ArenaId(1)]
-    assert table.rest() == [Close(ArenaId(1))]
+    assert table.rest() == [Close(ArenaId(0)), Close(ArenaId(1))]
+    assert table.spares == ()
 
 
 def test_spares_make_room_for_arenas() -> None:

@@ -153,9 +153,9 @@ class RowCaches:
         """Move at most one row, so that there is room for others; once a step."""
         self._apply(self.table.tend())
 
-    def rest(self, *, tokens: int = 0) -> None:
-        """Release arenas that are kept for no row, but for those of at most so many tokens."""
-        self._apply(self.table.rest(tokens=tokens))
+    def rest(self) -> None:
+        """Release the arenas that are kept for rows to come."""
+        self._apply(self.table.rest())
 
     def join_nbytes(self, tokens: int, *, coming: int = 1) -> int:
         """Return by how many bytes such a `join` would make the caches grow.

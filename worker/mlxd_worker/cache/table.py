@@ -243,12 +243,10 @@ class RowTable:
         self._move_one(changes)
         return changes
 
-    def rest(self, *, tokens: int = 0) -> list[Change]:
-        """Close spares, oldest first, until those left hold at most so many tokens."""
+    def rest(self) -> list[Change]:
+        """Close all spares."""
         changes: list[Change] = []
-        spares = self._arenas.spares
-        while sum(spare.tokens for spare in spares) > tokens:
-            self._arenas.close_spares([spares.pop(0)], changes)
+        self._arenas.close_spares(self._arenas.spares, changes)
         return changes
 
     def _find(self, capacity: int, *, coming: int = 1, left: Place | None = None) -> _Room | None:

@@ -126,7 +126,7 @@ class _Adapter:
 
     def __call__(self, text: bytes) -> list[int]:
         """Refuse: nothing is forced, so nothing is ever tokenised."""
-        raise NotImplementedError(text)
+        raise AssertionError(f"nothing is forced, and {len(text)} bytes were to be tokenised")
 
 
 def _try_out(trials: Trials, source: str, kind: FormatKind) -> None:

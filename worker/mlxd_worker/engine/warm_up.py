@@ -2,7 +2,7 @@
 
 Invariants:
 - Everything goes through the model and the row caches as in a request, and leaves no row behind.
-- One arena at a time exists, none larger than all rows at full length: what the fit has reserved.
+- One arena at a time has rows; with those that are kept it is within what the fit has reserved.
 - On a CPU nothing is keyed by shape, and there is nothing to do.
 """
 
