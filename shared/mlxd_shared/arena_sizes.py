@@ -34,11 +34,11 @@ def capacity_classes(context_max: int, rows_max: int) -> tuple[int, ...]:
     """Return the capacities in use, ascending; the last is the context rounded up.
 
     Powers of two. Where these are too many, some are left out, small ones first: there a row that
-    takes four times its length wastes least.
+    takes four times its length wastes least. One that the last is less than half above is, too.
     """
     top = -(-context_max // CAPACITY_MIN) * CAPACITY_MIN
     count = CLASSES_MAX_FEW_ROWS if rows_max <= ROWS_FEW else CLASSES_MAX
-    doublings = (top // CAPACITY_MIN - 1).bit_length()
+    doublings = (2 * top // CAPACITY_MIN // 3).bit_length()
     steps = min(count - 1, doublings)
     classes = [CAPACITY_MIN]
     for step in range(steps - 1):

@@ -211,6 +211,22 @@ def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
     assert "DYLD_LIBRARY_PATH" in mac
 
 
+def test_workers_ask_for_large_pages(tmp_path: Path) -> None:
+    """glibc is told so, beside what an operator tells it; who has decided about it is obeyed."""
+
+    def tunables(base: dict[str, str], platform: str = "linux") -> str | None:
+        found = worker_environment(base, site=tmp_path, platform=platform)
+        return found.get("GLIBC_TUNABLES")
+
+    assert tunables({}) == "glibc.malloc.hugetlb=1"
+    assert tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}) == (
+        "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"
+    )
+    decided = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert tunables(decided) == "glibc.malloc.hugetlb=0"
+    assert tunables({}, "darwin") is None
+
+
 def test_lines_are_cut_wherever_the_chunks_are() -> None:
     """Characters and lines that are split between chunks come out whole; the tail is flushed."""
     text = "één\r\nzwei\n\nlast"

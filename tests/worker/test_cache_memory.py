@@ -31,10 +31,11 @@ def growth_of_steps(pair: Naive, *, hold_view: bool) -> float:
     return statistics.median(growths)
 
 
-def wide_rows() -> Naive:
+def wide_rows(*, bounded_shapes: bool | None = None) -> Naive:
     """Return rows in one arena much larger than what a step computes."""
     cache = KVCache(kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=mx.float32)
-    pair = Naive(RowCaches([cache], context_max=1024, rows_max=128))
+    rows = RowCaches([cache], context_max=1024, rows_max=128, bounded_shapes=bounded_shapes)
+    pair = Naive(rows)
     for number in range(64):
         pair.join(RowId(number), 1000)
         pair.append((RowId(number),), 2)
@@ -78,7 +79,7 @@ def test_leaving_and_joining_copy_nothing() -> None:
 
 def test_moving_copies_one_row() -> None:
     """When a class moves into a smaller arena, a step needs the room of that arena and one row."""
-    pair = wide_rows()
+    pair = wide_rows(bounded_shapes=True)
     row_nbytes = pair.caches.nbytes // 64
     for number in range(50):
         pair.leave(RowId(number))
@@ -90,6 +91,24 @@ def test_moving_copies_one_row() -> None:
     assert (arena.capacity, arena.slots) == (1024, 32)
     assert opening < (32 + 3) * row_nbytes
     assert max(moving) < 3 * row_nbytes
+    pair.check()
+
+
+def test_sinking_copies_one_row() -> None:
+    """Where slots above the last row cost nothing, rows sink into the first ones, in place."""
+    pair = wide_rows(bounded_shapes=False)
+    row_nbytes = pair.caches.nbytes // 64
+    for number in range(50):
+        pair.leave(RowId(number))
+
+    sinking = [peak_of(pair.caches.tend) for _ in range(14)]
+
+    (arena,) = pair.caches.table.arenas
+    assert (arena.capacity, arena.slots) == (1024, 64)
+    slots = [pair.caches.table.place(row).slot for row in pair.caches.rows]
+    assert slots[:5] == [0, 1, 2, 3, 4]
+    assert max(slots) + 1 < 2 * 14
+    assert max(sinking) < 3 * row_nbytes
     pair.check()
 
 

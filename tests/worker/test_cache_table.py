@@ -37,9 +37,17 @@ ROWS = st.integers(1, 256)
 CONTEXTS = st.one_of(st.integers(256, 131072), st.sampled_from([256, 1024, 8192, 131072]))
 
 
-def table_of(*, context_max: int = 4096, rows_max: int = 8, keeps_spares: bool = False) -> RowTable:
+def table_of(
+    *,
+    context_max: int = 4096,
+    rows_max: int = 8,
+    keeps_spares: bool = False,
+    sinks: bool = False,
+) -> RowTable:
     """Return an empty table."""
-    return RowTable(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
+    return RowTable(
+        context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares, sinks=sinks
+    )
 
 
 def joined(table: RowTable, row: RowId, tokens: int) -> list[Change]:
@@ -268,6 +276,28 @@ def test_a_sparse_class_moves_into_less() -> None:
 
     assert shapes(table) == [(1024, 16, 7)]
     assert steps == 7
+
+
+def test_rows_sink_where_only_the_last_one_counts() -> None:
+    """What is read of an arena is less than two slots a row; no arena opens for it."""
+    table = table_of(rows_max=32, context_max=131072, sinks=True)
+    for number in range(32):
+        while table.join(RowId(number), tokens=1000) is None:
+            table.tend()
+    while table.tend():
+        pass
+    before = table.arenas
+    for number in range(25):
+        table.leave(RowId(number))
+
+    steps = 0
+    while changes := table.tend():
+        assert [type(change) for change in changes] == [Clear, Move]
+        steps += 1
+
+    assert table.arenas == before
+    assert max(table.place(row).slot for row in table.rows) + 1 < 2 * 7
+    assert 1 <= steps <= 7
 
 
 def test_a_row_without_other_room_goes_where_there_is_some() -> None:

@@ -85,6 +85,7 @@ class Program:
             context_max=context_max,
             rows_max=rows_max,
             keeps_spares=draws.random() < 0.5,
+            sinks=draws.random() < 0.5,
         )
         self.shadow = Shadow()
         self.draws = draws

@@ -1,4 +1,8 @@
-"""The environment of a worker: the controller's own, with the wheels' libraries found first."""
+"""The environment of a worker: the controller's own, with the wheels' libraries found first.
+
+Large blocks of memory come in large pages where the kernel gives them to whoever asks: a GiB of
+keys and values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,11 @@ LIBRARY_FOLDERS = (
 )
 
 
+ALLOCATOR_VARIABLE = "GLIBC_TUNABLES"
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
+"""glibc asks for transparent large pages behind what malloc hands out; unknown to other systems."""
+
+
 def library_variable(platform: str) -> str:
     """Return the variable that names library folders on `platform` (as sys.platform)."""
     return "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
@@ -34,10 +43,13 @@ def library_folders(site: Path) -> tuple[str, ...]:
 
 
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the wheels' libraries in front and unbuffered output."""
+    """Return `base` with the wheels' libraries in front, large pages, and unbuffered output."""
     variable = library_variable(platform)
     folders = [*library_folders(site), *filter(None, [base.get(variable)])]
     changed = {"PYTHONUNBUFFERED": "1"}
+    tunables = base.get(ALLOCATOR_VARIABLE, "")
+    if platform == "linux" and LARGE_PAGES.split("=", maxsplit=1)[0] not in tunables:
+        changed[ALLOCATOR_VARIABLE] = ":".join(filter(None, [tunables, LARGE_PAGES]))
     if folders:
         changed[variable] = os.pathsep.join(folders)
     return {**base, **changed}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from mlxd_shared.arena_sizes import (
     ARENAS_MAX,
+    block_slots,
     capacity_classes,
     kv_tokens_bound,
     slot_sizes,
@@ -120,6 +121,11 @@ class Arenas:
         """Return the least number of slots, of those an arena may have, for so many rows."""
         return next(size for size in self.sizes if size >= min(rows, self.sizes[-1]))
 
+    def block(self, capacity: int) -> int:
+        """Return the slots of a class's first arena: a block, where the other classes leave it."""
+        spare = self.slots_max * 2 // 3 - self.slots
+        return min(block_slots(capacity, self.sizes[-1]), max(spare, 1))
+
     def waste(self, capacity: int) -> int:
         """Return the tokens that one arena of a fitting size would save a class."""
         held = sum(arena.tokens for arena in self.of(capacity))
@@ -219,3 +225,8 @@ class Arenas:
             slots -= kept[count].slots
             count += 1
         return kept[:count]
+
+
+def rows_in(arena: Arena) -> list[RowId]:
+    """Return an arena's rows by slot."""
+    return [row for row in arena.rows if row is not None]

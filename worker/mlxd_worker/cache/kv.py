@@ -106,8 +106,11 @@ class KVCache:
     def move(self, source: Place, target: Place) -> None:
         """Copy one row; the rest of a larger target keeps what it held."""
         taken, given = self._arenas[source.arena], self._arenas[target.arena]
-        given.keys = _put(given.keys, target.slot, 0, _row_copy(taken.keys, source.slot))
-        given.values = _put(given.values, target.slot, 0, _row_copy(taken.values, source.slot))
+        keys, values = _row_copy(taken.keys, source.slot), _row_copy(taken.values, source.slot)
+        if taken is given:  # written to while it is still read, an arena would be copied whole
+            mx.eval(keys, values)
+        given.keys = _put(given.keys, target.slot, 0, keys)
+        given.values = _put(given.values, target.slot, 0, values)
         # Together: on a GPU each wait for the device costs a tenth of a millisecond.
         mx.eval(given.keys, given.values)
 

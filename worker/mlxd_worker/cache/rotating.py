@@ -105,9 +105,12 @@ class RotatingCache:
         No column changes: a ring smaller than the target's is one that has not wrapped.
         """
         taken, given = self._arenas[source.arena], self._arenas[target.arena]
-        given.keys = _put(given.keys, target.slot, 0, _ring_copy(taken.keys, source.slot))
+        keys, values = _ring_copy(taken.keys, source.slot), _ring_copy(taken.values, source.slot)
+        if taken is given:  # written to while it is still read, an arena would be copied whole
+            mx.eval(keys, values)
+        given.keys = _put(given.keys, target.slot, 0, keys)
         mx.eval(given.keys)
-        given.values = _put(given.values, target.slot, 0, _ring_copy(taken.values, source.slot))
+        given.values = _put(given.values, target.slot, 0, values)
         mx.eval(given.values)
 
     def clear(self, place: Place) -> None:

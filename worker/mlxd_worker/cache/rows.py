@@ -61,6 +61,7 @@ class RowCaches:
             context_max=context_max,
             rows_max=rows_max,
             keeps_spares=keeps_spares,
+            sinks=not self.bounded_shapes,
         )
         self.contents = RowContents(self.layers, self.table.place)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)

@@ -8,7 +8,7 @@ Invariants:
   there beside the one that takes its rows.
 - A class has one arena, and a full one moves into a larger one: one class at a time, one row a
   `tend`. Only where memory does not allow both has a class several that stay; where it has become
-  sparse, it moves into a smaller one.
+  sparse, it moves into a smaller one; or its rows sink, one a `tend`, to the slots read first.
 - A join moves nobody. A row that must cross a class moves alone; only where there is no room at all
   is done at once what `tend` would have done in time (`finished_moves` counts the rows), and if
   even that does not help, all rows move into one arena of the largest class.
@@ -19,19 +19,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlxd_shared.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW, block_slots
-from mlxd_worker.cache.arenas import Arena, Arenas
+from mlxd_shared.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW
+from mlxd_worker.cache import settling
+from mlxd_worker.cache.arenas import Arena, Arenas, rows_in
 from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
 from mlxd_worker.cache.lengths import RowLengths
-
-SPARSE = 4
-"""A class with so many slots a row moves into a smaller arena."""
-
-TIGHT_SPARSE = 2
-"""The same where memory is tight."""
-
-TIGHT_FRACTION = 0.75
-"""Memory is tight where arenas hold more of the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +46,13 @@ class RowTable:
         context_max: int,
         rows_max: int,
         keeps_spares: bool = False,
+        sinks: bool = False,
     ) -> None:
         """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each.
 
-        keeps_spares: whether arenas without rows are kept for later rows, until `rest`.
+        keeps_spares: whether arenas without rows are kept for later rows, until `rest`. sinks:
+        whether a batch reads an arena's slots up to the last one in use, not all of them: then rows
+        sink within their arena, and a smaller one opens only where memory is tight.
         """
         self.context_max = context_max
         self.rows_max = rows_max
@@ -65,6 +60,7 @@ class RowTable:
         """Rows that were moved at once because another one had to cross and found no room."""
         self._arenas = Arenas(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
         self._lengths = RowLengths()
+        self._sinks = sinks
         # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
 
@@ -87,7 +83,7 @@ class RowTable:
     @property
     def rows(self) -> tuple[RowId, ...]:
         """All rows by arena, then slot: the order in which a batch needs no gathering."""
-        return tuple(row for arena in self._arenas.ordered() for row in _rows(arena))
+        return tuple(row for arena in self._arenas.ordered() for row in rows_in(arena))
 
     @property
     def arenas(self) -> tuple[Open, ...]:
@@ -236,11 +232,12 @@ class RowTable:
         return changes
 
     def tend(self) -> list[Change]:
-        """Move at most one row towards one arena a class, of a fitting size."""
+        """Move at most one row towards one arena a class, of a fitting size, or to a lower slot."""
         changes: list[Change] = []
         if self._arenas.filling is None:
-            self._start_filling(changes)
-        self._move_one(changes)
+            settling.start_filling(self._arenas, changes, sinks=self._sinks)
+        if not settling.move_one(self._arenas, changes) and self._sinks:
+            settling.sink_one(self._arenas, changes)
         return changes
 
     def rest(self) -> list[Change]:
@@ -287,16 +284,11 @@ class RowTable:
             return None
         if len(arenas) - len(arenas.emptied) - len(closing) >= most:
             return None
-        wanted = max(arenas.rows_of(capacity) or self._block(capacity), coming)
+        wanted = max(arenas.rows_of(capacity) or arenas.block(capacity), coming)
         for size in reversed(arenas.sizes):
             if size <= arenas.size_for(wanted) and arenas.fits(capacity, size, closing):
                 return _Room(None, capacity, size)
         return None
-
-    def _block(self, capacity: int) -> int:
-        """Return the slots of a class's first arena: a block, where the other classes leave it."""
-        spare = self._arenas.slots_max * 2 // 3 - self._arenas.slots
-        return min(block_slots(capacity, self.rows_max), max(spare, 1))
 
     def _entered(self, room: _Room, changes: list[Change]) -> Arena:
         if room.arena is not None:
@@ -326,7 +318,7 @@ class RowTable:
         """Do at once what `tend` would have done in time; return whether anything was done."""
         arenas = self._arenas
         if arenas.filling is not None:
-            while self._move_one(changes):
+            while settling.move_one(self._arenas, changes):
                 self.finished_moves += 1
             return True
         for crowded in sorted(self.classes, key=lambda c: (c != capacity, -arenas.waste(c))):
@@ -345,49 +337,9 @@ class RowTable:
     ) -> None:
         """Move all rows of some classes into one new arena at once."""
         arenas = self._arenas
-        rows = [row for a in arenas.ordered() if a.capacity in merged for row in _rows(a)]
+        rows = [row for a in arenas.ordered() if a.capacity in merged for row in rows_in(a)]
         arenas.filling = None
         together = arenas.open(capacity, slots, changes)
         for row in rows:
             arenas.move(row, together, changes)
         self.finished_moves += len(rows)
-
-    def _move_one(self, changes: list[Change]) -> bool:
-        """Move a row into the arena that is filling; return whether there was one to move."""
-        target = self._arenas.filling
-        if target is None:
-            return False
-        source = min(self._arenas.emptied, key=lambda arena: arena.used)
-        self._arenas.move(_rows(source)[0], target, changes)
-        return True
-
-    def _start_filling(self, changes: list[Change]) -> None:
-        """Choose a class whose rows can move together, or into an arena of a fitting size."""
-        arenas = self._arenas
-        for capacity in reversed(self.classes):
-            own, rows = arenas.of(capacity), arenas.rows_of(capacity)
-            roomy = [arena for arena in own if arena.free >= rows - arena.used]
-            if len(own) > 1 and roomy:
-                arenas.filling = min(roomy, key=lambda arena: arena.slots)
-                return
-            size = arenas.size_for(rows) if len(own) > 1 else self._smaller(own)
-            closing = [arena for arena in own if arena.used == 1][:1]
-            if size and arenas.fits(capacity, size, closing):
-                arenas.filling = arenas.open(capacity, size, changes)
-                return
-
-    def _smaller(self, own: Sequence[Arena]) -> int:
-        """Return how many slots would do for a class's only arena, where it is sparse; else 0."""
-        if not own:
-            return 0
-        (arena,) = own
-        tight = self.tokens > TIGHT_FRACTION * self._arenas.tokens_max
-        if arena.used * (TIGHT_SPARSE if tight else SPARSE) > arena.slots:
-            return 0
-        wanted = arena.used if tight else max(2 * arena.used, self._block(arena.capacity))
-        size = self._arenas.size_for(wanted)
-        return size if size < arena.slots else 0
-
-
-def _rows(arena: Arena) -> list[RowId]:
-    return [row for row in arena.rows if row is not None]

@@ -35,7 +35,7 @@ RECORD_DECAY: Final = 0.9
 
 POOLED_DECAY: Final = 0.98
 
-GAIN_MIN: Final = 1.05
+GAIN_MIN: Final = 1.1
 """Tokens a second, against a narrower step, below which a wider one is not worth it."""
 
 PATIENCE_STEPS: Final = 32
