@@ -73,7 +73,8 @@ class StepCosts:
 
         A width that was never tried with so many rows is taken to cost as much more than a plain
         step as it did with the nearest number of rows. One that was never tried at all goes on as
-        the two before it, or as a plain step: it is tried as soon as that could pay.
+        the two before it; else each token more costs what it did in the wide pass most like it.
+        Before the first wide pass it is a plain step: it is tried as soon as that could pay.
         """
         known = self.measured(rows, width)
         plain = self.plain(rows)
@@ -90,10 +91,20 @@ class StepCosts:
             wide for count, wide in self._seconds if count == coarse(rows) and wide < width
         )
         if len(narrower) < 2:
-            return plain
+            return plain + self._token_s(rows) * rows * (width - 1)
         (first, last) = narrower[-2:]
         before, at = self._seconds[coarse(rows), first], self._seconds[coarse(rows), last]
         return at + max(at - before, 0.0) * (width - last) / (last - first)
+
+
+    def _token_s(self, rows: int) -> float:
+        """Return what a token more a row took in the wide pass of the nearest number of rows."""
+        wide = [key for key in self._seconds if key[1] > 1]
+        if not wide:
+            return 0.0
+        count, width = min(wide, key=lambda key: (abs(key[0] - rows), -key[1]))
+        more_s = self._seconds[count, width] - (self.plain(count) or 0.0)
+        return max(more_s, 0.0) / (count * (width - 1))
 
 
 def coarse(rows: int) -> int:
