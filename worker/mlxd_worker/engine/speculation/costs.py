@@ -96,7 +96,6 @@ class StepCosts:
         before, at = self._seconds[coarse(rows), first], self._seconds[coarse(rows), last]
         return at + max(at - before, 0.0) * (width - last) / (last - first)
 
-
     def _token_s(self, rows: int) -> float:
         """Return what a token more a row took in the wide pass of the nearest number of rows."""
         wide = [key for key in self._seconds if key[1] > 1]
