@@ -295,6 +295,7 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         sampling=sampling,
         keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
         pinned=pb.pinned if pb.HasField("pinned") else None,
+        priority=pb.priority if pb.HasField("priority") else None,
         kv_format=KV_FORMAT_FROM_PB[pb.kv_format],
         prefix_cache_nbytes=pb.prefix_cache_bytes if pb.HasField("prefix_cache_bytes") else None,
     )
@@ -309,6 +310,7 @@ def load_to_pb(spec: LoadSpec) -> types_pb2.LoadOptions:
         sampling=sampling_to_pb(spec.sampling),
         keep_alive=None if spec.keep_alive_s is None else duration_to_pb(spec.keep_alive_s),
         pinned=spec.pinned,
+        priority=spec.priority,
         kv_format=KV_FORMAT_TO_PB[spec.kv_format],
         prefix_cache_bytes=spec.prefix_cache_nbytes,
     )

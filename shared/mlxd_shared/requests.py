@@ -151,6 +151,8 @@ class LoadSpec:
     sampling: SamplingOptions = SamplingOptions()
     keep_alive_s: float | None = None
     pinned: bool | None = None
+    priority: int | None = None
+    """Higher is evicted later; 0 where nobody says."""
     kv_format: KVFormat | None = None
     prefix_cache_nbytes: int | None = None
     """What snapshots of former prompts may take; 0 keeps none."""

@@ -20,7 +20,6 @@ UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
         "resume_token_ids": (),
         "migrate": (False,),
     },
-    "mlxd.v1.LoadOptions": {"priority": (0,)},
     "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,), "require_full": (True,)},
 }
 

@@ -168,7 +168,8 @@ def check_state(state: State) -> None:
         assert not model.leases or model.phase in (Phase.READY, Phase.DRAINING), model
         assert not model.waiters or model.phase in (
             Phase.QUEUED, Phase.LOADING, Phase.UNLOADING,
-        ), model  # fmt: skip
+        ) or model.held, model  # fmt: skip
+        assert not model.held or model.phase is Phase.READY, model
         assert not model.unloaders or model.phase in (Phase.DRAINING, Phase.UNLOADING), model
         assert model.phase is not Phase.DRAINING or model.leases, "draining nobody"
         tickets = [*model.leases, *(w.ticket for w in model.waiters), *model.unloaders]

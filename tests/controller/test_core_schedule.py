@@ -202,8 +202,11 @@ def test_no_room_while_everybody_is_busy_waits_and_then_says_when_to_come_back()
     talk.ready("y")
     ticket, wanted = talk.arrive("m")
     assert wanted == ()
-    assert next_wake_s(talk.state) == talk.now_s + config.ROOM_WAIT_MAX_S
-    assert talk.wait(config.ROOM_WAIT_MAX_S - 1) == ()
+    assert next_wake_s(talk.state) == talk.now_s + config.OVERTAKEN_MAX_S
+    talk.wait(config.OVERTAKEN_MAX_S)  # from now on the busy model takes nobody, for a while
+    talk.wait(config.HOLD_MAX_S)
+    assert next_wake_s(talk.state) == talk.now_s + config.ROOM_WAIT_MAX_S - 20.0
+    assert talk.wait(config.ROOM_WAIT_MAX_S - 21) == ()
     assert kinds(talk.wait(1)) == ["Refuse"]
     error = talk.refusal(ticket)
     assert isinstance(error, NoRoom)

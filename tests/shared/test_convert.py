@@ -297,9 +297,8 @@ def test_no_prefix_cache_is_not_an_open_one() -> None:
     assert load_from_pb(types_pb2.LoadOptions()).prefix_cache_nbytes is None
 
 
-def test_load_options_that_are_not_served_are_named() -> None:
-    """As in a request, so in a load."""
-    with pytest.raises(FieldNotServed) as caught:
-        load_from_pb(types_pb2.LoadOptions(priority=1))
-
-    assert caught.value.field == "options.priority"
+def test_the_least_priority_is_a_choice_and_absent_is_none() -> None:
+    """0 and below are said; what nobody says stays as it is."""
+    assert load_from_pb(types_pb2.LoadOptions(priority=0)).priority == 0
+    assert load_from_pb(types_pb2.LoadOptions(priority=-3)).priority == -3
+    assert load_from_pb(types_pb2.LoadOptions()).priority is None

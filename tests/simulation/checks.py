@@ -34,6 +34,8 @@ class Checks:
         self._stopped: list[a.StopWorker] = []
         self._no_room: list[str] = []
         self.backing_off: set[str] = set()
+        self._held: dict[str, float] = {}
+        """Since when somebody has waited for a model that is ready."""
         self._could_start: dict[str, float] = {}
         """Since when the naive model has said that room can be made for a model in line."""
 
@@ -192,6 +194,7 @@ class Checks:
                     books.pins_to_come.pop(digest, None)
         known = sum(1 for model in state.models.values() if model.worker)
         self.hold(known == len(books.processes), "no worker leaks")
+        self._held_in_time()
         if not books.waiting and not books.wanted:
             self._could_start.clear()
             self._victims_serve([])
@@ -252,6 +255,21 @@ class Checks:
             return
         bound_s = len(self.books.needs) * (STALL_S + LOAD_S_MAX + STOP_S_MAX)
         self.hold(self._now_s - oldest.since_s <= bound_s, "no wait is without a bound")
+
+    def _held_in_time(self) -> None:
+        """Hold to its bound how long a ready model takes nobody, for the sake of another."""
+        held = {
+            process.digest
+            for process in self.books.processes.values()
+            if process.stage is Stage.READY and process.digest not in self.books.draining
+        } & {request.digest for request in self.books.waiting.values() if request.lease}
+        for digest in held:
+            since_s = self._held.setdefault(digest, self._now_s)
+            self.seen["held for another"] += 1
+            waited_s = self._now_s - since_s
+            self.hold(waited_s <= config.HOLD_MAX_S + 1e-6, "a ready model takes nobody for ever")
+        for digest in [d for d in self._held if d not in held]:
+            del self._held[digest]
 
     # --- ends ------------------------------------------------------------------------------------
 

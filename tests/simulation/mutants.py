@@ -32,27 +32,26 @@ MUTANTS = (
     Mutant(
         "pins are not respected",
         "placing.py",
-        "if model.idle and not model.pinned and now_s >=",
-        "if model.idle and now_s >=",
+        "        and not model.pinned\n        and now_s >=",
+        "        and now_s >=",
     ),
     Mutant(
         "the young are evicted too",
         "placing.py",
-        "not model.pinned and now_s >= model.ready_s + state.age_min_s",
-        "not model.pinned",
+        "        and now_s >= model.ready_s + state.age_min_s\n    ]",
+        "    ]",
     ),
     Mutant(
         "who waits for models in use waits for ever",
         "placing.py",
-        "if turn.now_s >= gives_up_s:",
-        "if turn.now_s >= gives_up_s + 1e9:",
+        "if turn.now_s >= model.gives_up_s:",
+        "if turn.now_s >= model.gives_up_s + 1e9:",
     ),
     Mutant(
         "what loads has no claim on memory",
         "placing.py",
-        "sum(model.reserved_bytes for model in resident),\n        free_slots",
-        "sum(m.reserved_bytes for m in resident if m.phase is not Phase.LOADING),\n"
-        "        free_slots",
+        "        if not nbytes:\n",
+        "        if not nbytes or model.phase is Phase.LOADING:\n",
     ),
     Mutant(
         "others are evicted for what can never fit",
@@ -63,8 +62,8 @@ MUTANTS = (
     Mutant(
         "what others hold counts as free",
         "placing.py",
-        "free_bytes=state.device.usable_bytes - sum",
-        "free_bytes=state.device.budget_bytes - sum",
+        "free_bytes = state.device.usable_bytes\n",
+        "free_bytes = state.device.budget_bytes\n",
     ),
     Mutant(
         "two loads at once on a GPU",
@@ -122,6 +121,12 @@ MUTANTS = (
         "if ended.wanted:",
     ),
     Mutant(
+        "a hold never ends",
+        "placing.py",
+        "if not awaited or turn.now_s >= model.held_until_s:",
+        "if model.held_until_s > turn.now_s + 1e9:",
+    ),
+    Mutant(
         "a grace never ends",
         "schedule.py",
         "turn.now_s >= model.drain_until_s:",
@@ -139,10 +144,11 @@ def found(mutant: Mutant, folder: Path, *, seeds: int) -> str | None:
     source = target.read_text(encoding="utf-8")
     assert source.count(mutant.text) == 1, f"{mutant.file} does not say {mutant.text!r} once"
     target.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     ran = subprocess.run(
         [sys.executable, "-m", "tests.simulation.run", "0", str(seeds)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=RUN_S_MAX,
@@ -151,5 +157,9 @@ def found(mutant: Mutant, folder: Path, *, seeds: int) -> str | None:
     assert ran.returncode in (0, 1), ran.stderr
     if ran.returncode == 0:
         return None
+    by_rule = ("Violation", "AssertionError")
     assert ran.stdout.startswith("seed "), ran.stdout + ran.stderr
+    assert any(f" {kind}: " in ran.stdout for kind in by_rule), (
+        f"no fault, but broken: {ran.stdout}"
+    )
     return ran.stdout.strip()

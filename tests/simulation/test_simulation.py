@@ -29,6 +29,7 @@ HARD_STATES = (
     "eviction",
     "hang while loading",
     "hang while stopping",
+    "held for another",
     "late event",
     "lost reply while loading",
     "memory while loading",

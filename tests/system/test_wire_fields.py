@@ -46,7 +46,6 @@ SILENT = {
     "mlxd.v1.EmbedResponse.prompt_tokens": "Embed",
     "mlxd.v1.EmbedResponse.model_digest": "Embed",
     "mlxd.v1.Embedding.values": "Embed",
-    "mlxd.v1.Model.priority": "priority",
 }
 # Fields whose honest value is 0 here: nothing leaks, and on CPU nothing is compiled.
 ZERO = {

@@ -16,6 +16,7 @@ def merged(given: LoadSpec, before: LoadSpec) -> LoadSpec:
         sampling=merge(given.sampling, before.sampling),
         keep_alive_s=before.keep_alive_s if given.keep_alive_s is None else given.keep_alive_s,
         pinned=before.pinned if given.pinned is None else given.pinned,
+        priority=before.priority if given.priority is None else given.priority,
         kv_format=given.kv_format or before.kv_format,
         prefix_cache_nbytes=(
             before.prefix_cache_nbytes

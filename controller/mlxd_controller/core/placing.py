@@ -6,6 +6,8 @@ Invariants:
 - Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
 - Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
   One that waits for models in use is overtaken for OVERTAKEN_MAX_S; then what comes free is its.
+  After that models in use are held for it: who comes waits, for at most HOLD_MAX_S, so that they
+  become idle. It cannot starve, and neither can they: nobody is held again within HOLD_PAUSE_S.
 - Nobody waits for models in use for longer than ROOM_WAIT_MAX_S.
 - A GPU takes one load at a time, and none while a worker is leaving it.
 """
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from mlxd_controller.core import evict, fit, reuse
 from mlxd_controller.core.actions import Refuse, StartLoad
-from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress, State, StopReason, Want
+from mlxd_controller.core.state import Model, Phase, Progress, State, StopReason, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelTooLarge, NoRoom
@@ -38,15 +40,19 @@ class Room:
 
 def room_of(state: State) -> Room:
     """Return what is free now and what is about to be."""
-    resident = [model for model in state.models.values() if model.phase in RESIDENT]
-    leaving = [m for m in resident if m.phase in (Phase.DRAINING, Phase.UNLOADING)]
-    slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
-    return Room(
-        free_bytes=state.device.usable_bytes - sum(model.reserved_bytes for model in resident),
-        free_slots=slots - len(resident),
-        coming_bytes=sum(model.reserved_bytes for model in leaving),
-        coming_slots=len(leaving),
-    )
+    free_bytes = state.device.usable_bytes
+    free_slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
+    coming_bytes = coming_slots = 0
+    for model in state.models.values():
+        nbytes = model.reserved_bytes
+        if not nbytes:
+            continue
+        free_bytes -= nbytes
+        free_slots -= 1
+        if model.phase is Phase.DRAINING or model.phase is Phase.UNLOADING:
+            coming_bytes += nbytes
+            coming_slots += 1
+    return Room(free_bytes, free_slots, coming_bytes, coming_slots)
 
 
 def busy_device(state: State) -> bool:
@@ -62,6 +68,21 @@ def busy_device(state: State) -> bool:
 
 def victims_of(state: State, now_s: float = math.inf) -> tuple[evict.Victim, ...]:
     """Return the models that may be evicted at `now_s`; by default, all but the busy and pinned."""
+    return _offered(state, _candidates(state, now_s))
+
+
+def _candidates(state: State, now_s: float, *, in_use: bool = False) -> list[Model]:
+    """Return the models that may be evicted, or might be if nobody used them (`in_use`)."""
+    return [
+        model
+        for model in state.models.values()
+        if (model.idle or (in_use and model.phase is Phase.READY))
+        and not model.pinned
+        and now_s >= model.ready_s + state.age_min_s
+    ]
+
+
+def _offered(state: State, candidates: list[Model]) -> tuple[evict.Victim, ...]:
     # All usages decay alike, so that their shares are the same now as at the last use of any.
     last_s = max((model.usage.at_s for model in state.models.values()), default=0.0)
     uses = reuse.total((model.usage for model in state.models.values()), last_s)
@@ -73,20 +94,21 @@ def victims_of(state: State, now_s: float = math.inf) -> tuple[evict.Victim, ...
             cost=reuse.cost(
                 model.load_s, reuse.requests_ahead(model.usage, total_uses=uses, now_s=last_s)
             ),
+            priority=model.spec.priority or 0,
         )
-        for model in state.models.values()
-        if model.idle and not model.pinned and now_s >= model.ready_s + state.age_min_s
+        for model in candidates
     )
 
 
-def _of_age_s(state: State, now_s: float) -> float:
-    """Return when the next idle model that is too young now may be evicted."""
-    times = [
-        model.ready_s + state.age_min_s
-        for model in state.models.values()
-        if model.idle and not model.pinned and now_s < model.ready_s + state.age_min_s
-    ]
-    return min(times, default=math.inf)
+def _look_again_s(state: State, now_s: float) -> float:
+    """Return the next moment at which time alone offers more to those who are stuck."""
+    times = []
+    for model in state.models.values():
+        if model.phase is Phase.READY and not model.pinned:
+            times += [model.ready_s + state.age_min_s, model.hold_again_s]
+        elif model.stuck:
+            times.append(model.waits_since_s + config.OVERTAKEN_MAX_S)
+    return min((moment for moment in times if moment > now_s), default=math.inf)
 
 
 def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:
@@ -113,9 +135,9 @@ def place_all(turn: Turn) -> None:
             assert model.plan is not None
             claimed_bytes += model.plan.least_bytes
             claimed_slots += 1
-    of_age_s = _of_age_s(turn.state, turn.now_s)
-    if of_age_s != turn.state.of_age_s:
-        turn.state = replace(turn.state, of_age_s=of_age_s)
+    look_again_s = _look_again_s(turn.state, turn.now_s)
+    if look_again_s != turn.state.look_again_s:
+        turn.state = replace(turn.state, look_again_s=look_again_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +175,56 @@ def _place(turn: Turn, model: Model, line: Line) -> bool:
     if short_bytes <= 0 and short_slots <= 0:
         _unstuck(turn, model)
         return True
-    chosen = evict.choose(
-        victims_of(turn.state, turn.now_s),
-        shortfall_bytes=short_bytes,
-        shortfall_slots=short_slots,
-    )
+    chosen = _choose(turn, _candidates(turn.state, turn.now_s), short_bytes, short_slots)
     if chosen is None:
-        return _stuck(turn, model, no_room(turn.state, model, line.position))
+        first = _stuck(turn, model, line.position)
+        if first:
+            _hold_for(turn, short_bytes, short_slots)
+        return first
     _unstuck(turn, model)
     for victim in chosen:
         turn.stop_worker(turn.state.models[victim.digest], StopReason.ROOM)
     return True
+
+
+def _choose(
+    turn: Turn, candidates: list[Model], short_bytes: int, short_slots: int
+) -> tuple[evict.Victim, ...] | None:
+    enough = len(candidates) >= short_slots
+    if not enough or sum(model.reserved_bytes for model in candidates) < short_bytes:
+        return None  # the usual case while models are in use: what they cost need not be known
+    offered = _offered(turn.state, candidates)
+    return evict.choose(offered, shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+
+
+def _hold_for(turn: Turn, short_bytes: int, short_slots: int) -> None:
+    """Hold models in use, so that they become idle for one that has waited long.
+
+    A model that is never without a request would otherwise never be evicted. Held for a bounded
+    time, and not again soon: its own requests must not starve either.
+    """
+    candidates = [
+        model
+        for model in _candidates(turn.state, turn.now_s, in_use=True)
+        if model.idle or model.held or turn.now_s >= model.hold_again_s
+    ]
+    for victim in _choose(turn, candidates, short_bytes, short_slots) or ():
+        model = turn.state.models[victim.digest]
+        if model.held:
+            continue
+        until_s = turn.now_s + config.HOLD_MAX_S
+        turn.put(replace(model, held_until_s=until_s, hold_again_s=until_s + config.HOLD_PAUSE_S))
+
+
+def end_holds(turn: Turn) -> None:
+    """Let held models go on whose time is over, or that nobody waits for any more."""
+    held = [model for model in turn.models() if model.held]
+    if not held:
+        return
+    awaited = any(model.stuck for model in turn.state.models.values())
+    for model in held:
+        if not awaited or turn.now_s >= model.held_until_s:
+            turn.serve_waiters(model)
 
 
 def no_room(state: State, model: Model, position: int) -> NoRoom:
@@ -179,16 +240,16 @@ def place_of(state: State, model: Model) -> int:
     return 1 + sum(other.queued_at < model.queued_at for other in ahead)
 
 
-def _stuck(turn: Turn, model: Model, error: NoRoom) -> bool:
+def _stuck(turn: Turn, model: Model, position: int) -> bool:
     """Have a model wait for those in use; refuse who has waited too long. As `_place`."""
-    gives_up_s = model.gives_up_s
-    if turn.now_s >= gives_up_s:
-        model = _send_away(turn, model, error)
+    overtaken_s = model.waits_since_s + config.OVERTAKEN_MAX_S
+    if turn.now_s >= model.gives_up_s:
+        model = _send_away(turn, model, no_room(turn.state, model, position))
         if model.phase is not Phase.QUEUED:
             return False
     if not model.stuck:
         turn.put(replace(model, stuck=True))
-    return turn.now_s >= gives_up_s - config.ROOM_WAIT_MAX_S + config.OVERTAKEN_MAX_S
+    return turn.now_s >= overtaken_s
 
 
 def _unstuck(turn: Turn, model: Model) -> None:

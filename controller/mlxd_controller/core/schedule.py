@@ -30,7 +30,7 @@ from mlxd_controller.core.events import (
     WorkerDied,
 )
 from mlxd_controller.core.options import conflict, merged
-from mlxd_controller.core.placing import enqueue, place_all, too_large
+from mlxd_controller.core.placing import end_holds, enqueue, place_all, too_large
 from mlxd_controller.core.state import JOINABLE, Model, Phase, State, StopReason, Waiter, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
@@ -81,6 +81,7 @@ def _settle(turn: Turn, event: Event) -> None:
         elif may_expire and model.idle and turn.now_s >= model.expires_s:
             turn.stop_worker(model, StopReason.EXPIRED)
     place_all(turn)
+    end_holds(turn)
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def _arrived(turn: Turn, event: Arrived) -> None:
     model = replace(model, usage=model.usage.used(turn.now_s))
     if event.keep_alive_s is not None:
         model = replace(model, keep_alive_s=event.keep_alive_s, before=model.before or model.fixed)
-    if model.phase is Phase.READY:
+    if model.phase is Phase.READY and not model.held:
         leases = model.leases | {event.ticket}
         turn.put(replace(model, leases=leases, last_used_s=turn.now_s, before=None))
         turn.do(Grant(event.ticket, model.worker, 0.0))
@@ -240,7 +241,9 @@ def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | 
         case LoadFailed(_, error), Phase.LOADING:
             turn.failed(turn.refuse_waiters(model, error), error)
         case WorkerDied(_, error), Phase.READY:
-            turn.failed(model, error)
+            model = turn.failed(model, error)
+            if model.waiters:  # it was held; they wait for its next worker
+                enqueue(turn, model)
         case WorkerDied(), Phase.DRAINING:
             turn.gone(model, Phase.UNLOADED, None)
         case Unloaded(), Phase.UNLOADING:

@@ -3,7 +3,8 @@
 Invariants (held by `schedule`, proved by tests):
 - A model is in exactly one phase. It has a worker in LOADING, READY, DRAINING and UNLOADING, and
   reserves its plan's bytes exactly then; it has a plan in these and in QUEUED.
-- Leases exist in READY and DRAINING only; waiters in QUEUED, LOADING and UNLOADING only.
+- Leases exist in READY and DRAINING only; waiters in QUEUED, LOADING and UNLOADING only, and in
+  READY while the model is held.
 - A ticket is in one place at a time: a lease, a waiter or an unloader of one model.
 - Each launch has a serial number of its own; what a former worker reports is not believed.
 """
@@ -133,6 +134,10 @@ class Model:
     """No worker is started before, after failures in a row."""
     backing_off: bool = False
     """In the queue, and waits for `retry_s`."""
+    held_until_s: float = -math.inf
+    """Ready, but who comes before then waits: it is to become idle, for a model that waits."""
+    hold_again_s: float = -math.inf
+    """Not held again before."""
     drain_until_s: float = math.inf
     drain_reason: StopReason = StopReason.ASKED
     progress: Progress = Progress()
@@ -146,7 +151,7 @@ class Model:
     @property
     def reserved_bytes(self) -> int:
         """What it holds, or is promised while it loads."""
-        if self.phase not in RESIDENT:
+        if not self.worker:  # as in all phases but the RESIDENT ones
             return 0
         assert self.plan is not None
         return self.plan.need_bytes
@@ -157,10 +162,20 @@ class Model:
         return self.phase is Phase.READY and not self.leases
 
     @property
+    def held(self) -> bool:
+        """Whether new requests wait though it is ready."""
+        return self.held_until_s > -math.inf
+
+    @property
     def gives_up_s(self) -> float:
         """When the next of those who wait for models in use has waited long enough."""
+        return self.waits_since_s + config.ROOM_WAIT_MAX_S
+
+    @property
+    def waits_since_s(self) -> float:
+        """Since when the one who has waited longest has."""
         since_s = [waiter.since_s for waiter in self.waiters] or [self.queued_s]
-        return min(since_s) + config.ROOM_WAIT_MAX_S
+        return min(since_s)
 
     @property
     def expires_s(self) -> float:
@@ -176,8 +191,8 @@ class State:
     keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
     max_loaded: int | None = None
     age_min_s: float = config.EVICTION_AGE_MIN_S
-    of_age_s: float = math.inf
-    """When the next of the idle models that are too young to be evicted is so no more."""
+    look_again_s: float = math.inf
+    """When time alone lets more be evicted, or held, for those who wait for models in use."""
     models: Mapping[str, Model] = field(default_factory=dict)
     next_worker: int = 1
     next_place: int = 1
@@ -215,8 +230,9 @@ def next_wake_s(state: State) -> float:
     times = [model.expires_s for model in models]
     times += [model.drain_until_s for model in models if model.phase is Phase.DRAINING]
     times += [model.retry_s for model in models if model.backing_off]
+    times += [model.held_until_s for model in models if model.held]
     stuck = [model for model in models if model.stuck]
     if stuck:
         times += [model.gives_up_s for model in stuck]
-        times.append(state.of_age_s)
+        times.append(state.look_again_s)
     return min(times, default=math.inf)

@@ -66,6 +66,7 @@ class Turn:
                 waiters=(),
                 wanted=False,
                 before=None,
+                held_until_s=-math.inf,
                 leases=frozenset(leases),
                 last_used_s=self.now_s,
             )
@@ -75,12 +76,19 @@ class Turn:
         """Begin to unload a model that nobody uses."""
         assert model.phase in (Phase.LOADING, Phase.READY, Phase.DRAINING)
         assert not model.leases
+        model = replace(model, held_until_s=-math.inf)
         self.do(StopWorker(model.worker, model.digest, reason))
         return self.put(replace(model, phase=Phase.UNLOADING, drain_until_s=math.inf))
 
     def drain(self, model: Model, *, until_s: float, reason: StopReason) -> Model:
         """Take no new lease; stop the worker when the last one ends or at `until_s`."""
-        draining = replace(model, phase=Phase.DRAINING, drain_until_s=until_s, drain_reason=reason)
+        draining = replace(
+            model,
+            phase=Phase.DRAINING,
+            drain_until_s=until_s,
+            drain_reason=reason,
+            held_until_s=-math.inf,
+        )
         return self.stop_worker(draining, reason) if not model.leases else self.put(draining)
 
     def abort(self, model: Model) -> Model:
@@ -107,6 +115,7 @@ class Turn:
                 phase=phase,
                 stuck=False,
                 backing_off=False,
+                held_until_s=-math.inf,
                 error=error,
                 plan=None,
                 worker=0,

@@ -64,6 +64,7 @@ def model_to_pb(
     pb.error = "" if model.error is None else model.error.describe()
     pb.streams_active = len(model.leases)
     pb.pinned = model.pinned
+    pb.priority = model.spec.priority or 0
     if model.phase is Phase.LOADING:
         pb.progress.CopyFrom(progress_to_pb(model.progress))
     if model.phase in RESIDENT and model.plan is not None:

@@ -68,6 +68,7 @@ async def pages(wire: Wire) -> None:
     "LoadOptions.sampling",
     "LoadOptions.keep_alive",
     "LoadOptions.pinned",
+    "LoadOptions.priority",
     "LoadOptions.kv_format",
     "LoadOptions.prefix_cache_bytes",
 )
@@ -81,12 +82,14 @@ async def load_options_take_effect(wire: Wire) -> None:
         sampling=types_pb2.SamplingOptions(temperature=0, seed=5, logit_bias={7: 0.5}),
         keep_alive=Duration(seconds=1000),
         pinned=True,
+        priority=3,
         kv_format=types_pb2.KV_FORMAT_Q8,
         prefix_cache_bytes=5 << 20,
     )
     await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
     model = await get(wire, wire.model)
     assert (model.context_length, model.rows_max, model.pinned) == (64, 2, True)
+    assert model.priority == 3
     assert model.weights == types_pb2.WEIGHTS_FORMAT_BFLOAT16
     assert (model.kv_format, model.prefix_cache_bytes) == (types_pb2.KV_FORMAT_Q8, 5 << 20)
     assert model.effective_sampling.temperature == 0

@@ -1,0 +1,196 @@
+"""Scripted conversations with the core: events in, the expected actions out, as plain text.
+
+A script opens with `#` lines that say what it proves, then `machine ...`, then events. What the
+core answers stands below each event, indented. `python -m tests.simulation.scripts --rewrite` puts
+the present answers in place of those that stand there; the change is read as a diff.
+
+    machine 2.0 [kind=cuda] [max_loaded=N] [age=S] [keep_alive=S]   room for two models of size 1
+    arrive TICKET MODEL [size=MIB] [keep_alive=S]
+    load TICKET MODEL [size=MIB] [pinned=yes|no] [priority=N] [keep_alive=S] [context=N]
+    release TICKET | unload TICKET MODEL [grace=S] [force=yes]
+    ready MODEL | fail MODEL | die MODEL | gone MODEL               news of the model's own worker
+    late ready|gone|died WORKER                                     news of a worker by its number
+    memory ROOM | wait S | shutdown S
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import events as ev
+from mlxd_controller.core.fit import Device
+from mlxd_controller.core.schedule import decide
+from mlxd_controller.core.state import State, next_wake_s
+from mlxd_shared.config import MIB
+from mlxd_shared.errors import WorkerExited, WorkerLost
+from mlxd_shared.requests import LoadSpec
+from tests.controller.core_conversation import check_state
+from tests.support.model_facts import device, facts, need_mib
+
+FOLDER = Path(__file__).with_name("scenarios")
+SIZE_MIB = 10
+ANSWER = "    "
+WAKES_MAX = 20
+
+
+def machine(words: list[str]) -> State:
+    """Return the state that a `machine` line describes."""
+    room, options = words[0], _options(words[1:])
+    return State(
+        devices=(_device(room, options.get("kind", "cpu")),),
+        max_loaded=int(options["max_loaded"]) if "max_loaded" in options else None,
+        age_min_s=float(options.get("age", "0")),
+        keep_alive_s=float(options.get("keep_alive", "300")),
+    )
+
+
+def _device(room: str, kind: str) -> Device:
+    return device(math.ceil(float(room) * need_mib(SIZE_MIB)), kind=kind)
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in words)
+
+
+class Script:
+    """One conversation; time stands still but for `wait`, which wakes as the edge would."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.now_s = 0.0
+        self._models: dict[str, str] = {}
+
+    def say(self, line: str) -> list[str]:
+        """Return the core's answers to one line, as text."""
+        verb, *words = line.split()
+        if verb == "wait":
+            return self._wait(float(words[0]))
+        return [_text(action) for action in self._send(self._event(verb, words))]
+
+    def _wait(self, seconds: float) -> list[str]:
+        """Let time pass, with a tick whenever the core asked for one."""
+        until_s = self.now_s + seconds
+        found = []
+        for _ in range(WAKES_MAX):
+            self.now_s = max(self.now_s, min(until_s, next_wake_s(self.state)))
+            passed = self.now_s - until_s + seconds
+            found += [f"{_text(action)} after {passed:g} s" for action in self._send(ev.Tick())]
+            if self.now_s >= until_s:
+                return found
+        raise AssertionError("the core wakes up for nothing, again and again")
+
+    def _send(self, event: ev.Event) -> tuple[a.Action, ...]:
+        self.state, wanted = decide(self.state, event, self.now_s)
+        check_state(self.state)
+        return wanted
+
+    def _event(self, verb: str, words: list[str]) -> ev.Event:
+        named = [word for word in words if "=" not in word]
+        options = _options([word for word in words if "=" in word])
+        match verb, named:
+            case (("arrive" | "load"), [ticket, name]):
+                return self._asked(verb, ticket, name, options)
+            case "release", [ticket]:
+                return ev.Released(ticket, self._models[ticket])
+            case "unload", [ticket, name]:
+                self._models[ticket] = name
+                grace_s = float(options.get("grace", "30"))
+                return ev.UnloadAsked(ticket, name, grace_s, options.get("force") == "yes")
+            case (("ready" | "fail" | "die" | "gone"), [name]):
+                return _news(verb, self.state.models[name].worker, name)
+            case "late", [what, worker]:
+                return _news({"died": "die"}.get(what, what), int(worker), "m")
+            case "memory", [room]:
+                usable = _device(room, "cpu").usable_bytes
+                return ev.MemoryRead((replace(self.state.device, usable_bytes=usable),))
+            case "shutdown", [grace_s]:
+                return ev.ShutDown(float(grace_s))
+            case _:
+                raise ValueError(f"not an event: {verb} {words}")
+
+    def _asked(self, verb: str, ticket: str, name: str, options: dict[str, str]) -> ev.Event:
+        self._models[ticket] = name
+        model = facts(int(options.get("size", SIZE_MIB)))
+        keep_alive_s = float(options["keep_alive"]) if "keep_alive" in options else None
+        if verb == "arrive":
+            return ev.Arrived(ticket, name, name, f"/{name}", model, keep_alive_s)
+        spec = LoadSpec(
+            context_length=int(options["context"]) if "context" in options else None,
+            pinned=options["pinned"] == "yes" if "pinned" in options else None,
+            priority=int(options["priority"]) if "priority" in options else None,
+            keep_alive_s=keep_alive_s,
+        )
+        return ev.LoadAsked(ticket, name, name, f"/{name}", model, spec)
+
+
+def _news(verb: str, worker: int, name: str) -> ev.Event:
+    match verb:
+        case "ready":
+            return ev.Ready(worker)
+        case "fail":
+            return ev.LoadFailed(worker, WorkerExited(name, (), 3))
+        case "die":
+            return ev.WorkerDied(worker, WorkerLost(name, cause="signal 9"))
+        case "gone":
+            return ev.Unloaded(worker)
+        case _:
+            raise ValueError(f"no such news: {verb}")
+
+
+def _text(action: a.Action) -> str:
+    match action:
+        case a.StartLoad():
+            plan = f"{action.plan.context_length} tokens, {action.plan.need_bytes // MIB} MiB"
+            return f"start {action.worker} for {action.name}: {plan}"
+        case a.StopWorker(worker, digest, reason):
+            return f"stop {worker} of {digest}: {reason.value}"
+        case a.AbortStreams(tickets, error):
+            return f"abort {' '.join(tickets)}: {type(error).__name__}"
+        case a.Grant(ticket, worker, waited_s):
+            return f"grant {ticket} on {worker}, waited {waited_s:g} s"
+        case a.Done(ticket, streams_aborted):
+            return f"done {ticket}" + (f", {streams_aborted} aborted" if streams_aborted else "")
+        case a.Refuse(ticket, error):
+            return f"refuse {ticket}: {type(error).__name__}"
+
+
+def replayed(text: str) -> str:
+    """Return the script with the core's present answers."""
+    lines: list[str] = []
+    script: Script | None = None
+    for line in text.splitlines():
+        if line.startswith(ANSWER):
+            continue
+        lines.append(line)
+        if not line or line.startswith("#"):
+            continue
+        verb, *words = line.split()
+        if verb == "machine":
+            script = Script(machine(words))
+            continue
+        assert script is not None, "a script begins with its machine"
+        lines += [ANSWER + answer for answer in script.say(line)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Compare every script, or rewrite it; the exit status is the number of those that differ."""
+    differing = 0
+    for path in sorted(FOLDER.glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        found = replayed(text)
+        if found == text:
+            continue
+        differing += 1
+        if "--rewrite" in sys.argv[1:]:
+            path.write_text(found, encoding="utf-8")
+        sys.stdout.write(f"{path.name} differs\n")
+    return differing
+
+
+if __name__ == "__main__":
+    sys.exit(main())
