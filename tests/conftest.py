@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SOAK_FOLDER in item.path.parents:
             item.add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what importing and collecting has made from garbage collection.
+
+    It is there to stay, and a test that collects would look at all of it each time.
+    """
+    gc.collect()
+    gc.freeze()

@@ -19,12 +19,15 @@ from mlx_lm.utils import load_model
 
 from mlxd.v1 import inference_pb2, types_pb2
 from tests.real_inputs import real_input
+from tests.support.effort import examples
 from tests.support.worker_process import WorkerProcess, running_worker
 from tests.worker.tiny import floats, ints
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 NEW_TOKENS = 200
 NEAR_TIE = 1e-4
+STEPPED = examples(2)
+"""Prompts that mlx-lm decodes token by token, too; `make soak` has it decode all of them."""
 OPENINGS = (
     "Once upon a time",
     "The king said",
@@ -78,11 +81,17 @@ class Peer:
             ids = [token]
         return out
 
-    def margin(self, context: Sequence[int]) -> float:
-        """Return by how much the best next token leads the second."""
-        logits = self._forward(context, make_prompt_cache(self.model))[-1]
-        first, second = floats(mx.topk(logits, 2))
-        return abs(first - second)
+    def leads(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+        """Return for each token of an output by how much its logit leads all others.
+
+        Negative where mlx-lm, after the tokens before it, would have gone on with another.
+        """
+        context = [*prompt, *output[:-1]]
+        logits = self._forward(context, make_prompt_cache(self.model))[len(prompt) - 1 :]
+        drawn = mx.array(list(output))[:, None]
+        others = mx.where(mx.arange(logits.shape[-1]) == drawn, -mx.inf, logits)
+        own = mx.take_along_axis(logits, drawn, axis=-1)[:, 0]
+        return floats(own - mx.max(others, axis=-1))
 
 
 async def tokens_of(worker: WorkerProcess, prompt: Sequence[int]) -> list[int]:
@@ -109,29 +118,27 @@ async def side_by_side(folder: Path) -> list[tuple[list[int], list[int]]]:
         return list(zip(prompts, outputs, strict=True))
 
 
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Return the first position at which they differ."""
-    pairs = enumerate(zip(ours, theirs, strict=True))
-    return next((i for i, (a, b) in pairs if a != b), None)
-
-
 @pytest.mark.asyncio
 @pytest.mark.parametrize("which", ["demo", "stories260k"])
 async def test_greedy_output_is_mlx_lms(which: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """20 prompts x 200 tokens are equal, but after a position whose two best logits nearly tie."""
+    """20 prompts x 200 tokens: each one is mlx-lm's next, but where its two best logits nearly tie.
+
+    So its own output is the same, up to the first tie. Some of it is decoded to see that.
+    """
     folder = DEMO if which == "demo" else real_input("models", which)
     peer = Peer.load(folder)
     ties: list[str] = []
-    for prompt, ours in await side_by_side(folder):
+    for number, (prompt, ours) in enumerate(await side_by_side(folder)):
         assert len(ours) == NEW_TOKENS
-        at = first_difference(ours, peer.greedy(prompt, NEW_TOKENS))
-        if at is None:
-            continue
-        margin = peer.margin([*prompt, *ours[:at]])
-        ties.append(f"{which}: a near-tie at token {at} of {prompt[:4]}..., margin {margin:.1e}")
-        assert margin < NEAR_TIE, ties[-1]
+        leads = peer.leads(prompt, ours)
+        assert min(leads) > -NEAR_TIE, f"{which}, prompt {number}: {leads}"
+        near = [at for at, lead in enumerate(leads) if lead < NEAR_TIE]
+        ties += [f"{which}: at token {at} of prompt {number}, by {leads[at]:.1e}" for at in near]
+        if number < STEPPED:
+            same = near[0] if near else NEW_TOKENS
+            assert peer.greedy(prompt, NEW_TOKENS)[:same] == ours[:same]
     with capsys.disabled():
-        sys.stdout.write(f"\n{which}: {20 - len(ties)} of 20 outputs equal throughout\n")
+        sys.stdout.write(f"\n{which}: 20 outputs equal but for {len(ties)} near ties\n")
         sys.stdout.writelines(f"{tie}\n" for tie in ties)
 
 

@@ -33,18 +33,28 @@ Rule: TypeAlias = Callable[[Source], Iterator[str]]
 
 def functions(source: Source) -> Iterator[Function]:
     """Every function and method of a Python file, nested ones too."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             yield node
 
 
 def calls(source: Source) -> Iterator[tuple[str, ast.Call]]:
     """Every call of a Python file whose callee is a plain dotted name, with that name."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if re.fullmatch(r"[\w.]+", name):
+            name = dotted(node.func)
+            if name is not None:
                 yield name, node
+
+
+def dotted(node: ast.expr) -> str | None:
+    """Return a plain dotted name as it is written; None for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        holder = dotted(node.value)
+        return None if holder is None else f"{holder}.{node.attr}"
+    return None
 
 
 def file_length(source: Source) -> Iterator[str]:

@@ -71,6 +71,11 @@ class Source:
         """Its syntax tree; only for Python."""
         return ast.parse(self.text, filename=self.name)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of that tree."""
+        return tuple(ast.walk(self.tree))
+
     def at(self, line: int, message: str) -> str:
         """Word a finding so that an editor can jump to it."""
         return f"{self.name}:{line}: {message}"
