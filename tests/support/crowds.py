@@ -13,6 +13,7 @@ from tests.support.overload import Crowd, Observed
 from tests.support.worker_process import ROOT
 
 MODULE = "tests.support.overload"
+OBSERVED_EVERY_S = 0.02
 
 
 async def _start(*arguments: str) -> asyncio.subprocess.Process:
@@ -40,9 +41,9 @@ class Watch:
 
 
 @asynccontextmanager
-async def observed(address: str) -> AsyncIterator[Watch]:
+async def observed(address: str, *, every_s: float = OBSERVED_EVERY_S) -> AsyncIterator[Watch]:
     """Have an idle process observe the server during the body."""
-    process = await _start("observe", address)
+    process = await _start("observe", address, str(every_s))
     watch = Watch(Observed())
     try:
         yield watch

@@ -1,7 +1,7 @@
 """Many clients of one server, and one idle observer of it, each a process of its own.
 
     python -m tests.support.overload crowd ADDRESS MODEL STREAMS TOKENS AT_ONCE
-    python -m tests.support.overload observe ADDRESS
+    python -m tests.support.overload observe ADDRESS EVERY_S
 
 A crowd offers its streams, at most so many at once, and prints one JSON object about them: a client
 that is refused comes back when it was told to. An observer asks for health and status in turn until
@@ -33,7 +33,6 @@ from mlxd_shared.net import CHANNEL_OPTIONS
 from mlxd_shared.status import from_call
 
 TRIES_MAX = 20
-OBSERVED_EVERY_S = 0.02
 
 
 @dataclass(slots=True)
@@ -64,6 +63,13 @@ class Observed:
     most_waiting: int = 0
     most_running: int = 0
     kv_bytes_max: int = 0
+    most_reserved_bytes: int = 0
+    most_resident_bytes: int = 0
+    """Of all workers together, as the system counts it."""
+    most_loaded: int = 0
+    """Workers with a model, or with one that comes or goes."""
+    sums_broken: int = 0
+    """How often a worker's accounts were not the total that it told."""
 
 
 async def wait(seconds: float) -> None:
@@ -138,8 +144,8 @@ async def _stream(
             first = False
 
 
-async def observe(address: str, ended: asyncio.Event) -> Observed:
-    """Ask for health and status in turn until `ended`."""
+async def observe(address: str, ended: asyncio.Event, *, every_s: float) -> Observed:
+    """Ask for health and status in turn, with a pause of `every_s`, until `ended`."""
     seen = Observed()
     async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
         status = status_pb2_grpc.StatusServiceStub(channel)
@@ -152,7 +158,7 @@ async def observe(address: str, ended: asyncio.Event) -> Observed:
             seen.health_s.append(middle_s - begin_s)
             seen.status_s.append(time.monotonic() - middle_s)
             _note(got.status, seen)
-            await wait(OBSERVED_EVERY_S)
+            await wait(every_s)
     return seen
 
 
@@ -162,14 +168,24 @@ def _note(status: status_pb2.Status, seen: Observed) -> None:
     seen.most_waiting = max(seen.most_waiting, sum(w.streams_waiting for w in workers))
     seen.most_running = max(seen.most_running, sum(w.streams_running for w in workers))
     seen.budget_bytes = sum(device.budget_bytes for device in status.devices)
+    seen.most_reserved_bytes = max(
+        seen.most_reserved_bytes, sum(device.reserved_bytes for device in status.devices)
+    )
+    seen.most_resident_bytes = max(
+        seen.most_resident_bytes, sum(w.memory.resident_bytes for w in workers)
+    )
+    seen.most_loaded = max(seen.most_loaded, sum(not w.HasField("exit_code") for w in workers))
+    seen.sums_broken += sum(
+        sum(a.bytes for a in w.memory.accounts) != w.memory.total_bytes for w in workers
+    )
     held = [a.bytes for w in workers for a in w.memory.accounts if a.name == "kv"]
     seen.kv_bytes_max = max(seen.kv_bytes_max, *held, 0)
 
 
-async def _until_input_ends(address: str) -> Observed:
+async def _until_input_ends(address: str, every_s: float) -> Observed:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    observing = asyncio.create_task(observe(address, ended))
+    observing = asyncio.create_task(observe(address, ended, every_s=every_s))
     await loop.run_in_executor(None, sys.stdin.read)
     ended.set()
     return await observing
@@ -184,7 +200,8 @@ def main() -> None:
             crowd(address, model, int(streams), int(tokens), int(at_once))
         )
     else:
-        result = asyncio.run(_until_input_ends(address))
+        (every_s,) = rest
+        result = asyncio.run(_until_input_ends(address, float(every_s)))
     sys.stdout.write(json.dumps(asdict(result)))
 
 

@@ -1,0 +1,183 @@
+"""Clients that want several models at once, as a process of their own.
+
+    python -m tests.support.storm ADDRESS JOBS CLIENTS SECONDS DEADLINE_S SEED
+
+JOBS is a file of requests, each with what it got when nobody was beside it. Every client asks for
+one after another until the time is over, leaves some of them before their end, and comes back when
+it is told to. Prints what became of them as one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import grpc
+
+from mlxd.client import (
+    Client,
+    Delta,
+    Finished,
+    MlxdError,
+    RemoteError,
+    SamplingOptions,
+    Stream,
+)
+from mlxd_shared.errors import (
+    DeadlinePassed,
+    ModelLoading,
+    NoRoom,
+    QueueFull,
+    WorkerExited,
+    WorkerLost,
+)
+from mlxd_shared.status import TABLE
+from tests.support.overload import wait
+from tests.support.storm_tally import Got, Job, Tally
+
+LEAVERS = 0.15
+"""How many clients leave a stream before its end: half of them by a count, half by the clock."""
+LEAVE_S_MAX = 2.0
+HURRIED = 0.05
+"""How many requests have a deadline, where not all have one."""
+HURRY_S = (1.0, 5.0)
+HANG_S = 180.0
+"""A request that has not ended by itself after so long hangs: more than all its waits together."""
+PAUSE_S = 0.5
+"""What a client waits that was told of a loss."""
+DOCUMENTED = (DeadlinePassed, ModelLoading, NoRoom, QueueFull, WorkerExited, WorkerLost)
+"""What a request may be refused with where models are many, memory is short and workers die."""
+REASONS = {row.error: row.reason for row in TABLE}
+
+
+class Clients:
+    """Those of one process."""
+
+    def __init__(
+        self, client: Client, jobs: Sequence[Job], *, end_s: float, deadline_s: float
+    ) -> None:
+        """Ask until `end_s`; all requests have this deadline, or, where it is 0, a few have one."""
+        self.tally = Tally()
+        self._client = client
+        self._end_s = end_s
+        self._deadline_s = deadline_s
+        self._jobs: dict[str, list[Job]] = {}
+        for job in jobs:
+            self._jobs.setdefault(job.model, []).append(job)
+
+    async def run(self, draws: random.Random) -> None:
+        """Be one client: one request after another, of one model more often than of the next."""
+        models = sorted(self._jobs)
+        wants = [1 / rank for rank in range(1, len(models) + 1)]
+        while (left_s := self._end_s - time.monotonic()) > 0:
+            (model,) = draws.choices(models, wants)
+            pause_s = await self._one(draws.choice(self._jobs[model]), draws)
+            if pause_s:
+                await wait(min(pause_s, left_s))
+
+    async def _one(self, job: Job, draws: random.Random) -> float:
+        """Have one request served, or leave it; return what to wait before the next one."""
+        leaves, by_clock = draws.random() < LEAVERS, draws.random() < 0.5
+        leave_s = draws.uniform(0, LEAVE_S_MAX) if leaves and by_clock else None
+        leave_tokens = draws.randrange(job.max_tokens) if leaves and not by_clock else None
+        deadline_s = self._deadline_s or None
+        if deadline_s is None and draws.random() < HURRIED:
+            deadline_s = draws.uniform(*HURRY_S)
+        self.tally.begun += 1
+        got = Got(job, time.monotonic())
+        try:
+            async with asyncio.timeout(HANG_S if leave_s is None else leave_s):
+                await self._read(got, leave_tokens=leave_tokens, deadline_s=deadline_s)
+        except TimeoutError:
+            if leave_s is None:
+                self.tally.saw_hanging(got)
+            else:
+                self.tally.saw_left(got)
+        except MlxdError as error:
+            return self._refused(got, error, hurried=deadline_s is not None)
+        else:
+            if got.finished is None:
+                self.tally.saw_left(got)
+            else:
+                self.tally.saw_complete(got)
+        return 0.0
+
+    async def _read(self, got: Got, *, leave_tokens: int | None, deadline_s: float | None) -> None:
+        """Read the stream to its end, or until the client has had so many tokens."""
+        async with stream_of(self._client, got.job, timeout_s=deadline_s) as stream:
+            async for event in stream:
+                got.hear(event)
+                if leave_tokens is not None and len(got.token_ids) >= leave_tokens:
+                    return
+
+    def _refused(self, got: Got, error: MlxdError, *, hurried: bool) -> float:
+        """Count a status; return what it says about coming back."""
+        late = isinstance(error, RemoteError) and error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        if hurried and late:
+            self.tally.saw_status(got, "DEADLINE_EXCEEDED")
+        elif isinstance(error, DOCUMENTED):
+            self.tally.saw_status(got, REASONS[type(error)])
+        else:
+            self.tally.saw_undocumented(got, f"{type(error).__name__}: {error}")
+        if isinstance(error, NoRoom | QueueFull | ModelLoading):
+            return error.retry_after_s
+        return PAUSE_S
+
+
+def stream_of(
+    client: Client, job: Job, *, timeout_s: float | None = None
+) -> Stream[Delta | Finished]:
+    """Begin the request and return its stream."""
+    return client.generate(
+        job.prompt,
+        model=job.model,
+        max_tokens=job.max_tokens,
+        sampling=SamplingOptions(temperature=job.temperature, seed=job.seed),
+        ignore_eos=True,
+        timeout_s=timeout_s,
+    )
+
+
+async def crowd(
+    address: str, jobs: Sequence[Job], *, clients: int, seconds: float, deadline_s: float, seed: str
+) -> Tally:
+    """Run so many clients for so long; return what became of their requests."""
+    async with Client(address) as client:
+        end_s = time.monotonic() + seconds
+        found = Clients(client, jobs, end_s=end_s, deadline_s=deadline_s)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(clients):
+                tasks.create_task(found.run(random.Random(f"{seed}-{number}")))
+    return found.tally
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """Return the requests in a file."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [Job(**{**job, "token_ids": tuple(job["token_ids"])}) for job in found]
+
+
+def main() -> None:
+    """Do what the command line says."""
+    address, jobs_path, clients, seconds, deadline_s, seed = sys.argv[1:]
+    tally = asyncio.run(
+        crowd(
+            address,
+            read_jobs(Path(jobs_path)),
+            clients=int(clients),
+            seconds=float(seconds),
+            deadline_s=float(deadline_s),
+            seed=seed,
+        )
+    )
+    sys.stdout.write(json.dumps(asdict(tally)))
+
+
+if __name__ == "__main__":
+    main()

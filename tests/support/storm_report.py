@@ -1,0 +1,98 @@
+"""What a storm came to: its figures, and what must hold after any of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tests.support.storm_jobs import ROOM_FOR
+from tests.support.storms import EXPECTED_ERRORS, Aftermath, Storm
+
+TIES_PART_MAX = 1 / 500
+"""Of the streams that moved, those that may go on otherwise after a near tie."""
+RSS_GROWN_NBYTES_MAX = 48 << 20
+"""What the server may hold more than before, with all its models unloaded."""
+COUNTERS = (
+    "mlxd_model_loads_total",
+    "mlxd_model_evictions_total",
+    "mlxd_worker_restarts_total",
+    "mlxd_migrations_total",
+)
+TOLD_EACH = 5
+MILLI = 1000
+MEGA = 1_000_000
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the value that so large a part of them does not exceed; 0 of none."""
+    return sorted(values)[max(math.ceil(part * len(values)) - 1, 0)] if values else 0.0
+
+
+def growth_per_request(found: Aftermath, storm: Storm, *, settled: float) -> float:
+    """Return how many bytes the server grew by a request, after that part of the storm."""
+    return (
+        found.controller.slope(round(settled * storm.seconds)) * storm.seconds / found.tally.begun
+    )
+
+
+def figures(found: Aftermath, storm: Storm) -> dict[str, object]:
+    """Return what happened, by name."""
+    tally, seen = found.tally, found.seen
+    return {
+        "clients": storm.clients,
+        "seconds": storm.seconds,
+        "requests": tally.begun,
+        "requests_per_s": tally.begun / storm.seconds,
+        "tokens_per_s": tally.tokens / storm.seconds,
+        "complete": tally.complete,
+        "left": tally.left,
+        "ended_by": tally.ended_by,
+        "broke_off": tally.broke_off,
+        "wrong": len(tally.wrong),
+        "undocumented": len(tally.undocumented),
+        "hung": len(tally.hung),
+        "faults": [
+            *tally.wrong[:TOLD_EACH],
+            *tally.undocumented[:TOLD_EACH],
+            *tally.hung[:TOLD_EACH],
+        ],
+        "migrated": tally.migrated,
+        "migrations": tally.migrations,
+        "near_ties": tally.ties,
+        "move_gap_s": _spread(tally.move_gap_s),
+        "first_token_s": _spread(tally.first_token_s),
+        "refused_after_s": _spread(tally.refused_s),
+        "kills": dict(found.kills),
+        "server": {name: found.counted.get(name, 0.0) for name in COUNTERS},
+        "status_ms": _spread([MILLI * s for s in seen.status_s]),
+        "health_ms": _spread([MILLI * s for s in seen.health_s]),
+        "observations": len(seen.status_s),
+        "most_loaded": seen.most_loaded,
+        "reserved_mb": seen.most_reserved_bytes / MEGA,
+        "budget_mb": seen.budget_bytes / MEGA,
+        "workers_rss_mb": seen.most_resident_bytes / MEGA,
+        "descriptors": (found.before.descriptors, found.after.descriptors),
+        "controller_rss_mb": (found.before.rss_nbytes / MEGA, found.after.rss_nbytes / MEGA),
+        "errors_logged": dict(found.errors),
+    }
+
+
+def check(found: Aftermath) -> None:
+    """Assert that every request ended well or as documented, and that nothing is left."""
+    tally, seen = found.tally, found.seen
+    assert (tally.wrong, tally.undocumented, tally.hung) == ([], [], [])
+    assert tally.ends == tally.begun
+    assert tally.complete > 0
+    assert sum(found.kills.values()) > 0
+    assert tally.ties <= max(1, TIES_PART_MAX * tally.migrated)
+    assert 0 < seen.most_reserved_bytes <= seen.budget_bytes
+    assert seen.most_loaded <= ROOM_FOR
+    assert seen.sums_broken == 0
+    assert found.errors.keys() <= EXPECTED_ERRORS
+    assert found.after.descriptors == found.before.descriptors
+    assert found.after.rss_nbytes - found.before.rss_nbytes <= RSS_GROWN_NBYTES_MAX
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(percentile(values, part), 3) for name, part in parts.items()}

@@ -1,0 +1,240 @@
+"""A storm: many clients over more models than fit, workers killed all the time; and what is left.
+
+Invariants:
+- Clients, and the one who asks for the status, are processes of their own.
+- Whoever is killed is drawn among all workers that live, ready ones and loading ones alike.
+- What is left is looked at twice: when all queues are empty, with models in memory, and when these
+  are unloaded, against the same server before the storm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+
+from mlxd.client import Client
+from mlxd.messages import ModelState, Status
+from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
+from mlxd_shared.net import CHANNEL_OPTIONS
+from tests.support.crowds import observed
+from tests.support.mixed_load import Samples, check_account, check_swept
+from tests.support.overload import Observed, wait
+from tests.support.served import Served, served
+from tests.support.storm_jobs import Scene
+from tests.support.storm_tally import Tally, together
+from tests.support.worker_process import ROOT
+
+MODULE = "tests.support.storm"
+OBSERVED_EVERY_S = 0.05
+SAMPLED_EVERY_S = 1.0
+SETTLE_S_MAX = 60.0
+"""What loads that are under way when the last client goes may take."""
+SETTLED = frozenset({ModelState.READY, ModelState.UNLOADED, ModelState.FAILED})
+EXPECTED_ERRORS = frozenset({"worker died", "load failed"})
+"""What the log may call an error where workers are killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """How much, and for how long. `deadline_s` 0 leaves most requests without one."""
+
+    clients: int
+    seconds: float
+    kill_every_s: float
+    processes: int = 2
+    deadline_s: float = 0.0
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Held:
+    """What the server's process holds with no model in memory."""
+
+    descriptors: int
+    rss_nbytes: int
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """What became of a storm."""
+
+    tally: Tally
+    seen: Observed
+    controller: Samples
+    """Its memory, by seconds since the beginning."""
+    kills: Counter[str] = field(default_factory=Counter)
+    """Workers killed, by what they were doing."""
+    counted: dict[str, float] = field(default_factory=dict)
+    """The server's own counters, summed over their labels."""
+    before: Held = field(default_factory=lambda: Held(0, 0))
+    after: Held = field(default_factory=lambda: Held(0, 0))
+    errors: Counter[str] = field(default_factory=Counter)
+    """What the server's log calls errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A server, a client of it, and the folder of its workers' sockets."""
+
+    server: Served
+    client: Client
+    run_dir: Path
+
+    @property
+    def process(self) -> psutil.Process:
+        """The server's process."""
+        return psutil.Process(self.server.process.pid)
+
+    def held(self) -> Held:
+        """Return what it holds now."""
+        return Held(self.process.num_fds(), self.process.memory_info().rss)
+
+    def sockets(self) -> set[str]:
+        """Return the addresses that workers listen at, or have left behind."""
+        return {f"unix:{path}" for path in self.run_dir.iterdir()}
+
+    async def unload_all(self) -> None:
+        """Have no model in memory."""
+        for model in await self.client.models():
+            await self.client.unload(model.name)
+
+
+async def weather(scene: Scene, storm: Storm, folder: Path) -> Aftermath:
+    """Run the storm; check what is left of it; return what became of it."""
+    jobs_path = folder / "jobs.json"
+    jobs_path.write_text(json.dumps([asdict(job) for job in scene.jobs]), encoding="utf-8")
+    async with _site(scene, folder / "run") as site:
+        begin_s = asyncio.get_running_loop().time()
+        found = Aftermath(Tally(), Observed(), Samples(), before=site.held())
+        async with observed(site.server.address, every_s=OBSERVED_EVERY_S) as watch:
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_sample(site, found.controller, over, begin_s))
+                tasks.create_task(_kill(site, storm, found.kills, over))
+                found.tally = await _clients(site, storm, jobs_path)
+                over.set()
+        found.seen = watch.seen
+        await _check_settled(site, found)
+        await site.unload_all()
+        found.after = site.held()
+        assert site.process.children() == []
+        assert site.sockets() == set()
+    return found
+
+
+@asynccontextmanager
+async def _site(scene: Scene, run_dir: Path) -> AsyncIterator[Site]:
+    """Serve the scene around the body; every part of it has been in use once."""
+    limits = ("--memory-limit", str(scene.limit_nbytes), "--keep-alive", "-1")
+    options = (*scene.options, *limits, "--run-dir", str(run_dir))
+    async with served(*options) as server, Client(server.address) as client:
+        site = Site(server, client, run_dir)
+        await client.tokenize("once", model=next(iter(scene.folders)))
+        await site.unload_all()
+        yield site
+
+
+async def _clients(site: Site, storm: Storm, jobs_path: Path) -> Tally:
+    """Run the clients in processes of their own; return what they had."""
+    each = storm.clients // storm.processes
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, site.server.address, str(jobs_path), str(each)),
+            *(str(storm.seconds), str(storm.deadline_s), f"{storm.seed}-{number}"),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for number in range(storm.processes)
+    ]
+    outputs = await asyncio.gather(*(process.communicate() for process in processes))
+    assert [process.returncode for process in processes] == [0] * storm.processes
+    return together([Tally(**json.loads(output)) for output, _ in outputs])
+
+
+async def _over(event: asyncio.Event, seconds: float) -> bool:
+    """Return whether the event has come; wait at most so long for it."""
+    pause = asyncio.create_task(wait(seconds))
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait({pause, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    pause.cancel()
+    waiting.cancel()
+    return event.is_set()
+
+
+async def _kill(site: Site, storm: Storm, kills: Counter[str], over: asyncio.Event) -> None:
+    """Kill a worker now and then."""
+    draws = random.Random(storm.seed)
+    while not await _over(over, storm.kill_every_s):
+        status = await site.client.status()
+        states = {w.pid: w.state.value for w in status.workers if w.exit_code is None}
+        workers = site.process.children()
+        if not workers:
+            continue
+        victim = draws.choice(sorted(workers, key=lambda worker: worker.pid))
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            continue  # it went by itself meanwhile
+        kills[states.get(victim.pid, "starting")] += 1
+
+
+async def _sample(site: Site, samples: Samples, over: asyncio.Event, begin_s: float) -> None:
+    """Measure the server's memory now and then."""
+    while not await _over(over, SAMPLED_EVERY_S):
+        elapsed_s = asyncio.get_running_loop().time() - begin_s
+        samples.add(round(elapsed_s), site.server.process.pid)
+
+
+async def _check_settled(site: Site, found: Aftermath) -> None:
+    """Wait until nothing is under way; assert that what is left is what is told, and no more."""
+    async with asyncio.timeout(SETTLE_S_MAX):
+        async with site.client.watch_status(interval_s=0.1) as told:
+            async for status in told:
+                if await _quiet(site, status):
+                    break
+    models = await site.client.models()
+    assert [model.name for model in models if model.streams_active] == []
+    ready = [model for model in models if model.state is ModelState.READY]
+    status = await site.client.status()
+    live = [worker for worker in status.workers if worker.exit_code is None]
+    assert len(live) == len(ready)
+    assert {worker.pid for worker in site.process.children()} == {worker.pid for worker in live}
+    assert site.sockets() == {worker.address for worker in live}
+    for worker in live:
+        await _check_worker(worker.address, worker.incarnation)
+    for family in status.metrics:
+        found.counted[family.name] = sum(point.value for point in family.points)
+    for line in site.server.log_path.read_text(encoding="utf-8").splitlines():
+        assert line.startswith("{"), line
+        logged = json.loads(line)
+        if logged["level"] == "error":
+            found.errors[logged["event"]] += 1
+
+
+async def _quiet(site: Site, status: Status) -> bool:
+    """Return whether no stream runs or waits, and no model comes or goes."""
+    busy = any(worker.streams_running or worker.streams_waiting for worker in status.workers)
+    return not busy and all(model.state in SETTLED for model in await site.client.models())
+
+
+async def _check_worker(address: str, incarnation: str) -> None:
+    """Assert that a worker's account holds, as it is and after it gave back what it can."""
+    async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
+        status = status_pb2_grpc.StatusServiceStub(channel)
+        control = worker_pb2_grpc.WorkerServiceStub(channel)
+        told = await status.GetStatus(status_pb2.GetStatusRequest())
+        check_account(told.status.workers[0])
+        order = worker_pb2.ShrinkRequest(worker_incarnation=incarnation, target_bytes=0)
+        await control.Shrink(order)
+        told = await status.GetStatus(status_pb2.GetStatusRequest())
+        check_swept(told.status.workers[0])

@@ -1,0 +1,26 @@
+"""More models than fit, and workers that are killed: a short storm; the long one: tests/soak."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.storm_jobs import scene
+from tests.support.storm_report import check, figures
+from tests.support.storms import Storm, weather
+
+STORM = Storm(clients=40, seconds=20.0, kill_every_s=4.0, processes=1, deadline_s=10.0)
+REQUESTS_EACH = 4
+
+
+@pytest.mark.asyncio
+async def test_a_short_storm(tmp_path: Path) -> None:
+    """Every request ends right or as documented, within the budget, and nothing is left behind."""
+    made = await scene(tmp_path, each=REQUESTS_EACH, seed=STORM.seed)
+    found = await weather(made, STORM, tmp_path)
+    sys.stdout.write(json.dumps(figures(found, STORM)) + "\n")
+
+    check(found)
