@@ -1,0 +1,56 @@
+"""Workers that live and answer nothing: which of them have been silent for too long.
+
+Invariants:
+- The time counts from the first question that has no answer. Any answer ends it, however late, and
+  be it an error of the worker's own.
+- Only time in which this process could hear counts: a round of questions that took longer than
+  ROUND_MAX_S, since the machine or this process stood still, counts as ROUND_MAX_S.
+- Workers that others started, that load or that are being stopped have bounds of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlxd_controller.ports import Clock
+from mlxd_controller.workers import Worker
+from mlxd_shared.logs import get_logger
+
+ROUND_MAX_S = 4.0
+"""Twice what a round takes, a pause and a wait of STATUS_POLL_S each."""
+_log = get_logger("silence")
+
+
+class Silence:
+    """Judges workers after each round of questions. One owner: the runtime."""
+
+    def __init__(self, clock: Clock, *, silent_max_s: float) -> None:
+        """Begin; `silent_max_s` math.inf lets workers be silent for ever."""
+        self._clock = clock
+        self._silent_max_s = silent_max_s
+        self._judged_s = clock.now_s()
+
+    def hung(self, workers: Iterable[Worker]) -> list[Worker]:
+        """Return those of `workers` that have been silent too long, each of them once.
+
+        To be called after each round of questions.
+        """
+        now_s = self._clock.now_s()
+        round_s = min(now_s - self._judged_s, ROUND_MAX_S)
+        self._judged_s = now_s
+        found = []
+        for worker in workers:
+            if worker.asked_s is None or worker.stopping or not worker.local:
+                continue
+            worker.silent_s += min(round_s, now_s - worker.asked_s)
+            if worker.silent_s >= self._silent_max_s and not worker.ended_because:
+                worker.ended_because = f"it gave no answer for {worker.silent_s:.0f} s"
+                found.append(worker)
+        return found
+
+
+async def end_hung(worker: Worker) -> None:
+    """End a process that answers nothing; whoever waits for its end tells of it."""
+    assert worker.process is not None
+    _log.error("worker hangs; it is ended", model=worker.name, reason=worker.ended_because)
+    await worker.process.close()

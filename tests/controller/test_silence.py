@@ -1,0 +1,140 @@
+"""A worker that lives and answers nothing is ended, and only such a one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import grpc
+import pytest
+
+from mlxd_controller.core import fit
+from mlxd_controller.silence import ROUND_MAX_S, Silence
+from mlxd_controller.workers import Worker
+from mlxd_shared import config
+from mlxd_shared.errors import InternalError, MlxdError, WorkerLost
+from mlxd_shared.requests import LoadSpec
+from mlxd_shared.status import RemoteError
+from tests.fakes.world import FakeClock
+from tests.support.controller_stack import Stack, controller_stack, request
+from tests.support.model_facts import device, facts
+
+LIMIT_S = 20.0
+POLL_S = 0.01
+
+
+def a_worker(**given: object) -> Worker:
+    """Return one that serves and has been asked at the clock's beginning."""
+    plan = fit.plan(facts(10), LoadSpec(), device(1 << 14))
+    worker = Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **given)  # type: ignore[arg-type]
+    worker.asked_s = FakeClock().now_s()
+    return worker
+
+
+def rounds_until_hung(worker: Worker, *, round_s: float, limit_s: float = LIMIT_S) -> int | None:
+    """Return after how many rounds of this length the worker is judged to hang."""
+    clock = FakeClock()
+    silence = Silence(clock, silent_max_s=limit_s)
+    for count in range(1, 100):
+        clock.now += round_s
+        if silence.hung([worker]):
+            assert not silence.hung([worker]), "once"
+            return count
+    return None
+
+
+def test_silence_is_counted_from_the_first_question() -> None:
+    """So many rounds of two seconds as make up the limit."""
+    worker = a_worker()
+    assert rounds_until_hung(worker, round_s=2.0) == LIMIT_S / 2
+    assert worker.ended_because == "it gave no answer for 20 s"
+
+
+def test_time_in_which_nobody_could_hear_does_not_count() -> None:
+    """A machine that stood still for minutes has not heard its workers either."""
+    assert rounds_until_hung(a_worker(), round_s=300.0) == LIMIT_S / ROUND_MAX_S
+
+
+@pytest.mark.parametrize("given", [{"local": False}, {"stopping": True}])
+def test_some_have_other_bounds(given: dict[str, bool]) -> None:
+    """Those of others are watched elsewhere; those that are being stopped are ended anyway."""
+    assert rounds_until_hung(a_worker(**given), round_s=2.0) is None
+
+
+def test_for_ever_is_for_ever() -> None:
+    """math.inf ends nobody, and nobody is ended who was not asked."""
+    assert rounds_until_hung(a_worker(), round_s=2.0, limit_s=math.inf) is None
+    worker = a_worker()
+    worker.asked_s = None
+    assert rounds_until_hung(worker, round_s=2.0) is None
+
+
+def test_an_answer_ends_the_silence_however_late() -> None:
+    """Slow is not hung: a worker that takes three rounds for each answer lives on."""
+    clock, worker = FakeClock(), a_worker()
+    silence = Silence(clock, silent_max_s=LIMIT_S)
+    for count in range(100):
+        clock.now += 2.0
+        assert not silence.hung([worker])
+        if count % 3 == 2:
+            worker.note_answer()
+            worker.asked_s = clock.now_s()
+
+
+async def until_ended(stack: Stack, rounds_max: int = 100_000) -> None:
+    """Let time pass until the first worker has ended."""
+    process = stack.workers.launcher.processes[0]
+    for _ in range(rounds_max):
+        if process.exit_code is not None:
+            return
+        stack.clock.now += 1.0
+        await asyncio.sleep(0)
+    raise AssertionError("it lives")
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_answers_nothing_is_ended_and_its_stream_goes_on() -> None:
+    """Its client sees a whole stream; the status tells why the worker was ended."""
+    async with controller_stack(poll_s=POLL_S, silent_max_s=LIMIT_S) as stack:
+        script = stack.workers.script
+        script.endless = True
+        call = stack.inference.Generate(request())
+        messages = aiter(call)
+        got = [await anext(messages) for _ in range(script.tokens)]
+        script.status_gate.clear()
+        script.endless = False
+        await until_ended(stack)
+        assert stack.workers.launcher.processes[0].closes == 1
+        script.status_gate.set()
+        got += [message async for message in messages]
+
+        assert [i for message in got for i in message.token_ids] == [0, 1, 2]
+        assert got[-1].usage.migrations == 1
+        (dead,) = stack.runtime.workers.dead()
+        assert isinstance(dead.error, WorkerLost)
+        assert dead.error.cause.startswith("it gave no answer for")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (InternalError("e-1"), True),
+        (RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed"), False),
+        (RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), False),
+    ],
+)
+async def test_an_error_of_its_own_is_an_answer(error: MlxdError, *, answers: bool) -> None:
+    """A worker that says what is wrong lives; where gRPC fails, nobody has said anything."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        (worker,) = stack.runtime.workers.live()
+        stack.workers.script.status_error = error
+        await stack.runtime.workers.refresh([worker], wait_s=1.0)
+
+        assert (worker.asked_s is None) is answers
+
+
+def test_the_default_leaves_a_slow_worker_time() -> None:
+    """Several rounds fit into the limit, so that one bad moment never ends a worker."""
+    assert config.WORKER_SILENT_MAX_S >= 5 * ROUND_MAX_S
