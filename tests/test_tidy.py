@@ -4,6 +4,8 @@ each rule sees what it is there to see.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.tidy.imports import unreachable
@@ -48,6 +50,13 @@ INNOCENTS = [
     ("sleeping_tests", "tests/test_a.py", "await asyncio.sleep(0)"),
     ("sleeping_tests", "worker/a.py", "await asyncio.sle" + "ep(1)"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_the_trees() -> Iterator[None]:
+    """Millions of nodes that are kept would make each later collection of garbage slow."""
+    yield
+    sources.cache_clear()
 
 
 def rule_named(name: str) -> Rule:

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -103,7 +104,12 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
             keep_alive_s=settings.keep_alive_s,
             max_loaded=crew.max_loaded,
         )
-        runtime = Runtime(crew.ports, state, stall_timeout_s=settings.load_stall_timeout_s)
+        runtime = Runtime(
+            crew.ports,
+            state,
+            stall_timeout_s=settings.load_stall_timeout_s,
+            silent_max_s=settings.worker_silent_timeout_s or math.inf,
+        )
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())

@@ -51,6 +51,10 @@ class Metrics:
             "mlxd_worker_restarts_total",
             "Loads after a failure, by what ended the worker before.",
         )
+        self.migrations = Counter(
+            "mlxd_migrations_total",
+            "Requests sent to another worker after a loss, by whether their stream had begun.",
+        )
         self.first_token = Histogram(
             "mlxd_time_to_first_token_seconds", "From a request's arrival to its first token."
         )
@@ -79,18 +83,18 @@ class Metrics:
         self.requests.add(model=model, code=code.name, finish_reason=finish)
         self.duration.observe(duration_s, model=model)
 
-    def used(self, *, model: str, usage: types_pb2.Usage) -> None:
-        """Count what a complete stream cost."""
+    def used(self, *, model: str, usage: types_pb2.Usage, resumed: int = 0) -> None:
+        """Count what a complete stream cost; `resumed` tokens of it its client had before."""
         self.prompt_tokens.add(usage.prompt_tokens, model=model)
         self.cached_tokens.add(usage.cached_tokens, model=model)
-        self.generated_tokens.add(usage.completion_tokens, model=model)
+        self.generated_tokens.add(usage.completion_tokens - resumed, model=model)
         reason = CACHE_REASON_FROM_PB.get(usage.cache_reason)
         lookups = self.cache_hits if usage.cached_tokens else self.cache_misses
         lookups.add(model=model, reason=UNKNOWN_REASON if reason is None else reason.value)
         self.queue.observe(duration_from_pb(usage.queue_duration), model=model)
         self.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
         gaps = usage.completion_tokens - 1
-        if gaps > 0:
+        if gaps > 0 and not resumed and not usage.migrations:  # else its time is the last worker's
             mean_s = duration_from_pb(usage.completion_duration) / gaps
             self.inter_token.observe(mean_s, times=gaps, model=model)
 
@@ -99,7 +103,7 @@ class Metrics:
         counters = (
             self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens,
             self.cache_hits, self.cache_misses, self.loads, self.cold_starts, self.evictions,
-            self.restarts,
+            self.restarts, self.migrations,
         )  # fmt: skip
         histograms = (
             self.first_token, self.inter_token, self.queue, self.load_wait, self.duration,

@@ -29,7 +29,8 @@ from mlxd_controller.core.state import Model, Phase, State, StopReason, next_wak
 from mlxd_controller.loading import end_worker, load_worker, order_of
 from mlxd_controller.metrics import Metrics
 from mlxd_controller.ports import Clock, Connect, DeviceProbe, Launcher, ModelRef, RawStream
-from mlxd_controller.workers import Worker, Workers, describe_exit
+from mlxd_controller.silence import Silence, end_hung
+from mlxd_controller.workers import Worker, Workers
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelLoading, QueueFull, ShuttingDown, WorkerLost
 from mlxd_shared.logs import get_logger
@@ -73,14 +74,24 @@ class Ports:
 class Runtime:
     """Drives the scheduler. Methods are for the event loop's thread."""
 
-    def __init__(self, ports: Ports, state: State, *, stall_timeout_s: float) -> None:
-        """Begin with `state`; nothing happens before run()."""
-        self.workers = Workers(ports.clock)
+    def __init__(
+        self,
+        ports: Ports,
+        state: State,
+        *,
+        stall_timeout_s: float,
+        silent_max_s: float = config.WORKER_SILENT_MAX_S,
+        poll_s: float = config.STATUS_POLL_S,
+    ) -> None:
+        """Begin with `state`; nothing happens before run(). Workers are asked every `poll_s`."""
+        self.workers = Workers(ports.clock, answer_max_s=silent_max_s)
         self.changes = Changes()
         self.metrics = Metrics()
         self._ports = ports
         self._state = state
         self._stall_timeout_s = stall_timeout_s
+        self._silence = Silence(ports.clock, silent_max_s=silent_max_s)
+        self._poll_s = poll_s
         self._mailbox: asyncio.Queue[ev.Event] = asyncio.Queue(config.MAILBOX_MAX)
         self._answers: dict[str, asyncio.Future[Lease | a.Done]] = {}
         self._leases: dict[str, Lease] = {}
@@ -355,7 +366,7 @@ class Runtime:
         code = await worker.process.wait_exited()
         if worker.stopping:
             return
-        error = WorkerLost(worker.name, cause=describe_exit(code))
+        error = WorkerLost(worker.name, cause=worker.describe_end(code))
         _log.error("worker died", model=worker.name, exit_code=code, lines=worker.last_lines())
         worker.stopping = True
         self.post(ev.WorkerDied(worker.number, error))
@@ -373,7 +384,9 @@ class Runtime:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(config.STATUS_POLL_S)
+            await asyncio.sleep(self._poll_s)
             if self._queues():
                 self.measure()  # others may have given back what it waits for
-            await self.workers.refresh(self.workers.live(), wait_s=config.STATUS_POLL_S)
+            await self.workers.refresh(self.workers.live(), wait_s=self._poll_s)
+            for worker in self._silence.hung(self.workers.live()):
+                self._tasks.create_task(end_hung(worker))

@@ -19,8 +19,9 @@ class ServeSettings:
     `memory_limit_bytes` caps what all models together may use; `reserve_bytes`, else
     `reserve_fraction` of the total, is left to others. `keep_alive_s` math.inf is for ever, 0
     unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves that to its
-    worker. `load_stall_timeout_s` math.inf gives no load up. `max_loaded` None means as
-    many as fit. `run_dir` holds the workers' sockets; None makes a private temporary folder.
+    worker. `load_stall_timeout_s` math.inf gives no load up; `worker_silent_timeout_s` math.inf or
+    0 ends no worker that has stopped answering. `max_loaded` None means as many as fit. `run_dir`
+    holds the workers' sockets; None makes a private temporary folder.
     `preload` names models to load before the first request. `security` protects `address` and
     `metrics`, the HOST:PORT of the endpoint for Prometheus (None: there is none); `allow_remote`
     serves others without it. `workers` are (name, address) of workers that somebody else started,
@@ -37,6 +38,7 @@ class ServeSettings:
     max_loaded: int | None = None
     waiting_max: int | None = None
     load_stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S
+    worker_silent_timeout_s: float = config.WORKER_SILENT_MAX_S
     orphan_grace_s: float = config.ORPHAN_GRACE_S
     shutdown_grace_s: float = config.SHUTDOWN_GRACE_S
     allow_remote: bool = False

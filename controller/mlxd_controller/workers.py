@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from mlxd.v1 import status_pb2
 from mlxd_controller.core.fit import Plan
 from mlxd_controller.ports import Clock, WorkerLink, WorkerProcess
 from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.logs import get_logger
+from mlxd_shared.status import RemoteError
 
 DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
+POLL_TIMEOUT_MAX_S = 600.0
 CAUSE_WAIT_S = 1.0
 _log = get_logger("workers")
 
@@ -51,6 +54,15 @@ class Worker:
     cpu_s: float = 0.0
     """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
+    asked_s: float | None = None
+    """When it was asked the first question that it has not answered."""
+    silent_s: float = 0.0
+    """See `silence`."""
+    streams: dict[int, None] = field(default_factory=dict)
+    """The streams that it was sent and that have not ended, oldest first."""
+    streams_sent: int = 0
+    ended_because: str = ""
+    """Why the controller ends the process while streams run on it; "" if it does not."""
 
     @property
     def exit_code(self) -> int | None:
@@ -58,6 +70,20 @@ class Worker:
         if self.process is not None:
             return self.process.exit_code
         return self.failed_start.code if isinstance(self.failed_start, WorkerExited) else None
+
+    def stream_sent(self) -> int:
+        """Note that a stream begins, and return its number."""
+        self.streams_sent += 1
+        self.streams[self.streams_sent] = None
+        return self.streams_sent
+
+    def stream_ended(self, number: int) -> None:
+        """Note that a stream has ended, but not by the worker's death: then it counts as one."""
+        self.streams.pop(number, None)
+
+    def has_begun(self, number: int) -> bool:
+        """Return whether a stream had its turn, as far as rows go by age: it did not just wait."""
+        return number in islice(self.streams, self.plan.rows_max)
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""
@@ -77,7 +103,15 @@ class Worker:
     async def cause(self) -> str:
         """Return what ended it, once that is known; "" if it seems to live."""
         await self.ended(wait_s=CAUSE_WAIT_S)
-        return "" if self.exit_code is None else describe_exit(self.exit_code)
+        return "" if self.exit_code is None else self.describe_end(self.exit_code)
+
+    def describe_end(self, code: int) -> str:
+        """Return for people why it ended, with this exit code."""
+        return self.ended_because or describe_exit(code)
+
+    def note_answer(self) -> None:
+        """Note that it has answered a question."""
+        self.asked_s, self.silent_s = None, 0.0
 
     def note_figures(self, status: status_pb2.Status, now_s: float) -> None:
         """Keep what the worker says of itself."""
@@ -94,8 +128,10 @@ def describe_exit(code: int) -> str:
 class Workers:
     """All records, and the polling of those that live."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, answer_max_s: float = POLL_TIMEOUT_S) -> None:
+        """Have no workers; a question is given up after `answer_max_s`."""
         self._clock = clock
+        self._answer_max_s = min(max(answer_max_s, POLL_TIMEOUT_S), POLL_TIMEOUT_MAX_S)
         self._live: dict[int, Worker] = {}
         self._dead: dict[str, Worker] = {}
 
@@ -151,13 +187,18 @@ class Workers:
         if worker.link is None or worker.loading is not None or worker.stopping:
             return None
         if worker.polling is None or worker.polling.done():
+            if worker.asked_s is None:
+                worker.asked_s = self._clock.now_s()
             worker.polling = asyncio.create_task(self._poll(worker, worker.link))
         return worker.polling
 
     async def _poll(self, worker: Worker, link: WorkerLink) -> None:
         try:
-            status = await link.status(timeout_s=POLL_TIMEOUT_S)
+            status = await link.status(timeout_s=self._answer_max_s)
         except MlxdError as error:
+            if not isinstance(error, RemoteError):
+                worker.note_answer()  # it lives, and says what is wrong
             _log.debug("no figures", model=worker.name, reason=error.describe())
             return
+        worker.note_answer()
         worker.note_figures(status, self._clock.now_s())

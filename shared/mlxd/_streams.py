@@ -49,6 +49,21 @@ class Reader(Protocol[_Pb_contra, _Item_co]):
         """Raise BrokenStream unless the stream is whole."""
 
 
+class Call(Protocol):
+    """A call that answers message by message: gRPC's own, or one that goes on after a loss."""
+
+    async def read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
+        """Return the next message, or EOF.
+
+        Raises:
+            grpc.aio.AioRpcError: it has failed.
+            asyncio.CancelledError: it was cancelled.
+        """
+
+    def cancel(self) -> bool:
+        """End it; False where it has ended already."""
+
+
 class Stream(Generic[_Out]):
     """An async iterator over one call. Leave it with `async with`, or call `aclose`.
 
@@ -56,9 +71,9 @@ class Stream(Generic[_Out]):
     or BrokenStream. Cancelling the task that reads cancels the call.
     """
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, _Pb], reader: Reader[_Pb, _Out]) -> None:
-        self._call: grpc.aio.UnaryStreamCall[Any, Any] = call
-        self._reader: Reader[Any, _Out] = reader
+    def __init__(self, call: Call, reader: Reader[Any, _Out]) -> None:
+        self._call = call
+        self._reader = reader
         self._ready: deque[_Out] = deque()
         self._closed = False
 
@@ -112,10 +127,13 @@ class Stream(Generic[_Out]):
 
 
 class GenerationReader:
-    """Deltas without gap or repeat, then one Finished."""
+    """Deltas without gap or repeat, then one Finished, over as many calls as the stream takes."""
 
-    def __init__(self) -> None:
-        self._next_offset = 0
+    def __init__(self, *, resumed: int = 0) -> None:
+        """Expect a stream of which so many tokens are known."""
+        self._next_offset = resumed
+        self._began = resumed
+        self._calls = 0
         self._request_id = ""
         self._model_digest = ""
         self._finished = False
@@ -130,15 +148,24 @@ class GenerationReader:
         if message.logprobs and len(message.logprobs) != len(message.token_ids):
             given, due = len(message.logprobs), len(message.token_ids)
             raise BrokenStream(f"{given} log-probabilities for {due} tokens")
+        if message.request_id:  # the first message of a call
+            self._begin(message)
         self._next_offset += len(message.token_ids)
-        self._request_id = self._request_id or message.request_id
-        self._model_digest = self._model_digest or message.model_digest
         items: list[m.Delta | m.Finished] = []
         if message.text or message.token_ids:
             items.append(delta_from_pb(message))
         if message.HasField("finish"):
             items.append(self._finish(message))
         return items
+
+    def _begin(self, message: inference_pb2.GenerateResponse) -> None:
+        """Note what a call's first message tells, the first call's for good."""
+        self._calls += 1
+        self._began = message.offset
+        self._request_id = self._request_id or message.request_id
+        self._model_digest = self._model_digest or message.model_digest
+        if message.model_digest != self._model_digest:
+            raise BrokenStream("the model has become another one: the stream cannot go on")
 
     def _finish(self, message: inference_pb2.GenerateResponse) -> m.Finished:
         if message.finish.reason not in FINISH_FROM_PB:
@@ -147,7 +174,10 @@ class GenerationReader:
             raise BrokenStream("the end carries no usage")
         self._finished = True
         return finished_from_pb(
-            message, request_id=self._request_id, model_digest=self._model_digest
+            message,
+            request_id=self._request_id,
+            model_digest=self._model_digest,
+            calls=m.Calls(lost=max(self._calls - 1, 0), resumed_tokens=self._began),
         )
 
     def end(self) -> None:

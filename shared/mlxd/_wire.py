@@ -89,10 +89,13 @@ def generate_to_pb(
     priority: int | None,
     keep_alive_s: float | None,
     request_id: str,
+    resume: Sequence[int],
+    migrate: bool | None,
 ) -> inference_pb2.GenerateRequest:
     """Return the request; what is None stays absent.
 
     logprobs: how many alternatives to ask for beside each token's log-probability.
+    resume: the output so far, where an interrupted stream goes on.
 
     Raises:
         InvalidRequest: a number that its field cannot carry.
@@ -108,6 +111,7 @@ def generate_to_pb(
         *_sampling_violations(sampling, prefix="sampling"),
         *_INT32.check("priority", (priority,)),
         *_seconds("keep_alive", keep_alive_s),
+        *_UINT32.check("resume_token_ids", resume),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -124,6 +128,9 @@ def generate_to_pb(
         priority=priority,
         keep_alive=None if keep_alive_s is None else duration_to_pb(keep_alive_s),
         request_id=request_id,
+        resume_from=len(resume) or None,
+        resume_token_ids=resume,
+        migrate=migrate,
     )
     if speculation_depth is not None:
         request.speculation.depth_max = speculation_depth
@@ -185,6 +192,7 @@ def delta_from_pb(pb: inference_pb2.GenerateResponse) -> m.Delta:
         text=pb.text,
         token_ids=tuple(pb.token_ids),
         logprobs=tuple(map(_position_from_pb, pb.logprobs)),
+        seed=pb.seed if pb.HasField("seed") else None,
     )
 
 
@@ -197,9 +205,9 @@ def _logprob_from_pb(pb: inference_pb2.TokenLogprob) -> m.TokenLogprob:
 
 
 def finished_from_pb(
-    pb: inference_pb2.GenerateResponse, *, request_id: str, model_digest: str
+    pb: inference_pb2.GenerateResponse, *, request_id: str, model_digest: str, calls: m.Calls
 ) -> m.Finished:
-    """Return the end of a stream; `pb` carries finish and usage."""
+    """Return the end of a stream that took `calls`; `pb` carries finish and usage."""
     matched: str | int | None = None
     if pb.finish.HasField("stop_string"):
         matched = pb.finish.stop_string
@@ -208,13 +216,13 @@ def finished_from_pb(
     return m.Finished(
         reason=FINISH_FROM_PB[pb.finish.reason],
         matched=matched,
-        usage=_usage_from_pb(pb.usage),
+        usage=_usage_from_pb(pb.usage, calls),
         request_id=request_id,
         model_digest=model_digest,
     )
 
 
-def _usage_from_pb(pb: types_pb2.Usage) -> m.Usage:
+def _usage_from_pb(pb: types_pb2.Usage, calls: m.Calls) -> m.Usage:
     return m.Usage(
         prompt_tokens=pb.prompt_tokens,
         cached_tokens=pb.cached_tokens,
@@ -230,6 +238,7 @@ def _usage_from_pb(pb: types_pb2.Usage) -> m.Usage:
         cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
         drafted_tokens=pb.drafted_tokens,
         accepted_draft_tokens=pb.accepted_draft_tokens,
+        calls=calls,
     )
 
 

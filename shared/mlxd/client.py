@@ -21,8 +21,9 @@ from grpc_health.v1 import health_pb2
 
 from mlxd import _wire
 from mlxd._connection import Connection, answer
+from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._status import status_from_pb
-from mlxd._streams import BrokenStream, EachReader, GenerationReader, LoadReader, Stream
+from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd.messages import (
     Completion,
     Delta,
@@ -125,6 +126,9 @@ class Client:
         priority: int | None = None,
         keep_alive_s: float | None = None,
         request_id: str = "",
+        migrate: bool | None = None,
+        resume: Sequence[int] = (),
+        reconnect: bool = False,
         timeout_s: float | None = None,
     ) -> Stream[Delta | Finished]:
         """Start a completion of `prompt` (text, or token ids) and return its stream.
@@ -137,6 +141,11 @@ class Client:
         cut, by its length say, need not. An empty `model` is good where exactly one is configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
+
+        A stream whose worker dies goes on with another one, unless `migrate` is False. `resume` is
+        the output so far of a stream that broke off: this one gives what follows, if all else is as
+        it was and `sampling` has that stream's seed. `reconnect` does so by itself when connection
+        or server are lost, for up to RECONNECT_WINDOW_S without a token.
 
         Raises:
             InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
@@ -157,9 +166,20 @@ class Client:
             priority=priority,
             keep_alive_s=keep_alive_s,
             request_id=request_id,
+            resume=resume,
+            migrate=migrate,
         )
-        call = self._connection.inference.Generate(request, timeout=timeout_s)
-        return Stream(call, GenerationReader())
+        call: Call = (
+            ResumingCall(self._generate, request, timeout_s=timeout_s)
+            if reconnect
+            else self._generate(request, timeout_s)
+        )
+        return Stream(call, GenerationReader(resumed=len(resume)))
+
+    def _generate(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> GenerateCall:
+        return self._connection.inference.Generate(request, timeout=timeout_s)
 
     async def complete(
         self,
@@ -171,6 +191,7 @@ class Client:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         response_format: ResponseFormat | None = None,
+        reconnect: bool = False,
         timeout_s: float | None = None,
     ) -> Completion:
         """Return the whole completion; the arguments are those of `generate`."""
@@ -185,6 +206,7 @@ class Client:
             stop=stop,
             logprobs=logprobs,
             response_format=response_format,
+            reconnect=reconnect,
             timeout_s=timeout_s,
         )
         finished: Finished | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.requests import FinishReason, KVFormat, SamplingOptions, Weights
@@ -42,11 +42,27 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
+    seed: int | None = None
+    """On the first of a stream: its seed, with which it can be resumed should it break off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that one stream took: one, but where its client went on after a loss."""
+
+    lost: int = 0
+    """Those that broke off after something had come."""
+    resumed_tokens: int = 0
+    """What the client had before the last one began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request cost."""
+    """What one request cost.
+
+    Where it took several calls, durations and counts of events are those of the last one; tokens
+    are all of the stream's.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -65,6 +81,8 @@ class Usage:
     """Guesses that the model has judged."""
     accepted_draft_tokens: int = 0
     """Those that were right, and so are part of the output."""
+    calls: Calls = field(default_factory=Calls)
+    """The calls that it took."""
 
     @property
     def first_token_s(self) -> float:
@@ -73,10 +91,15 @@ class Usage:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, by the second; None for fewer than two tokens."""
-        if self.completion_tokens < 2 or self.completion_s <= 0:
+        """Tokens after the first, by the second; None for fewer than two tokens.
+
+        Of a stream that was resumed, those of the last call. None where it moved to another worker:
+        nobody knows how many of its tokens that one made.
+        """
+        tokens = self.completion_tokens - self.calls.resumed_tokens
+        if tokens < 2 or self.completion_s <= 0 or self.migrations:
             return None
-        return (self.completion_tokens - 1) / self.completion_s
+        return (tokens - 1) / self.completion_s
 
 
 @dataclass(frozen=True, slots=True)

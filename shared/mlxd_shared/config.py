@@ -50,6 +50,9 @@ METRICS_TIMEOUT_S = 10.0
 # --- the client -------------------------------------------------------------------------------
 CLIENT_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
+RECONNECT_WINDOW_S = 60.0  # so long a stream that reconnects goes without a token
+RECONNECT_PAUSE_MIN_S = 0.1  # after a call that was lost; each further one is twice as long
+RECONNECT_PAUSE_MAX_S = 5.0
 
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
@@ -89,6 +92,7 @@ LOAD_STALL_TIMEOUT_S = 300.0
 LOAD_TOTAL_TIMEOUT_S = 3600.0
 UNLOAD_GRACE_DEFAULT_S = 30.0
 WORKER_INTERRUPT_GRACE_S = 5.0
+WORKER_SILENT_MAX_S = 20.0  # a ready worker that has answered nothing for so long is ended
 ORPHAN_GRACE_S = 10.0
 SHUTDOWN_GRACE_S = 10.0
 KEEP_ALIVE_DEFAULT_S = 300.0

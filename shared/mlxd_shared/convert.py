@@ -144,6 +144,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         *_speculation_violations(pb.speculation),
         *_length_violations(pb),
         *_stop_violations(pb),
+        *_resume_violations(pb),
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
     ]
     if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
@@ -172,6 +173,8 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         request_id=pb.request_id,
         worker_incarnation=pb.worker_incarnation,
         load_s=duration_from_pb(pb.load_duration),
+        resumed=tuple(pb.resume_token_ids),
+        migrate=not pb.HasField("migrate") or pb.migrate,
     )
 
 
@@ -236,6 +239,20 @@ def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
         limit = f"at most {config.LOGIT_BIAS_MAX} ids"
         found.append(FieldViolation("sampling.logit_bias", limit))
     return found
+
+
+def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    given = len(pb.resume_token_ids)
+    if given > config.TOKENIZE_IDS_MAX:
+        return [FieldViolation("resume_token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")]
+    if pb.resume_from != given:
+        limit = f"{pb.resume_from} tokens come before it, but resume_token_ids has {given}"
+        return [FieldViolation("resume_from", limit)]
+    most = _max_tokens(pb)
+    if most is not None and given >= most:
+        limit = f"{given} is not below the {most} tokens that are generated at most"
+        return [FieldViolation("resume_from", limit)] if given else []
+    return []
 
 
 def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

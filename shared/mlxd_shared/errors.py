@@ -18,6 +18,7 @@ MlxdError
 │   └── WorkerTimedOut    no progress in time (last lines)
 ├── LoadAbandoned         the caller gave up
 ├── WorkerLost            the worker died in the middle of a stream
+├── PoisonPrompt          a prompt that workers died of
 ├── WrongWorker           another incarnation or model was asked for
 ├── BackendProblem        no MLX backend is installed, or more than one
 ├── BadCredentials        a certificate, key or token file cannot be used
@@ -276,6 +277,22 @@ class WorkerLost(MlxdError):
         """Tell how far the stream came."""
         cause = f" ({self.cause})" if self.cause else ""
         return f"the worker of {self.model} was lost after {self.offset} tokens{cause}"
+
+
+@dataclass(eq=False)
+class PoisonPrompt(MlxdError):
+    """A prompt that `deaths` workers in a row died of; it is forgotten after a while."""
+
+    model: str
+    deaths: int
+    retry_after_s: float
+
+    def describe(self) -> str:
+        """Tell how often, and for how long it is refused."""
+        return (
+            f"{self.deaths} workers of {self.model} died of this prompt; it is refused for "
+            f"{self.retry_after_s:.0f} s"
+        )
 
 
 @dataclass(eq=False)

@@ -139,6 +139,10 @@ class GenerateSpec:
     request_id: str = ""
     worker_incarnation: str = ""
     load_s: float = 0.0
+    resumed: tuple[int, ...] = ()
+    """The output so far, where an interrupted stream goes on."""
+    migrate: bool = True
+    """Whether the stream goes on with a new worker when its worker dies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ TABLE = (
     Row(e.WorkerStartFailed, _C.UNAVAILABLE, "WORKER_START_FAILED"),
     Row(e.LoadAbandoned, _C.CANCELLED, "LOAD_ABANDONED"),
     Row(e.WorkerLost, _C.UNAVAILABLE, "WORKER_LOST"),
+    Row(e.PoisonPrompt, _C.FAILED_PRECONDITION, "POISON_PROMPT"),
     Row(e.WrongWorker, _C.FAILED_PRECONDITION, "WRONG_WORKER"),
     Row(e.BackendProblem, _C.FAILED_PRECONDITION, "BACKEND_PROBLEM"),
     Row(e.BadCredentials, _C.FAILED_PRECONDITION, "BAD_CREDENTIALS"),

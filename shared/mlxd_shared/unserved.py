@@ -16,9 +16,6 @@ from mlxd_shared.errors import FieldNotServed
 UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
     "mlxd.v1.GenerateRequest": {
         "chat": (),
-        "resume_from": (0,),
-        "resume_token_ids": (),
-        "migrate": (False,),
     },
     "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,), "require_full": (True,)},
 }

@@ -40,6 +40,18 @@ async def test_generate_prints_the_text_alone() -> None:
 
 
 @pytest.mark.asyncio
+async def test_stats_tell_of_moves_and_near_ties() -> None:
+    """Where there were none, nothing is said of them; else how many, and no speed."""
+    *messages, last = replies.story()
+    last.usage.migrations, last.usage.near_ties = 2, 1
+    async with serving(Answers(generate=[*messages, last])) as fake:
+        ran = await mlxd("generate", "demo", "hi", "--stats", "--address", fake.address)
+
+    assert "moved 2 times to another worker, near ties 1, ended by length\n" in ran.err
+    assert "tokens/s" not in ran.err
+
+
+@pytest.mark.asyncio
 async def test_generate_sends_each_flag() -> None:
     """Every option arrives in its field, and a piped prompt loses its last newline only."""
     async with serving(Answers(generate=replies.story())) as fake:
@@ -51,7 +63,7 @@ async def test_generate_sends_each_flag() -> None:
             "--frequency-penalty", "0.25", "--repeat-last-n", "-1", "--min-tokens", "2",
             "--xtc-probability", "0.5", "--xtc-threshold", "0.25", "--logprobs", "3",
             "--speculate", "5",
-            "--priority", "-3", "--keep-alive", "-1", "--request-id", "mine",
+            "--priority", "-3", "--keep-alive", "-1", "--request-id", "mine", "--no-migrate",
             "--address", fake.address,
             piped="one\ntwo\n\n",
         )  # fmt: skip
@@ -70,6 +82,7 @@ async def test_generate_sends_each_flag() -> None:
     assert request.speculation.depth_max == 5
     assert (request.keep_alive.seconds, request.request_id) == (-1, "mine")
     assert request.priority == -3
+    assert (request.HasField("migrate"), request.migrate) == (True, False)
 
 
 @pytest.mark.asyncio
@@ -91,7 +104,8 @@ async def test_generate_json_is_one_object_a_message() -> None:
         ran = await mlxd("generate", "demo", "x", "--json", "--address", fake.address)
 
     *deltas, finished = ran.objects
-    assert deltas[1] == {"offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": []}
+    expected = {"offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": [], "seed": None}
+    assert deltas[1] == expected
     assert finished["reason"] == "length"
     assert finished["usage"]["completion_tokens"] == 4
     assert finished["model_digest"] == replies.DIGEST

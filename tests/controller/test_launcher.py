@@ -167,6 +167,17 @@ async def test_sockets_lie_in_a_private_folder_that_goes_with_the_launcher() -> 
     assert not folder.exists()
 
 
+@pytest.mark.asyncio
+async def test_a_worker_that_is_killed_leaves_no_socket_behind() -> None:
+    """Its socket is removed when its end is known, long before the folder of all of them is."""
+    async with launched("serve") as process:
+        socket = Path(process.address.removeprefix("unix:"))
+        assert await asyncio.to_thread(socket.is_socket)
+        os.kill(process.pid, signal.SIGKILL)
+        assert await process.wait_exited() == -signal.SIGKILL
+        assert not await asyncio.to_thread(socket.exists)
+
+
 def test_a_run_dir_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     """The limit of a socket's path is named at the start, not met at the first load."""
     with pytest.raises(InvalidRequest, match="longer than"):

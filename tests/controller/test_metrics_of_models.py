@@ -79,7 +79,7 @@ async def test_tokens_of_a_stream_that_breaks_off_are_counted(how: str) -> None:
     """Three were generated, whether the client left or the worker died then."""
     async with controller_stack() as stack:
         stack.workers.script.endless = True
-        call = stack.inference.Generate(request())
+        call = stack.inference.Generate(request(migrate=False))
         messages = aiter(call)
         for _ in range(3):
             await anext(messages)

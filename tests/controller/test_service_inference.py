@@ -30,6 +30,7 @@ from tests.support.controller_stack import controller_stack, request, store_of
 from tests.support.model_facts import device, need_mib
 
 LONG_S = 600.0
+CHAT = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
 
 
 @pytest.mark.asyncio
@@ -91,7 +92,7 @@ async def test_what_a_client_may_not_say_is_refused_by_name(
 async def test_an_unserved_field_is_refused_before_a_load() -> None:
     """FieldNotServed names it; nothing is launched for it."""
     async with controller_stack() as stack:
-        error = await error_of(stack.inference.Generate(request(migrate=True)))
+        error = await error_of(stack.inference.Generate(request(chat=CHAT)))
         assert isinstance(error, FieldNotServed)
         embed = stack.inference.Embed(inference_pb2.EmbedRequest(model="a", texts=["x"]))
         assert isinstance(await error_of(embed), FieldNotServed)
@@ -228,10 +229,10 @@ async def test_a_worker_that_does_not_start_is_told_with_its_code() -> None:
 
 @pytest.mark.asyncio
 async def test_a_worker_that_dies_in_a_stream_is_lost_and_replaced() -> None:
-    """WORKER_LOST says after how many tokens and why; the next request gets a new worker."""
+    """With migrate=false it is WORKER_LOST: after how many tokens, and why. The next is served."""
     async with controller_stack() as stack:
         stack.workers.script.endless = True
-        call = stack.inference.Generate(request())
+        call = stack.inference.Generate(request(migrate=False))
         messages = aiter(call)
         for _ in range(3):
             await anext(messages)

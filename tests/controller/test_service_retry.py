@@ -1,22 +1,39 @@
-"""A Generate whose worker has gone before its first message is served by another one, once."""
+"""A request whose worker has gone before its first message is served by another one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 import pytest
 
-from mlxd_controller.services.inference import DEADLINE_MARGIN_S, model_wait_s
+from mlxd.v1 import inference_pb2
+from mlxd_controller.services.losses import DEADLINE_MARGIN_S, model_wait_s
+from mlxd_controller.services.quarantine import DEATHS_MAX, FORGET_S
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, ModelDraining, ShuttingDown, WorkerLost, WrongWorker
-from mlxd_shared.status import RemoteError
+from mlxd_shared.errors import (
+    MlxdError,
+    ModelDraining,
+    PoisonPrompt,
+    ShuttingDown,
+    WorkerExited,
+    WorkerLost,
+    WrongWorker,
+)
+from mlxd_shared.status import RemoteError, from_call
 from tests.fakes.workers import Refusal
 from tests.support.calls import error_of
-from tests.support.controller_stack import controller_stack, request
+from tests.support.controller_stack import Stack, controller_stack, request
+from tests.support.turns import turned
 
 SECRET = "unix:/run/secret/w.sock"
 BROKEN = RemoteError(grpc.StatusCode.UNAVAILABLE, f"failed to connect to {SECRET}")
+
+
+def died() -> Refusal:
+    """Return a worker's end before a stream's first message."""
+    return Refusal(BROKEN, code=-9)
 
 
 @pytest.mark.asyncio
@@ -31,7 +48,10 @@ async def test_a_worker_gone_before_its_first_message_is_replaced(error: MlxdErr
         messages = await stack.generate()
 
         assert [i for message in messages for i in message.token_ids] == [0, 1, 2]
+        assert messages[0].request_id
+        assert messages[-1].usage.migrations == 0
         assert len(stack.workers.launcher.processes) == 2
+        await stack.settle()
         assert not stack.model("a").leases
 
 
@@ -51,28 +71,117 @@ async def test_a_worker_that_is_leaving_is_waited_for() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_second_worker_is_the_last() -> None:
-    """A request that meets two dying workers is lost: it may be what ends them."""
+async def test_a_prompt_that_two_workers_died_of_is_refused() -> None:
+    """No third worker dies of it; other prompts are served, and it is too once it is forgotten."""
     async with controller_stack() as stack:
-        stack.workers.script.refusals += [Refusal(BROKEN, code=-9), Refusal(BROKEN, code=-11)]
-        error = await error_of(stack.inference.Generate(request()))
+        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        call = stack.inference.Generate(request(text="poison"))
+        error = await error_of(call)
 
-        assert isinstance(error, WorkerLost)
-        assert (error.offset, error.cause) == (0, "signal 11")
-        assert len(stack.workers.launcher.processes) == 2
-        assert len(await stack.generate()) == 4
+        assert isinstance(error, PoisonPrompt)
+        assert (error.deaths, error.retry_after_s) == (DEATHS_MAX, FORGET_S)
+        assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert isinstance(
+            await error_of(stack.inference.Generate(request(text="poison"))), type(error)
+        )
+        assert len(stack.workers.launcher.processes) == DEATHS_MAX
+        assert len(await stack.generate(text="another")) == 4
+        stack.clock.now += FORGET_S
+        assert len(await stack.generate(text="poison")) == 4
 
 
 @pytest.mark.asyncio
-async def test_after_the_first_message_a_lost_worker_is_lost() -> None:
-    """What was delivered is not delivered again."""
+async def test_a_prompt_that_gets_on_is_cleared() -> None:
+    """One death, a token, another death: nobody suspects it."""
     async with controller_stack() as stack:
-        stack.workers.script.refusals.append(Refusal(BROKEN, code=-9, after=1))
-        error = await error_of(stack.inference.Generate(request()))
+        for _ in range(3):
+            stack.workers.script.refusals.append(died())
+            assert len(await stack.generate()) == 4
+            stack.clock.now += config.STEADY_S
 
-        assert isinstance(error, WorkerLost)
-        assert (error.offset, error.cause) == (1, "signal 9")
-        assert len(stack.workers.launcher.processes) == 1
+
+@pytest.mark.asyncio
+async def test_who_waited_behind_all_rows_is_not_suspected() -> None:
+    """Two workers die with many prompts before them; those that had no row yet are served."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        script, links = stack.workers.script, stack.workers.links
+        plan = stack.model("a").plan
+        assert plan is not None
+        script.tokens, script.endless = 0, True
+        count = 3 * plan.rows_max
+        asking = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(count)]
+        await turned(lambda: len(links[0].requests) == 1 + count)
+        stack.workers.launcher.processes[0].end(-9)
+        await turned(lambda: len(links) == 2 and len(links[1].requests) == count)
+        script.tokens, script.endless = 3, False
+        stack.workers.launcher.processes[1].end(-9)
+        found = await asyncio.gather(*asking, return_exceptions=True)
+
+    errors = [from_call(it) for it in found if isinstance(it, grpc.aio.AioRpcError)]
+    assert 1 <= len(errors) <= plan.rows_max
+    assert all(isinstance(error, PoisonPrompt) for error in errors)
+    assert sum(isinstance(it, list) for it in found) == count - len(errors)
+
+
+@pytest.mark.asyncio
+async def test_one_death_counts_once_however_many_asked_the_same() -> None:
+    """Ten requests with one prompt, whose worker dies once, are all served."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        script, (link,) = stack.workers.script, stack.workers.links
+        script.tokens, script.endless = 0, True
+        asking = [asyncio.create_task(stack.generate()) for _ in range(10)]
+        await turned(lambda: len(link.requests) == 11)
+        script.tokens, script.endless = 3, False
+        stack.workers.launcher.processes[0].end(-9)
+        found = await asyncio.gather(*asking)
+
+        assert [len(messages) for messages in found] == [4] * 10
+        assert len(stack.workers.launcher.processes) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_death_is_remembered_of_a_request_that_may_not_move() -> None:
+    """With migrate=false each client is told of the loss, until the prompt is known."""
+    async with controller_stack() as stack:
+        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        errors = [
+            await error_of(stack.inference.Generate(request(migrate=False)))
+            for _ in range(DEATHS_MAX + 1)
+        ]
+
+        assert [type(error) for error in errors] == [WorkerLost, WorkerLost, PoisonPrompt]
+
+
+@pytest.mark.asyncio
+async def test_a_load_that_a_signal_ends_is_tried_once_more() -> None:
+    """The request is served by the second; where that is killed too, its client hears of it."""
+    async with controller_stack() as stack:
+        stack.workers.script.load_gate.clear()
+        asking = asyncio.create_task(stack.generate())
+        await ended_while_loading(stack, count=1)
+        stack.workers.script.load_gate.set()
+        assert len(await asking) == 4
+
+        await stack.unload("digest-a")
+        stack.workers.script.load_gate.clear()
+        refused = asyncio.create_task(error_of(stack.inference.Generate(request())))
+        await ended_while_loading(stack, count=2)
+        error = await refused
+        assert isinstance(error, WorkerExited)
+        assert error.code == -9
+
+
+async def ended_while_loading(stack: Stack, *, count: int) -> None:
+    """Kill so many workers in a row while they load."""
+    for _ in range(count):
+        links = len(stack.workers.links)
+        await turned(lambda: len(stack.workers.links) > links)  # noqa: B023 - before it changes
+        await turned(lambda: bool(stack.workers.links[-1].orders))
+        stack.workers.launcher.processes[-1].end(-9)
+        stack.workers.script.load_gate.set()
+        stack.workers.script.load_gate.clear()
 
 
 @pytest.mark.asyncio
@@ -80,10 +189,32 @@ async def test_a_broken_connection_tells_no_client_where_workers_listen() -> Non
     """gRPC's own message names the socket; it is for the log."""
     async with controller_stack() as stack:
         stack.workers.script.refusals.append(Refusal(BROKEN, after=1))
-        error = await error_of(stack.inference.Generate(request()))
+        error = await error_of(stack.inference.Generate(request(migrate=False)))
 
         assert isinstance(error, WorkerLost)
         assert SECRET not in error.describe()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
+async def test_texts_and_ids_are_asked_for_once_more(method: str) -> None:
+    """The first worker has gone: the second one answers."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        ask: dict[str, Callable[[], grpc.aio.UnaryUnaryCall]] = {  # type: ignore[type-arg]
+            "Tokenize": lambda: stack.inference.Tokenize(
+                inference_pb2.TokenizeRequest(model="a", text="ab")
+            ),
+            "Detokenize": lambda: stack.inference.Detokenize(
+                inference_pb2.DetokenizeRequest(model="a", token_ids=[97, 98])
+            ),
+        }
+        stack.workers.script.last_words.append(-9)
+        assert await ask[method]()
+        assert len(stack.workers.launcher.processes) == 2
+        stack.clock.now += config.STEADY_S
+        stack.workers.script.last_words += [-9, -9]
+        assert isinstance(await error_of(ask[method]()), WorkerLost)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class Answers:
     """
 
     generate: Script[inference_pb2.GenerateResponse] = ()
+    generate_again: Sequence[Script[inference_pb2.GenerateResponse]] = ()
+    """What the second call gets, and each further one; any beyond them what the first does."""
     load: Script[model_pb2.LoadModelResponse] = ()
     unload: model_pb2.UnloadModelResponse | MlxdError = field(
         default_factory=model_pb2.UnloadModelResponse
@@ -84,7 +86,10 @@ class FakeServer(
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        async for message in self._play(request, self.answers.generate):
+        later = self.answers.generate_again
+        before = sum(isinstance(r, inference_pb2.GenerateRequest) for r in self.requests)
+        script = later[before - 1] if 0 < before <= len(later) else self.answers.generate
+        async for message in self._play(request, script):
             yield message
 
     async def Tokenize(

@@ -19,6 +19,9 @@ from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.status import RemoteError
 
+SEED = 17
+"""What a stream without a seed is given."""
+
 
 class FakeProcess:
     """Implements ports.WorkerProcess: ends when it is told to, or when a test says so."""
@@ -84,7 +87,7 @@ class FakeLauncher:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How one stream ends, `after` so many messages; `code` ends the process with it."""
+    """How one stream ends, `after` so many tokens; `code` ends the process with it."""
 
     error: MlxdError
     code: int | None = None
@@ -96,7 +99,8 @@ class Refusal:
 class LinkScript:
     """What links do. `load_gate` holds each load after its first step; `tokens` are streamed.
 
-    Each of `refusals` ends one stream.
+    Each of `refusals` ends one stream. `shift` is how far off a resumed stream begins.
+    Each of `last_words` is the code with which a question about text ends the process.
     """
 
     load_gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,6 +110,9 @@ class LinkScript:
     endless: bool = False
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[Refusal] = field(default_factory=list)
+    shift: int = 0
+    status_error: MlxdError | None = None
+    last_words: list[int] = field(default_factory=list)
     figures_age_s: float = 0.0
     """How old the figures are that a worker tells, as one in a long step does."""
 
@@ -117,10 +124,14 @@ class LinkScript:
 class FakeStream:
     """Implements ports.RawStream over a list of messages."""
 
-    def __init__(self, script: LinkScript, process: FakeProcess) -> None:
+    def __init__(
+        self, script: LinkScript, process: FakeProcess, request: inference_pb2.GenerateRequest
+    ) -> None:
         self._script = script
         self._process = process
-        self._sent = 0
+        self._request = request
+        self._sent = request.resume_from
+        self._begun = False
         self._cancelled = asyncio.Event()
 
     async def read(self) -> bytes | None:
@@ -138,10 +149,13 @@ class FakeStream:
         index = self._sent
         self._sent += 1
         message = inference_pb2.GenerateResponse(offset=index)
+        if not self._begun:
+            self._begin(message)
         if index < self._script.tokens:
             message.token_ids.append(index)
         else:
             message.finish.reason = types_pb2.FINISH_REASON_LENGTH
+            message.usage.prompt_tokens = 1
             message.usage.completion_tokens = index
             message.usage.cache_reason = types_pb2.CACHE_REASON_EVICTED
         return message.SerializeToString()
@@ -149,6 +163,15 @@ class FakeStream:
     def cancel(self) -> None:
         """Tell the worker to stop."""
         self._cancelled.set()
+
+    def _begin(self, message: inference_pb2.GenerateResponse) -> None:
+        """Say what only the first message says."""
+        self._begun = True
+        message.request_id = self._request.request_id
+        message.model_digest = self._request.model
+        message.seed = self._request.sampling.seed or SEED
+        if self._request.resume_from:
+            message.offset += self._script.shift
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
         if refusal.code is not None:
@@ -195,21 +218,23 @@ class FakeLink:
     ) -> FakeStream:
         """Stream the script's tokens."""
         self._check_open()
-        self.requests.append(request)
-        return FakeStream(self._script, self._process)
+        seen = inference_pb2.GenerateRequest()
+        seen.CopyFrom(request)  # its owner changes it for the next worker
+        self.requests.append(seen)
+        return FakeStream(self._script, self._process, seen)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
     ) -> inference_pb2.TokenizeResponse:
         """Return one id a byte."""
-        self._check()
+        self._check_text()
         return inference_pb2.TokenizeResponse(token_ids=list(request.text.encode()))
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
     ) -> inference_pb2.DetokenizeResponse:
         """Undo tokenize."""
-        self._check()
+        self._check_text()
         return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
@@ -219,6 +244,8 @@ class FakeLink:
                 await self._script.status_gate.wait()
         except TimeoutError:
             raise RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        if self._script.status_error is not None:
+            raise self._script.status_error
         self._check()
         worker = status_pb2.WorkerStatus(pid=self._process.pid)
         worker.memory.total_bytes = 1000
@@ -233,6 +260,11 @@ class FakeLink:
     async def close(self) -> None:
         """Note it."""
         self.closed = True
+
+    def _check_text(self) -> None:
+        if self._script.last_words:
+            self._process.end(self._script.last_words.pop(0))
+        self._check()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -73,6 +73,9 @@ def test_every_field_arrives() -> None:
             skip_special_tokens=False,
             worker_incarnation="w",
             load_duration=Duration(nanos=500_000_000),
+            resume_from=2,
+            resume_token_ids=[7, 0],
+            migrate=False,
         )
     )
 
@@ -99,6 +102,8 @@ def test_every_field_arrives() -> None:
         request_id="r",
         worker_incarnation="w",
         load_s=0.5,
+        resumed=(7, 0),
+        migrate=False,
     )
 
 
@@ -165,6 +170,14 @@ BAD_REQUESTS = [
     (generate(top_logprobs=1), "top_logprobs", "logprobs must be true"),
     (generate(max_tokens=3, min_tokens=4), "min_tokens", "4 is above the 3 tokens"),
     (generate(num_predict=3, min_tokens=4), "min_tokens", "4 is above the 3 tokens"),
+    (generate(resume_from=1), "resume_from", "1 tokens come before it, but resume_token_ids has 0"),
+    (generate(resume_token_ids=[1]), "resume_from", "0 tokens come before it"),
+    (generate(max_tokens=2, resume_from=2, resume_token_ids=[1, 1]), "resume_from",
+     "2 is not below the 2 tokens"),
+    (generate(num_predict=1, resume_from=2, resume_token_ids=[1, 1]), "resume_from",
+     "2 is not below the 1 tokens"),
+    (generate(resume_from=config.TOKENIZE_IDS_MAX + 1,
+              resume_token_ids=[1] * (config.TOKENIZE_IDS_MAX + 1)), "resume_token_ids", "at most"),
     (generate(keep_alive=Duration(seconds=int(config.DURATION_MAX_S) + 1)),
      "keep_alive", "negative is for ever"),
 ]  # fmt: skip
@@ -184,6 +197,22 @@ def test_log_probabilities_are_asked_for_apart_from_alternatives(
 ) -> None:
     """Each token's own may be wanted without any other's."""
     assert generate_from_pb(generate(**fields)).top_logprobs == top_logprobs
+
+
+@pytest.mark.parametrize(
+    ("given", "migrate"), [({}, True), ({"migrate": True}, True), ({"migrate": False}, False)]
+)
+def test_a_stream_moves_unless_it_is_forbidden(given: dict[str, object], *, migrate: bool) -> None:
+    """Absent is not false."""
+    assert generate_from_pb(generate(**given)).migrate is migrate
+
+
+def test_what_is_resumed_may_lack_one_token() -> None:
+    """The last token of all may be all that is missing, and without a bound anything may be."""
+    last = generate(max_tokens=3, resume_from=2, resume_token_ids=[1, 2])
+    assert generate_from_pb(last).resumed == (1, 2)
+    unbounded = generate(num_predict=0, resume_from=2, resume_token_ids=[1, 2])
+    assert generate_from_pb(unbounded).resumed == (1, 2)
 
 
 def test_a_least_length_may_be_the_whole_length() -> None:
@@ -240,9 +269,6 @@ def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: in
 
 NOT_SERVED = [
     (generate(chat=inference_pb2.ChatPrompt()), "chat"),
-    (generate(resume_from=1), "resume_from"),
-    (generate(resume_token_ids=[1]), "resume_token_ids"),
-    (generate(migrate=True), "migrate"),
 ]
 
 
@@ -262,7 +288,7 @@ def test_each_row_of_unserved_is_tried_above() -> None:
 
 def test_neutral_values_of_unserved_fields_are_good() -> None:
     """A field that asks for nothing gets it."""
-    neutral = generate(min_tokens=0, logprobs=False, top_logprobs=0, resume_from=0, migrate=False)
+    neutral = generate(min_tokens=0, logprobs=False, top_logprobs=0, resume_from=0)
 
     assert generate_from_pb(neutral) == GenerateSpec(model="", prompt="x")
 

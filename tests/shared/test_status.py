@@ -44,6 +44,7 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.WorkerTimedOut("bad", waited_s=120.0),
     errors.LoadAbandoned("left"),
     errors.WorkerLost("lost", 17, "signal 9"),
+    errors.PoisonPrompt("poisoned", 2, 600.0),
     errors.WrongWorker("w-1", "w-2"),
     errors.BackendProblem("two backends: mlx-cpu, mlx-cuda-13"),
     errors.BadCredentials("server.pem", "the certificate has expired on 2026-01-01"),

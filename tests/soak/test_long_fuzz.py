@@ -15,6 +15,7 @@ FACTOR = 20
 
 PROPERTY_TESTS = (
     "tests/controller/test_core_machine.py",
+    "tests/system/test_parity.py",
     "tests/worker/caches/test_contract.py",
     "tests/worker/caches/test_trie_programs.py",
     "tests/worker/test_cache_table.py",

@@ -190,7 +190,8 @@ def _run(trained: Trained, mix: Mix) -> list[Collected]:
 
 
 def check_nothing_left(tiny: TinyEngine) -> None:
-    """Assert that an idle engine holds no row, and no snapshot once its prefixes are dropped."""
+    """Assert that an idle engine holds no row, no spare once it rests, no snapshot once told."""
+    tiny.rest()
     tiny.prefix.shrink(0)
     left = (tiny.engine.streams, tiny.caches.nbytes, tiny.caches.contents.live, tiny.prefix.nbytes)
     assert left == (0, 0, 0, 0), left

@@ -20,13 +20,14 @@ from mlxd.v1 import (
 from mlxd_controller.core.events import ShutDown, Tick
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, Phase, State
-from mlxd_controller.ports import ModelStore
+from mlxd_controller.ports import Clock, ModelStore
 from mlxd_controller.runtime import Ports, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService, add_to_server
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
+from mlxd_shared import config
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, make_server
 from tests.fakes.store import FakeStore
@@ -106,13 +107,27 @@ async def controller_stack(
     memory: Device = ROOMY,
     max_loaded: int | None = None,
     stall_timeout_s: float = 60.0,
+    silent_max_s: float = config.WORKER_SILENT_MAX_S,
+    poll_s: float = config.STATUS_POLL_S,
 ) -> AsyncIterator[Stack]:
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})
     workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory)
     state = State(devices=(memory,), max_loaded=max_loaded, age_min_s=0.0)
     ports = Ports(workers.launcher, workers.connect, probe, clock)
-    runtime = Runtime(ports, state, stall_timeout_s=stall_timeout_s)
+    runtime = Runtime(
+        ports, state, stall_timeout_s=stall_timeout_s, silent_max_s=silent_max_s, poll_s=poll_s
+    )
+    async with serving(runtime, store, clock) as channel:
+        yield Stack(runtime, workers, clock, probe, channel)
+    assert workers.living == 0
+
+
+@asynccontextmanager
+async def serving(
+    runtime: Runtime, store: ModelStore, clock: Clock
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Run a controller on `runtime` around the body, which is given a connection to it."""
     catalog = Catalog(store, runtime)
     health = Health()
     server = make_server(health, ())
@@ -128,11 +143,10 @@ async def controller_stack(
         running = asyncio.create_task(runtime.run())
         try:
             async with grpc.aio.insecure_channel(target) as channel:
-                yield Stack(runtime, workers, clock, probe, channel)
+                yield channel
         finally:
             runtime.post(ShutDown(0.0))
             await running
             following.cancel()
             await asyncio.wait({following})
             await server.stop(0)
-    assert workers.living == 0

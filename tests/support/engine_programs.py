@@ -35,6 +35,7 @@ from tests.worker.speculation.guessing import eager
 
 ROWS_MAX, WAITING_MAX, CONTEXT, CHUNK = 3, 3, 512, 32
 PREFIX_NBYTES = 1 << 18
+RESUMED_MAX = 100
 DEADLINE_S = 10.0
 REPEATING = ((60, 99.0), (61, 99.0))
 """A bias that leaves two tokens: what guesses are often right about."""
@@ -60,7 +61,7 @@ class Come:
     ends: bool
     """Whether any of `ENDS` ends its stream."""
     asked: str
-    """What it asks for beside: guesses, logprobs, format, or to be BROKEN."""
+    """What it asks for beside: guesses, logprobs, format, what is left of it, or to be BROKEN."""
     hurry: bool
     """Whether it has a deadline."""
     priority: int
@@ -116,7 +117,7 @@ class Client:
         events = self.sink.events
         assert self.left is None or len(events) == self.left, "an event after the client has left"
         assert not any(isinstance(event, Finished | Failed) for event in events[:-1])
-        offset = 0
+        offset = self.request.resumed
         for event in events:
             if not isinstance(event, Failed):
                 assert event.offset == offset
@@ -130,7 +131,7 @@ class Client:
         request = self.request
         if isinstance(end, Failed):
             may_fail = {
-                QueueFull: not generated,
+                QueueFull: generated == request.resumed,
                 DeadlinePassed: request.deadline_s is not None,
                 InternalError: request.request_id == BROKEN,
                 InvalidRequest: generated < request.min_tokens or request.constraint is not None,
@@ -139,8 +140,8 @@ class Client:
             return
         assert isinstance(end, Finished)
         usage, reason = end.usage, end.reason
-        assert usage.prompt_tokens == len(request.prompt)
-        assert usage.cached_tokens < usage.prompt_tokens
+        assert usage.prompt_tokens == request.prompt_tokens
+        assert usage.cached_tokens < usage.prompt_tokens + bool(request.resumed)
         assert usage.completion_tokens == generated
         assert usage.accepted_draft_tokens <= min(usage.drafted_tokens, generated)
         if reason is FinishReason.LENGTH:
@@ -200,7 +201,7 @@ comes = st.builds(
     max_tokens=st.sampled_from([40, 12, 1, None]),
     min_tokens=st.sampled_from([0, 0, 6]),
     ends=st.booleans(),
-    asked=st.sampled_from(["", "guesses", "guesses", "logprobs", "format", BROKEN]),
+    asked=st.sampled_from(["", "guesses", "guesses", "logprobs", "format", "rest", BROKEN]),
     hurry=st.sampled_from([False, False, True]),
     priority=st.integers(0, 1),
 )
@@ -291,11 +292,13 @@ class World:
         guesses = come.asked == "guesses"
         sampling = replace(come.sampling, logit_bias=REPEATING if guesses else ())
         wanted = FORMATS[come.length % len(FORMATS)] if come.asked == "format" else None
+        most = min(come.length, RESUMED_MAX, come.max_tokens or CONTEXT) - 1
         eos_ids = self._served.tokenizer.eos_ids
         request, sink = self.tiny.submit(
             tokens_of(come.beginning, come.length),
             sampling=sampling,
             max_tokens=come.max_tokens,
+            resumed=most if come.asked == "rest" else 0,
             min_tokens=come.min_tokens,
             stop_token_ids=frozenset(ENDS if come.ends else ()),
             eos_ids=frozenset(eos_ids if wanted else ()),
@@ -334,11 +337,11 @@ class World:
 
     def _audit(self) -> None:
         reports = self._reports()
-        assert reports[Account.KV] == 0
         gc.collect()
         self._ledger.sweep()
-        stray_nbytes = mx.get_active_memory() - self._baseline_nbytes - reports[Account.PREFIX]
+        stray_nbytes = mx.get_active_memory() - self._baseline_nbytes - sum(reports.values())
         assert abs(stray_nbytes) <= STRAY_NBYTES
+        assert self.tiny.caches.rows == ()
 
     def _seen(self) -> Counter[str]:
         seen: Counter[str] = Counter()

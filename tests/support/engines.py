@@ -112,6 +112,12 @@ class TinyEngine:
     tokenizer: Tokenizer
     prefix: PrefixCache
 
+    def rest(self) -> None:
+        """Give back the arenas that an idle engine keeps for rows to come; then it holds none."""
+        assert self.caches.rows == ()
+        self.caches.rest()
+        assert self.caches.nbytes == 0
+
     def submit(
         self, prompt: Iterable[int], *, sink: Collected | None = None, **given: Any
     ) -> tuple[Submit, Collected]:
@@ -160,10 +166,12 @@ def tiny_engine(
     clock: Callable[[], float] = time.monotonic,
     make_decoder: MakeDecoder | None = None,
     prefix_nbytes: int = 0,
+    keeps_spares: bool = True,
 ) -> TinyEngine:
     """Return an engine on the model in `folder`; its text is the tokenizer's by default.
 
     `prefix_nbytes`: what snapshots of former prompts may take; by default none are kept.
+    `keeps_spares`: decode in arenas that former rows have left, as a worker does.
     """
     model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
     return engine_on(
@@ -176,6 +184,7 @@ def tiny_engine(
         clock=clock,
         make_decoder=make_decoder,
         prefix_nbytes=prefix_nbytes,
+        keeps_spares=keeps_spares,
     )
 
 
@@ -190,13 +199,19 @@ def engine_on(
     clock: Callable[[], float] = time.monotonic,
     make_decoder: MakeDecoder | None = None,
     prefix_nbytes: int = 0,
+    keeps_spares: bool = True,
     controller: DepthController | None = None,
 ) -> TinyEngine:
     """Return an engine with caches of its own on a model that others may use, too.
 
     `controller` says how wide the steps are in which rows guess that are asked to.
     """
-    caches = RowCaches(model.new_caches(), context_max=context_length, rows_max=rows_max)
+    caches = RowCaches(
+        model.new_caches(),
+        context_max=context_length,
+        rows_max=rows_max,
+        keeps_spares=keeps_spares,
+    )
     limits = Limits(
         context_length=context_length,
         rows_max=rows_max,

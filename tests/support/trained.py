@@ -233,11 +233,16 @@ class Trained:
             prefix_nbytes=prefix_nbytes,
         )
 
-    def submit(self, tiny: TinyEngine, number: int, **given: Any) -> tuple[Submit, Collected]:
-        """Submit the stream, with what else is `given`; return it and its sink."""
+    def submit(
+        self, tiny: TinyEngine, number: int, *, resumed: Sequence[int] = (), **given: Any
+    ) -> tuple[Submit, Collected]:
+        """Submit the stream, or what follows the ids `resumed`, with what else is `given`; return
+        it and its sink.
+        """
         stream = self.stream(number)
         return tiny.submit(
-            stream.prompt,
+            (*stream.prompt, *resumed),
+            resumed=len(resumed),
             sampling=stream.sampling,
             max_tokens=stream.max_tokens,
             min_tokens=stream.min_tokens,

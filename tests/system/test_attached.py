@@ -195,7 +195,9 @@ async def test_a_stream_that_loses_its_worker_is_told_so(models: Models) -> None
         running_worker(listen="tcp:127.0.0.1:0") as first,
         controller(models, first.address) as (_, client),
     ):
-        stream = client.generate("ab", model="a", sampling=GREEDY, max_tokens=400, ignore_eos=True)
+        stream = client.generate(
+            "ab", model="a", sampling=GREEDY, max_tokens=400, ignore_eos=True, migrate=False
+        )
         async with stream as events:
             await anext(aiter(events))
             os.kill(first.pid, signal.SIGKILL)

@@ -138,10 +138,11 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.asyncio
 async def test_a_worker_that_is_killed_is_lost_to_its_stream_and_replaced(tiny: Path) -> None:
-    """SIGKILL in mid-stream: WORKER_LOST with the signal; the next request succeeds."""
+    """SIGKILL with migrate=false: WORKER_LOST with the signal; the next request succeeds."""
     async with session(("tiny", tiny)) as its:
         before = await its.ids()
-        stream = await its.endless()
+        stream = its.inference.Generate(greedy(model="tiny", migrate=False))
+        await anext(aiter(stream))
         (worker,) = await its.workers()
         os.kill(worker.pid, signal.SIGKILL)
         error = await error_of(stream)

@@ -40,8 +40,6 @@ WORKER_PROBES = worker_probes.PROBES.all
 
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT = {
-    "mlxd.v1.Usage.migrations": "migrate",
-    "mlxd.v1.Usage.near_ties": "migrate",
     "mlxd.v1.EmbedResponse.embeddings": "Embed",
     "mlxd.v1.EmbedResponse.prompt_tokens": "Embed",
     "mlxd.v1.EmbedResponse.model_digest": "Embed",

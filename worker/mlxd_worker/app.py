@@ -105,7 +105,12 @@ async def serve(
         address = _listen(server, options, security, stack)
         identity = Identity(options.incarnation, address, backend)
         worker = Worker(
-            identity, engine, health, stopping=stopping, waiting_max=options.waiting_max
+            identity,
+            engine,
+            health,
+            stopping=stopping,
+            waiting_max=options.waiting_max,
+            replay_steps_max=options.replay_steps,
         )
         stack.callback(worker.formats.close)
         add_services(server, worker)

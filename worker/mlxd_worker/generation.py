@@ -33,7 +33,8 @@ class Part:
     request_id: str
     model_digest: str
     event: Tokens | Finished
-    first: bool
+    seed: int | None
+    """The seed in force, on the first message only."""
 
 
 async def generate(
@@ -55,25 +56,31 @@ async def generate(
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         prompt = await _prompt_tokens(spec, loaded)
+        _check_resumed(spec, loaded, prompt)
         constraint = await _constraint(worker, spec, loaded)
         if worker.loaded is not loaded:
             raise ModelUnloaded(loaded.job.name)
         reader = worker.engine.reader()
+        by_steps = len(spec.resumed) <= worker.replay_steps_max
         request = replace(
             _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s),
             request_id=request_id,
             priority=spec.priority,
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
+            prompt=prompt if by_steps else prompt + spec.resumed,
+            resumed=0 if by_steps else len(spec.resumed),
+            forced=spec.resumed if by_steps else (),
         )
         worker.engine.submit(request)
-        first, ended = True, False
+        seed: int | None = request.sampling.seed
+        ended = False
         try:
             while not ended:
                 event = await reader.next()
                 ended = isinstance(event, Finished)
-                yield Part(request_id, loaded.job.digest, event, first)
-                first = False
+                yield Part(request_id, loaded.job.digest, event, seed)
+                seed = None
         finally:
             if not ended:
                 worker.engine.cancel(Cancel(stream))
@@ -117,6 +124,32 @@ async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
     return prompt
 
 
+def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:
+    """Refuse to go on from tokens that this request cannot have brought forth."""
+    resumed = spec.resumed
+    if not resumed:
+        return
+    bad = next((i for i, token in enumerate(resumed) if token >= loaded.vocab_size), None)
+    if bad is not None:
+        limit = f"{resumed[bad]} is not a token id; the vocabulary has {loaded.vocab_size} tokens"
+        raise InvalidRequest.of(f"resume_token_ids[{bad}]", limit)
+    ends = _eos_of(spec, loaded) | set(spec.stop_token_ids)
+    bad = next((i for i, token in enumerate(resumed) if token in ends), None)
+    if bad is not None:
+        limit = f"token {resumed[bad]} ends the stream: it is never part of the output"
+        raise InvalidRequest.of(f"resume_token_ids[{bad}]", limit)
+    if len(prompt) + len(resumed) >= loaded.context_length:
+        limit = (
+            f"prompt and output have {len(prompt) + len(resumed)} tokens; the context of "
+            f"{loaded.context_length} is full: the stream had ended"
+        )
+        raise InvalidRequest.of("resume_token_ids", limit)
+    options = merge(spec.sampling, loaded.sampling)
+    if options.seed is None and options.temperature != 0:
+        limit = "to go on with the same draws a stream needs its seed, which its first message told"
+        raise InvalidRequest.of("sampling.seed", limit)
+
+
 def _check_length(text: str, loaded: Loaded) -> None:
     """Refuse a text that the context could not hold if every token were the longest there is.
 
@@ -149,7 +182,7 @@ def _submit(
         max_tokens=spec.max_tokens,
         stop=spec.stop,
         stop_token_ids=frozenset(spec.stop_token_ids),
-        eos_ids=frozenset() if spec.ignore_eos else _eos_ids(loaded),
+        eos_ids=_eos_of(spec, loaded),
         skip_special_tokens=spec.skip_special_tokens,
         submitted_s=accepted_s,
         sink=sink,
@@ -159,6 +192,8 @@ def _submit(
     )
 
 
-def _eos_ids(loaded: Loaded) -> frozenset[int]:
-    """Return the ids that end a text, less those that the model's head does not have."""
+def _eos_of(spec: GenerateSpec, loaded: Loaded) -> frozenset[int]:
+    """Return the ids that end this text, less those that the model's head does not have."""
+    if spec.ignore_eos:
+        return frozenset()
     return frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.vocab_size)

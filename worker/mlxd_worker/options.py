@@ -34,6 +34,7 @@ class Options:
     spec: LoadSpec
     threads: int | None
     waiting_max: int
+    replay_steps: int
     log_level: str
     log_format: LogFormat
 
@@ -71,6 +72,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         spec=spec,
         threads=given.threads,
         waiting_max=given.waiting_max,
+        replay_steps=given.replay_steps,
         log_level=given.log_level,
         log_format=given.log_format,
     )
@@ -121,6 +123,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=waiting_text,
     )
+    add(
+        "--replay-steps",
+        type=_replayed,
+        default=0,
+        metavar="TOKENS",
+        help="resume streams of at most so many tokens by decoding them again; default: 0, none",
+    )
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
@@ -150,6 +159,14 @@ def _waiting(text: str) -> int:
     value = int(text)
     if not 0 <= value <= config.WAITING_STREAMS_LIMIT:
         message = f"{text} is outside 0 to {config.WAITING_STREAMS_LIMIT}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _replayed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= config.CONTEXT_LENGTH_LIMIT:
+        message = f"{text} is outside 0 to {config.CONTEXT_LENGTH_LIMIT}"
         raise argparse.ArgumentTypeError(message)
     return value
 

@@ -71,10 +71,14 @@ class Worker:
         *,
         stopping: asyncio.Event,
         waiting_max: int = config.WAITING_STREAMS_MAX,
+        replay_steps_max: int = 0,
     ) -> None:
         """Serve nothing yet; later, let at most `waiting_max` streams wait."""
         self.identity = identity
         self.engine = engine
+        self.replay_steps_max = replay_steps_max
+        """Up to so many tokens of a resumed stream are evaluated one by one, as they were at first;
+        more are evaluated like a prompt, which is faster and rounds otherwise."""
         self.streams = Streams(waiting_max=waiting_max)
         self.formats = CompileRoom()
         self.stopping = stopping

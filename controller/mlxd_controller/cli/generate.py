@@ -61,6 +61,10 @@ Priority = Annotated[
     int | None,
     typer.Option(min=-(1 << 31), max=(1 << 31) - 1, help="Higher is served earlier.  [default: 0]"),
 ]
+NoMigrate = Annotated[
+    bool,
+    typer.Option("--no-migrate", help="Fail when the worker dies, rather than go on with another."),
+]
 RequestId = Annotated[str, typer.Option(help="A name for the server's log.", show_default=False)]
 Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr what the request cost.")]
 
@@ -83,6 +87,7 @@ class Job:
     priority: int | None
     keep_alive_s: float | None
     request_id: str
+    migrate: bool | None
 
 
 def generate(
@@ -117,6 +122,7 @@ def generate(
     priority: Priority = None,
     keep_alive: o.KeepAlive = None,
     request_id: RequestId = "",
+    no_migrate: NoMigrate = False,
     stats: Stats = False,
     as_json: o.Json = False,
     address: o.Address = None,
@@ -148,6 +154,7 @@ def generate(
         priority=priority,
         keep_alive_s=keep_alive,
         request_id=request_id,
+        migrate=False if no_migrate else None,
     )  # fmt: skip
     where = server(context, address)
     run(_generate(where, job, as_json=as_json, stats=stats), address=where.address)
@@ -179,6 +186,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
             priority=job.priority,
             keep_alive_s=job.keep_alive_s,
             request_id=job.request_id,
+            migrate=job.migrate,
         )
         shown = ""
         async with stream:
@@ -225,9 +233,15 @@ def summary(finished: Finished) -> str:
             else ""
         ),
         f"seed {usage.seed}",
+        f"moved {_times(usage.migrations)} to another worker" if usage.migrations else "",
+        f"near ties {usage.near_ties}" if usage.near_ties else "",
         f"ended by {finished.reason.value}{matched}",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def tokenize(

@@ -119,6 +119,16 @@ LoadTimeout = Annotated[
         f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
     ),
 ]
+SilentTimeout = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="End a worker that has answered nothing for so long; its streams go on with another. 0"
+        f" and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
+        show_default=False,
+    ),
+]
 Preload = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
 ]
@@ -161,6 +171,7 @@ def serve(
     max_loaded: MaxLoaded = None,
     waiting_max: WaitingMax = None,
     load_timeout: LoadTimeout = None,
+    worker_silent_timeout: SilentTimeout = config.WORKER_SILENT_MAX_S,
     preload: Preload = None,
     allow_remote: AllowRemote = False,
     tls_cert: ServeCert = None,
@@ -180,10 +191,7 @@ def serve(
     log_level: LogLevel = LogLevel.INFO,
     log_format: LogFormat = LogFormat.AUTO,
 ) -> None:
-    """Run the server until it is told to stop (SIGTERM or Ctrl-C).
-
-    Says on stdout where it listens, once it does. The log goes to stderr.
-    """
+    """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
     worker_security = ChannelSecurity(
         worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
     )
@@ -199,6 +207,7 @@ def serve(
         max_loaded=max_loaded,
         waiting_max=waiting_max,
         load_stall_timeout_s=load_timeout_s(load_timeout, os.environ),
+        worker_silent_timeout_s=worker_silent_timeout,
         allow_remote=allow_remote,
         security=listener_files(
             context,
@@ -218,7 +227,6 @@ def serve(
         log_level=log_level.value,
         log_format=log_format.value,
     )
-    _check_pairs(settings)
     _run(settings)
 
 
@@ -232,6 +240,7 @@ def _check_pairs(settings: ServeSettings) -> None:
 
 def _run(settings: ServeSettings) -> None:
     """Serve on uvloop, where streams cost half as much."""
+    _check_pairs(settings)
     from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
 
     run(_serve(settings), address=settings.address, loop_factory=new_event_loop)

@@ -4,6 +4,7 @@ Invariants:
 - The end is awaited by one task; every waiter waits for that task, so all see the same end, and the
   process is reaped whoever waits. It ends after the output has been read to its end, or EOF_GRACE_S
   later where somebody else holds the pipe open.
+- Its socket goes with it, however it ended: a process that is killed leaves it behind.
 - close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap. It runs once, however often and by
   however many it is called, and is not undone by the cancellation of a caller.
 - What does not listen yet is terminated instead: it has nothing to end, and Python tells at length
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from asyncio.subprocess import Process
+from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -33,12 +35,14 @@ class SubprocessWorker:
         incarnation: str,
         output: PipeReader,
         life: Pipe,
+        socket: Path,
         log: FilteringBoundLogger,
     ) -> None:
-        """Take over `process`, its output, and the pipe that tells it that its controller lives."""
+        """Take over `process`, its output, its socket, and the pipe that its life hangs on."""
         self._process = process
         self._incarnation = incarnation
         self._life = life
+        self._socket = socket
         self._log = log
         self._address = ""
         self._output = Output(log)
@@ -93,6 +97,7 @@ class SubprocessWorker:
             await asyncio.wait({reading})
         output.close()
         self._life.close()
+        self._socket.unlink(missing_ok=True)
         self._log.info("worker ended", pid=self.pid, exit_code=code)
         return code
 

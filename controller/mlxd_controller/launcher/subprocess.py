@@ -119,7 +119,12 @@ class SubprocessLauncher:
         life.close(life.read_fd)
         output.close(output.write_fd)
         worker = SubprocessWorker(
-            process, incarnation=incarnation, output=readers[1], life=life, log=log
+            process,
+            incarnation=incarnation,
+            output=readers[1],
+            life=life,
+            socket=socket,
+            log=log,
         )
         return worker, readers[0]
 

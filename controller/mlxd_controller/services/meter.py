@@ -23,16 +23,13 @@ class Meter:
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         """Begin to measure."""
         self.model = UNKNOWN_MODEL
+        self.resumed = 0
+        """How many tokens the client had before."""
         self._metrics = metrics
         self._clock = clock
         self._begun_s = clock.now_s()
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether the stream has had a message."""
-        return self._first_s is not None
 
     def saw_frame(self) -> None:
         """Note a message of the stream."""
@@ -47,7 +44,7 @@ class Meter:
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
-        self._metrics.used(model=self.model, usage=last.usage)
+        self._metrics.used(model=self.model, usage=last.usage, resumed=self.resumed)
 
     def __enter__(self) -> Meter:
         return self

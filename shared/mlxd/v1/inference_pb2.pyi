@@ -276,9 +276,17 @@ class GenerateRequest(_message.Message):
     made. At most 128 characters.
     """
     resume_from: _builtins.int
-    """Continue an interrupted stream: the offset of the first token wanted, and the tokens before it."""
+    """Continue an interrupted stream of this very request: how many of its tokens the client has, and
+    these tokens. The first message then has this offset, and text that was sent with the tokens
+    before it is not sent again. What follows is the rest of the interrupted stream, if the request
+    names its seed (GenerateResponse.seed; needed unless greedy). All counts (max_tokens,
+    min_tokens, usage) are of the whole stream. Fewer than max_tokens; ids that cannot have come
+    are INVALID_ARGUMENT naming the first of them.
+    """
     migrate: _builtins.bool
-    """Whether the stream may move to a new worker when its worker dies."""
+    """Whether the stream goes on with a new worker when its worker dies. Default true. Else it ends
+    with UNAVAILABLE, and may be continued by resume_from.
+    """
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text (their ids are still reported). Default true."""
     worker_incarnation: _builtins.str
@@ -466,6 +474,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Index, among the generated tokens, of this message's first token."""
     text: _builtins.str
@@ -473,8 +482,11 @@ class GenerateResponse(_message.Message):
     because it may become a stop string comes with a later message.
     """
     request_id: _builtins.str
-    """Set on the first message only: the request's id and the model that answers."""
+    """Set on the first message only: the request's id, the model that answers, and the seed in force,
+    given or drawn, which continues this stream should it break off.
+    """
     model_digest: _builtins.str
+    seed: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -498,12 +510,15 @@ class GenerateResponse(_message.Message):
         usage: _types_pb2.Usage | None = ...,
         request_id: _builtins.str = ...,
         model_digest: _builtins.str = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 

@@ -393,9 +393,14 @@ class Usage(_message.Message):
     seed: _builtins.int
     """The seed in force, given or drawn."""
     migrations: _builtins.int
-    """How often the stream moved to a new worker."""
+    """How often the stream moved to a new worker; durations but load_duration are then the last
+    one's.
+    """
     near_ties: _builtins.int
-    """Positions after a migration at which the two best scores were too close to call."""
+    """Positions since the last move, or behind resume_from, at which the two best final scores
+    (penalised logit over temperature, plus noise; greedy: the logit) differ by less than 0.001, so
+    that rounding may have called them otherwise than before.
+    """
     cache_reason: Global___CacheReason.ValueType
     """Why no more than cached_tokens was reused."""
     drafted_tokens: _builtins.int

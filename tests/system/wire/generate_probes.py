@@ -7,9 +7,10 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.errors import FieldNotServed, InvalidRequest, WorkerLost
 from tests.system.wire.model_probes import load, unload
 from tests.system.wire.probe import Probes, Wire, refusal
+from tests.system.wire.scenario import killed_after
 
 PROBES = Probes()
 covering = PROBES.covering
@@ -217,6 +218,54 @@ async def guesses_change_nothing_but_steps(wire: Wire) -> None:
     deeper = inference_pb2.SpeculationOptions(depth_max=17)
     error = await refusal(wire.generate(**repeating, speculation=deeper))
     assert isinstance(error, InvalidRequest)
+
+
+@covering("GenerateRequest.resume_from", "GenerateRequest.resume_token_ids")
+async def the_rest_of_a_stream(wire: Wire) -> None:
+    """With the tokens so far and the seed the rest comes, and no more; without either nothing."""
+    hot = types_pb2.SamplingOptions(temperature=1.5)
+    messages = await wire.generate(sampling=hot)
+    ids = [i for m in messages for i in m.token_ids]
+    resumed: dict[str, Any] = {"resume_from": 5, "resume_token_ids": ids[:5]}
+    error = await refusal(wire.generate(sampling=hot, **resumed))
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "sampling.seed"
+    hot.seed = messages[0].seed
+    rest = await wire.generate(sampling=hot, **resumed)
+    assert rest[0].offset == 5
+    assert [i for m in rest for i in m.token_ids] == ids[5:]
+    whole = "".join(m.text for m in messages)
+    assert whole.endswith("".join(m.text for m in rest))
+    error = await refusal(wire.generate(sampling=hot, **{**resumed, "resume_from": 4}))
+    assert isinstance(error, InvalidRequest)
+
+
+@covering()
+async def near_ties_are_told(wire: Wire) -> None:
+    """Behind a resume, two tokens that a bias makes equal are counted as too near to call."""
+    messages = await wire.generate(logprobs=True, top_logprobs=2, max_tokens=2)
+    best, other = [p for m in messages for p in m.logprobs][1].top
+    level = types_pb2.SamplingOptions(
+        temperature=0, logit_bias={other.token_id: best.logprob - other.logprob}
+    )
+    first = messages[0].token_ids[:1]
+    (last,) = await wire.generate(
+        sampling=level, max_tokens=2, resume_from=1, resume_token_ids=first
+    )
+    assert last.usage.near_ties == 1
+
+
+@covering("GenerateRequest.migrate")
+async def a_stream_moves_unless_it_is_forbidden(wire: Wire) -> None:
+    """A worker that is killed ends the stream that may not move; the other goes on, whole."""
+    given: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
+    whole = await wire.ids(**given)
+    ids, last = await killed_after(wire, 3, **given)
+    assert ids == whole
+    assert last.usage.migrations == 1
+    error = await refusal(killed_after(wire, 3, migrate=False, **given))
+    assert isinstance(error, WorkerLost)
+    assert await wire.ids() == whole[:12]
 
 
 @covering("GenerateRequest.keep_alive")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
 from mlxd_shared.errors import WorkerLost
 from tests.system.wire.model_probes import get, load, unload
-from tests.system.wire.probe import Wire, read, refusal
+from tests.system.wire.probe import GREEDY, Wire, read, refusal
 
 
 async def status_until(wire: Wire, holds: Callable[[status_pb2.Status], bool]) -> status_pb2.Status:
@@ -57,23 +58,44 @@ async def two_names_share_a_worker(wire: Wire) -> None:
     assert first.worker_incarnation == second.worker_incarnation
 
 
+async def killed_after(
+    wire: Wire, tokens: int, **fields: Any
+) -> tuple[list[int], inference_pb2.GenerateResponse]:
+    """Kill the model's worker once so many tokens of a greedy stream have come.
+
+    Return all of its tokens, and its last message.
+    """
+    request = inference_pb2.GenerateRequest(
+        model=wire.model, text="Once upon a time", sampling=GREEDY, **fields
+    )
+    await wire.ids(max_tokens=1)
+    incarnation = (await get(wire, wire.model)).worker_incarnation
+    status = await status_until(
+        wire, lambda s: any(w.incarnation == incarnation for w in s.workers)
+    )
+    (pid,) = [w.pid for w in status.workers if w.incarnation == incarnation]
+    ids: list[int] = []
+    killed = False
+    async for message in wire.inference.Generate(request):
+        last = wire.recorder.see(message)
+        assert last.offset == len(ids)
+        ids += last.token_ids
+        if not killed and len(ids) >= tokens:
+            killed = True
+            os.kill(pid, signal.SIGKILL)
+    return ids, last
+
+
 async def a_worker_dies(wire: Wire) -> None:
-    """Kill -9 ends the stream with WORKER_LOST; status and model tell how the worker ended."""
+    """Kill -9 ends a stream that may not move; status and model tell how the worker ended."""
     await load(wire, model_pb2.LoadModelRequest(model=wire.model))
     status = await status_until(
         wire, lambda s: any(w.state == types_pb2.MODEL_STATE_READY for w in s.workers)
     )
     (pid,) = [w.pid for w in status.workers if w.state == types_pb2.MODEL_STATE_READY]
-    call = wire.inference.Generate(endless(wire))
-    await read(call)
-    os.kill(pid, signal.SIGKILL)
-    assert isinstance(await refusal(_drain(call)), WorkerLost)
+    error = await refusal(killed_after(wire, 1, num_predict=0, ignore_eos=True, migrate=False))
+    assert isinstance(error, WorkerLost)
     dead = await status_until(wire, lambda s: any(w.HasField("exit_code") for w in s.workers))
     assert [w.exit_code for w in dead.workers if w.pid == pid] == [-signal.SIGKILL]
     assert (await get(wire, wire.model)).error
     assert len(await wire.ids()) == 12, "the next request has a new worker"
-
-
-async def _drain(messages: AsyncIterable[object]) -> None:
-    async for _ in messages:
-        pass

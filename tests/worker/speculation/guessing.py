@@ -93,6 +93,7 @@ def guessing_engine(
         context_max=context_length,
         rows_max=rows_max,
         bounded_shapes=bounded_shapes,
+        keeps_spares=True,
     )
     prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
     speculator = Speculator(

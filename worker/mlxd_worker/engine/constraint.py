@@ -101,6 +101,17 @@ class Matcher:
         self.library.consume_token(token_id)
         self._check()
 
+    def try_accept(self, token_id: int) -> bool:
+        """Go on with a token of which nobody knows that the mask allows it; False if it does not.
+
+        Raises:
+            InvalidRequest, ConstraintFault: as `accept`.
+        """
+        if not self.library.validate_tokens([token_id]):
+            return False
+        self.accept(token_id)
+        return True
+
     def _check(self) -> None:
         if not self.library.is_error():
             return

@@ -5,6 +5,8 @@ Invariants:
 - A nucleus (top-p without top-k) is first looked for among the best 1024 tokens; only rows that
   have a wider one are drawn again, over all of the vocabulary, in a second sync. Both give the same
   token. That is for a CPU, where sorting is dear and a sync is cheap; elsewhere all is sorted.
+- A watched row is drawn for once more, in the same sync, with its token's score lowered by what
+  makes a near tie. The sampler judges itself, so cuts count. Other rows pay nothing for it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Drawn:
     token_id: int
     logprobs: PositionLogprobs | None = None
     """The token's, where the row asks for them."""
+    near_tie: bool = False
+    """Whether another token was too near to call; only found out of draws that are watched."""
 
 
 def draw_all(
@@ -62,7 +66,36 @@ def _evaluated(
 ) -> list[Drawn]:
     tokens = sample(logits, draws, hopeful=hopeful)
     logprobs = logprobs_of(logits, tokens, asked)
-    mx.eval(tokens, [] if logprobs is None else logprobs.arrays(), list(along))
+    watched = [row for row, draw in enumerate(draws) if draw.watched]
+    rivals = _rivals(logits, tokens, draws, watched, hopeful=hopeful) if watched else None
+    own = [] if logprobs is None else logprobs.arrays()
+    mx.eval(tokens, own, [] if rivals is None else rivals, list(along))
     token_ids = cast("list[int]", tokens.tolist())
     told = {} if logprobs is None else logprobs.told(token_ids)
-    return [Drawn(token_id, told.get(row)) for row, token_id in enumerate(token_ids)]
+    rival_ids = [] if rivals is None else cast("list[int]", rivals.tolist())
+    rival_of = dict(zip(watched, rival_ids, strict=True))
+    return [
+        _drawn(token_id, told.get(row), rival_of.get(row, token_id))
+        for row, token_id in enumerate(token_ids)
+    ]
+
+
+def _rivals(
+    logits: mx.array,
+    tokens: mx.array,
+    draws: Sequence[Draw],
+    watched: Sequence[int],
+    *,
+    hopeful: bool,
+) -> mx.array:
+    """Return what the watched rows would draw if their tokens' scores were a little lower, lazy."""
+    if len(watched) < len(draws):
+        at = mx.array(list(watched), dtype=mx.uint32)
+        logits, tokens = logits[at], tokens[at]
+    return sample(logits, [draws[row] for row in watched], hopeful=hopeful, against=tokens)
+
+
+def _drawn(token_id: int, logprobs: PositionLogprobs | None, rival_id: int) -> Drawn:
+    if rival_id == TOKEN_WIDE:  # then both have to be drawn from all of the vocabulary
+        return Drawn(TOKEN_WIDE)
+    return Drawn(token_id, logprobs, near_tie=rival_id != token_id)

@@ -194,7 +194,7 @@ class Engine:
             most = self.limits.kv_nbytes_max
             check_join(self._caches, tokens=tokens, coming=coming, nbytes_max=most)
             new, longest = request.max_tokens, self.limits.context_length
-            longest = longest if new is None else min(tokens + new, longest)
+            longest = longest if new is None else min(request.prompt_tokens + new, longest)
             if not self._caches.join(row_id, tokens=tokens, tokens_max=longest, coming=coming):
                 return  # nobody overtakes: there is room once rows have moved or left
             self._next_row += 1
@@ -253,15 +253,19 @@ class Engine:
         row = run.row
         row.drafted += run.drafted
         events: list[Event] = []
+        forced = 0
         for index, given in enumerate(run.drawn):
             row.accepted += index < run.accepted
+            row.near_ties += given.near_tie
+            forced += row.forcing
             events.append(_judged(row, given, now_s))
             if not isinstance(events[-1], Tokens):
                 break
         settle(self._caches, run, judged=len(events))
         self._prefix.advanced(row.id)
-        for event in events:
-            row.request.sink.put(event)
+        for index, event in enumerate(events):
+            if index >= forced or not isinstance(event, Tokens):
+                row.request.sink.put(event)
         if isinstance(events[-1], Tokens):
             self._prefix.publish(row.id)
         else:
@@ -270,7 +274,7 @@ class Engine:
 
     def _release(self, stream: StreamId, *, sound: bool = True) -> None:
         row = self._rows.pop(stream)
-        self._prefix.leave(row.id, row.output, sound=sound)
+        self._prefix.leave(row.id, row.output[row.request.resumed :], sound=sound)
 
 
 def _judged(row: Row, given: Drawn, now_s: float) -> Event:

@@ -188,7 +188,7 @@ class Prefill:
             return False
         prompt, known = row.request.prompt, self._known_of(row)
         for other in rows:
-            if not other.begun or other.generated or other.request.priority < row.request.priority:
+            if not other.begun or other.drawn or other.request.priority < row.request.priority:
                 continue
             both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
             if both < len(prompt) and prompt[:both] == other.request.prompt[:both]:

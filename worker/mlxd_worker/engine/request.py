@@ -42,6 +42,8 @@ class Usage:
     """Guesses that the model has judged."""
     accepted_draft_tokens: int = 0
     """Those that were right and are part of the output."""
+    near_ties: int = 0
+    """Draws of a resumed stream that were too near to call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class Sink(Protocol):
 class Submit:
     """A stream to generate, checked against the model by whoever submits it.
 
-    `prompt` has at least one token and fewer than the effective context. `eos_ids` is empty where
-    end-of-sequence is ignored. `submitted_s` and `deadline_s` are on the engine's clock.
+    `prompt` has at least one token and fewer than the effective context; where a stream is resumed,
+    its last `resumed` tokens are the output so far. `eos_ids` is empty where end-of-sequence is
+    ignored. `submitted_s` and `deadline_s` are on the engine's clock.
     """
 
     stream: StreamId
@@ -141,6 +144,22 @@ class Submit:
     """When nobody wants the stream any more."""
     constraint: Constraint | None = None
     """What complete output must match; compiled for this model."""
+    resumed: int = 0
+    """How many tokens at the end of `prompt` an earlier worker has generated. They count as output,
+    and neither they nor their text are told again. None of them ends the stream."""
+    forced: tuple[int, ...] = ()
+    """What an earlier worker has generated, where it is to be evaluated token by token as it was
+    then; it is no part of `prompt`, and as little told again. Not with `resumed`."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on where another worker stopped."""
+        return bool(self.resumed or self.forced)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the client's prompt has."""
+        return len(self.prompt) - self.resumed
 
     def late(self, now_s: float) -> bool:
         """Tell whether the deadline has passed."""

@@ -9,6 +9,8 @@ Invariants:
 - Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
 - A token's log-probabilities go with its id, never later, whatever text is held back.
 - prompt + generated never exceed the context: the last generated token is never evaluated.
+- A resumed row has the state of one that has drawn the tokens before itself: its text, penalties,
+  constraint and positions go on where they stood.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Row:
     context_length: int
     offset: int = 0
     """Tokens of this row in the caches."""
-    output: list[int] = field(default_factory=list)
+    output: list[int] = field(init=False)
     """The ids generated so far, without the stop or end-of-sequence token."""
     pending: int = -1
     """The token to evaluate next, once the prompt is prefilled."""
@@ -50,6 +52,8 @@ class Row:
     """Guesses that were judged."""
     accepted: int = 0
     """Generated tokens that had been guessed."""
+    near_ties: int = 0
+    """Draws of a resumed row that were too near to call."""
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -62,15 +66,33 @@ class Row:
     _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        """Bring a resumed row to where it was.
+
+        Raises:
+            InvalidRequest: this request cannot have had the tokens it resumes from.
+        """
         if self.request.constraint is not None:
             self.matcher = self.request.constraint.start()
         self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
+        self.output = list(self.request.prompt[self.request.prompt_tokens :])
+        for index, token_id in enumerate(self.output):
+            self._replay(index, token_id)
 
     @property
     def generated(self) -> int:
         """How many tokens have been generated."""
         return len(self.output)
+
+    @property
+    def drawn(self) -> int:
+        """How many of them were generated here."""
+        return len(self.output) - self.request.resumed
+
+    @property
+    def forcing(self) -> bool:
+        """Whether the next token is known, whatever is drawn; nobody is told of it again."""
+        return self.generated < len(self.request.forced)
 
     @property
     def prefill_left(self) -> int:
@@ -94,7 +116,7 @@ class Row:
 
     def next_token(self) -> int:
         """Return the token whose logits give the next draw."""
-        return self.pending if self.generated else self.request.prompt[-1]
+        return self.pending if self.drawn else self.request.prompt[-1]
 
     def prepare(self) -> None:
         """Make up how the next token is to be drawn, before the step that draws it.
@@ -113,10 +135,13 @@ class Row:
 
     @property
     def foreseeable(self) -> bool:
-        """Whether the draw after the next one needs nothing of the token that is drawn first."""
+        """Whether the draw after the next one needs nothing of the token that is drawn first.
+
+        Nor is a row that goes on drawn ahead: its draws are watched.
+        """
         request = self.request
         plain = self.matcher is None and request.top_logprobs is None
-        return plain and not request.sampling.penalises and self.left > 1
+        return plain and not request.continues and not request.sampling.penalises and self.left > 1
 
     def draw_after(self) -> Draw:
         """Return how the token after the next one is to be drawn, where that is `foreseeable`."""
@@ -143,13 +168,16 @@ class Row:
 
         Raises:
             ArithmeticError: the logits cannot be drawn from; the model is at fault.
-            InvalidRequest: what the request asks for leaves no token to draw.
+            InvalidRequest: what the request asks for leaves no token to draw, or cannot have led to
+                the token that is forced.
         """
         self._next_draw = None
         if token_id == TOKEN_INVALID:
             raise ArithmeticError("the model's logits are not numbers")
         if token_id == TOKEN_NONE:
             raise self._impossible()
+        if self.forcing:
+            return self._take_forced()
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
@@ -182,8 +210,8 @@ class Row:
         first_s = started_s if self.first_token_s is None else self.first_token_s
         last_s = first_s if self.last_token_s is None else self.last_token_s
         return Usage(
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self.cached,
+            prompt_tokens=self.request.prompt_tokens,
+            cached_tokens=min(self.cached, self.request.prompt_tokens),
             cache_reason=self.cache_reason,
             completion_tokens=self.generated,
             queue_s=started_s - submitted_s,
@@ -192,7 +220,29 @@ class Row:
             seed=self.request.sampling.seed,
             drafted_tokens=self.drafted,
             accepted_draft_tokens=self.accepted,
+            near_ties=self.near_ties,
         )
+
+    def _take_forced(self) -> Tokens:
+        index = self.generated
+        token_id = self.request.forced[index]
+        self._replay(index, token_id)
+        self.output.append(token_id)
+        self.pending = token_id
+        self.recent.push(token_id)
+        return Tokens(index, (token_id,), "")
+
+    def _replay(self, index: int, token_id: int) -> None:
+        """Take a token that an earlier worker has generated, and told."""
+        problem = ""
+        if self.matcher is not None and not self.matcher.try_accept(token_id):
+            problem = "does not go on with what response_format asks for"
+        elif self.text.push(token_id, may_end=index + 1 >= self.request.min_tokens).stop:
+            problem = "completes a stop string: the stream had ended"
+        elif self._complete(index + 1):
+            problem = "completes what response_format asks for: the stream had ended"
+        if problem:
+            raise InvalidRequest.of(f"resume_token_ids[{index}]", f"token {token_id} {problem}")
 
     def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
         return Draw(
@@ -202,6 +252,7 @@ class Row:
             forbidden=self.ends if position < self.request.min_tokens else (),
             mask=None if self.matcher is None else AllowedTokens(self.matcher.mask()),
             ends=self.ends,
+            watched=self.request.continues and position >= len(self.request.forced),
         )
 
     def _impossible(self) -> InvalidRequest:
@@ -215,20 +266,21 @@ class Row:
     @property
     def left(self) -> int:
         """How many tokens the stream may still generate."""
-        left = self.context_length - len(self.request.prompt) - self.generated
+        left = self.context_length - self.request.prompt_tokens - self.generated
         most = self.request.max_tokens
         return left if most is None else min(left, most - self.generated)
 
+    def _complete(self, generated: int) -> bool:
+        """Tell whether so many tokens are all that the constraint allows."""
+        over = self.matcher is not None and self.matcher.is_over
+        return over and generated >= self.request.min_tokens
+
     def _exhausted(self) -> FinishReason | None:
-        if (
-            self.matcher is not None
-            and self.matcher.is_over
-            and self.generated >= self.request.min_tokens
-        ):
+        if self._complete(self.generated):
             return FinishReason.EOS
         if self.generated == self.request.max_tokens:
             return FinishReason.LENGTH
-        if len(self.request.prompt) + self.generated == self.context_length:
+        if self.request.prompt_tokens + self.generated == self.context_length:
             return FinishReason.CONTEXT
         return None
 

@@ -39,6 +39,13 @@ TOKEN_WIDE: Final = -3
 SUPPORT_WIDTHS: Final = (64, 256, 1024)
 """Widths of a reduced support: few shapes are in use; above the last, all of V is sorted."""
 
+NEAR_TIE: Final = 1e-3
+"""Final scores (penalised logit / T + noise; greedy: the logit) that differ by less may change
+places with the way of rounding: a prompt is evaluated in other shapes than what follows it."""
+
+NEAR_TIE_T_MIN: Final = 0.01
+"""A lower temperature counts as this one there: it would make rounding alone larger than that."""
+
 SLICE_VALUES: Final = 1 << 19
 """How many logits are sampled from at once on a CPU; a row has as many as it has."""
 
@@ -73,6 +80,8 @@ class Draw:
     """The only tokens that can be drawn here; None for all."""
     ends: tuple[int, ...] = ()
     """Ids that end the stream; xtc leaves a position alone rather than drop one."""
+    watched: bool = False
+    """Whether to find out if another token was too near to call (`drawing`)."""
 
 
 def mix64(value: int) -> int:
@@ -109,13 +118,21 @@ def gumbel_noise(keys: mx.array, ids: mx.array) -> mx.array:
     return -mx.log(-mx.log1p(-upper))
 
 
-def sample(logits: mx.array, draws: Sequence[Draw], *, hopeful: bool = False) -> mx.array:
+def sample(
+    logits: mx.array,
+    draws: Sequence[Draw],
+    *,
+    hopeful: bool = False,
+    against: mx.array | None = None,
+) -> mx.array:
     """Return the chosen token of every row, int32 [N], not yet evaluated.
 
     logits is float32 [N, V], one row a draw; it keeps its values. A row whose logits are not usable
     gets TOKEN_INVALID, one whose masks leave nothing TOKEN_NONE; they leave their neighbours alone.
     hopeful: a row with top-p and without top-k may look at the widest support alone, and gets
     TOKEN_WIDE where that does not hold its nucleus. Else it gets the same token, for less.
+    against: a token of every row, int32 [N], whose final score counts as lower by `NEAR_TIE`: one
+    that is drawn all the same was no near tie. A negative one means nothing.
     Runs on the engine thread; the caller evaluates, once a step. Option values are taken as
     validated (`mlxd_shared.requests`); an id outside the vocabulary is a caller's bug.
     """
@@ -124,6 +141,8 @@ def sample(logits: mx.array, draws: Sequence[Draw], *, hopeful: bool = False) ->
     assert logits.dtype == mx.float32, "sampling is done in float32"
     logits = _biased(logits, draws)
     logits = penalised(logits, [(draw.sampling, draw.recent) for draw in draws])
+    if against is not None:
+        logits = _lowered(logits, against, draws)
     allowed = masked(_without_forbidden(logits, draws), [draw.mask for draw in draws])
     groups: dict[str, list[int]] = {}
     for row, draw in enumerate(draws):
@@ -156,6 +175,14 @@ def _biased(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     assert min(ids) >= 0, "a negative logit-bias id"
     assert max(ids) < logits.shape[1], "a logit-bias id outside the vocabulary"
     return logits.at[mx.array(rows), mx.array(ids)].add(mx.array(values, dtype=mx.float32))
+
+
+def _lowered(logits: mx.array, tokens: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Lower the logit of every row's token by what lowers its final score by `NEAR_TIE`."""
+    temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
+    steps = [NEAR_TIE * max(temperature, NEAR_TIE_T_MIN) for temperature in temperatures]
+    rows = mx.arange(len(draws))
+    return logits.at[rows, mx.maximum(tokens, 0)].add(-mx.array(steps, dtype=mx.float32))
 
 
 def _without_forbidden(logits: mx.array, draws: Sequence[Draw]) -> mx.array:

@@ -100,8 +100,9 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
     message = inference_pb2.GenerateResponse(
         offset=event.offset, text=event.text, token_ids=event.ids
     )
-    if part.first:
+    if part.seed is not None:
         message.request_id, message.model_digest = part.request_id, part.model_digest
+        message.seed = part.seed
     if isinstance(event, Finished):
         message.finish.CopyFrom(finish_to_pb(event))
         message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
@@ -152,4 +153,5 @@ def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
         seed=usage.seed,
         drafted_tokens=usage.drafted_tokens,
         accepted_draft_tokens=usage.accepted_draft_tokens,
+        near_ties=usage.near_ties,
     )

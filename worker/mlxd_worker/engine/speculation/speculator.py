@@ -60,7 +60,7 @@ class _Guesser:
     drafter: Drafter
     record: Record
     pushed: int = 0
-    """Generated tokens that the drafter has seen."""
+    """Generated tokens that the drafter has seen, beyond the prompt it began with."""
 
 
 class Speculator:
@@ -162,7 +162,7 @@ class Speculator:
     def _depth(self, row: Row) -> int:
         """Return how many tokens the row may guess."""
         request = row.request
-        if request.top_logprobs is not None or request.constraint is not None:
+        if request.top_logprobs is not None or request.constraint is not None or row.forcing:
             return 0
         asked = request.speculation_depth
         return min(self._depth_default if asked is None else asked, row.left - 1, WIDTHS[-1] - 1)
@@ -172,9 +172,9 @@ class Speculator:
         if guesser is None:
             drafter = self._make_drafter(row.request.prompt)
             guesser = self._guessers[row.id] = _Guesser(drafter, Record(pooled=self._pooled))
-        for token_id in row.output[guesser.pushed :]:
+        for token_id in row.output[row.request.resumed + guesser.pushed :]:
             guesser.drafter.push(token_id)
-        guesser.pushed = row.generated
+        guesser.pushed = row.drawn
         return guesser
 
     def _choice(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> Choice:

@@ -1,0 +1,85 @@
+"""What a stream has said so far, so that another worker can go on with it.
+
+Invariants:
+- Messages are kept as they came and parsed in bulk: most streams end without a loss.
+- Offsets leave no gap and repeat nothing, whichever worker a message came from. What comes after a
+  message that breaks this is not part of the stream.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from mlxd.v1 import inference_pb2
+
+UNPARSED_NBYTES_MAX = 1 << 16
+"""So much is kept as it came; then only its token ids are, 4 bytes each."""
+
+
+class Journal:
+    """One stream's messages. `resumed` are the tokens that its client had before."""
+
+    def __init__(self, resumed: Sequence[int] = ()) -> None:
+        self._ids = array("I", resumed)
+        self._frames: list[bytes] = []
+        self.unparsed_nbytes = 0
+        """What is kept as it came."""
+        self._seed: int | None = None
+        self._problem = ""
+        self.messages = 0
+        """How many messages there were."""
+
+    def add(self, frame: bytes) -> None:
+        """Keep one message, unread."""
+        self.messages += 1
+        self._frames.append(frame)
+        self.unparsed_nbytes += len(frame)
+        if self.unparsed_nbytes > UNPARSED_NBYTES_MAX:
+            self._parse()
+
+    def check(self, message: inference_pb2.GenerateResponse) -> str:
+        """Return what is wrong with the place of a message that would be next; "" if nothing."""
+        told = self.offset
+        return self._problem or _misplaced(message, told)
+
+    @property
+    def problem(self) -> str:
+        """What a worker did wrong, and nobody has seen; "" if nothing."""
+        self._parse()
+        return self._problem
+
+    @property
+    def offset(self) -> int:
+        """How many tokens the stream has, its client's included."""
+        self._parse()
+        return len(self._ids)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All tokens of the stream."""
+        self._parse()
+        return self._ids
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in force, once a worker has told it."""
+        self._parse()
+        return self._seed
+
+    def _parse(self) -> None:
+        frames, self._frames, self.unparsed_nbytes = self._frames, [], 0
+        for frame in frames:
+            message = inference_pb2.GenerateResponse.FromString(frame)
+            self._problem = self._problem or _misplaced(message, len(self._ids))
+            if self._problem:
+                return
+            self._ids.extend(message.token_ids)
+            if message.HasField("seed"):
+                self._seed = message.seed
+
+
+def _misplaced(message: inference_pb2.GenerateResponse, told: int) -> str:
+    if message.offset == told:
+        return ""
+    return f"a message begins at token {message.offset}, after {told} tokens"

@@ -1,0 +1,258 @@
+"""One Generate, from worker to worker until it has ended: lease, relay, and go on after a loss.
+
+Invariants:
+- A lease is held from before the first byte to after the last, and released however the call ends.
+- Messages are relayed unparsed while the stream has one worker, and kept as bytes.
+- After a loss the next worker is given the prompt, the tokens so far and the stream's seed, and
+  goes on: no gap, no repeat, no second beginning; each of its messages is checked (DESIGN 6).
+- What an operator or a shutdown ends is not carried on, nor is a stream whose request says so.
+- Every wait and count is bounded; a prompt that workers die of is refused (`quarantine`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+from mlxd.v1 import inference_pb2
+from mlxd_controller.ports import ModelRef, RawStream
+from mlxd_controller.runtime import Lease, Runtime
+from mlxd_controller.services.journal import Journal
+from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
+from mlxd_controller.services.meter import Meter
+from mlxd_controller.services.quarantine import Quarantine, key_of
+from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.errors import (
+    MlxdError,
+    ModelUnloaded,
+    QueueFull,
+    ShuttingDown,
+    WorkerExited,
+    WorkerLost,
+)
+from mlxd_shared.interceptors import Context
+from mlxd_shared.logs import get_logger
+from mlxd_shared.requests import GenerateSpec
+from mlxd_shared.status import RemoteError
+
+MOVES_MAX = 16
+"""How many workers more one request may be sent to."""
+STARTS_MAX = 1
+"""How many loads more it may wait for after one that was ended by a signal."""
+QUEUED_MAX_S = 60.0
+"""How long a stream that has begun waits for a place in a full worker's queue."""
+QUEUED_STEP_S = 2.0  # at most, before it asks again
+_log = get_logger("inference")
+
+
+class _BadWorker(Exception):
+    """A worker that lives sent what cannot be the next message of the stream: a bug of its own."""
+
+
+class Relay:
+    """Serves one request. `request` is changed with each worker that it is sent to."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        quarantine: Quarantine,
+        *,
+        ref: ModelRef,
+        spec: GenerateSpec,
+        request: inference_pb2.GenerateRequest,
+        meter: Meter,
+    ) -> None:
+        self._runtime = runtime
+        self._quarantine = quarantine
+        self._ref = ref
+        self._spec = spec
+        self._request = request
+        self._meter = meter
+        self._key = key_of(request, ref.digest)
+        self._journal = Journal(spec.resumed)
+        self._moves = self._migrations = self._starts = 0
+        self._waited_s = self._queued_s = 0.0
+        self._came = False
+        self._number = 0
+
+    async def frames(self, context: Context) -> AsyncGenerator[bytes, None]:
+        """Yield the stream's messages, serialised.
+
+        Raises:
+            PoisonPrompt: workers have died of this prompt.
+            WorkerLost: the worker died, and the stream cannot or may not go on.
+            MlxdError: what the scheduler or the worker has against it.
+        """
+        try:
+            while True:
+                self._quarantine.check(self._key, self._ref.name)
+                async with AsyncExitStack() as held:
+                    lease = await self._leased(held, context)
+                    self._quarantine.check(self._key, self._ref.name)
+                    gone: MlxdError
+                    try:
+                        async with aclosing(self._relayed(lease, context)) as frames:
+                            async for frame in frames:
+                                yield frame
+                    except GONE as error:
+                        if lease.aborted is not None:
+                            raise
+                        gone = error
+                    except QueueFull as error:
+                        if not self._journal.messages:
+                            raise
+                        gone = error
+                    except _BadWorker as error:
+                        raise self._lost(str(error)) from error
+                    else:
+                        return
+                await self._move(gone, lease, context)
+        except BaseException:
+            self._meter.broke_off(self._journal.offset - len(self._spec.resumed))
+            raise
+
+    async def _leased(self, held: AsyncExitStack, context: Context) -> Lease:
+        """Return a lease that `held` holds; one whose load a signal has ended is asked for again.
+
+        A stream that has begun is told of a refusal as of the loss it is.
+        """
+        while True:
+            asked = self._runtime.lease(
+                self._ref,
+                keep_alive_s=self._spec.keep_alive_s,
+                timeout_s=model_wait_s(context.time_remaining()),
+            )
+            try:
+                lease = await held.enter_async_context(asked)
+            except (ModelUnloaded, ShuttingDown):
+                raise
+            except MlxdError as error:
+                killed = isinstance(error, WorkerExited) and error.code < 0
+                self._starts += 1
+                if killed and self._starts <= STARTS_MAX and self._spec.migrate:
+                    continue
+                if not self._journal.messages:
+                    raise
+                raise self._lost(error.describe()) from error
+            self._waited_s += lease.waited_s
+            return lease
+
+    async def _relayed(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
+        """Yield what one worker says, from where the stream stands."""
+        self._prepare()
+        self._came = False
+        last = b""
+        stream = await self._begun(lease, context)
+        lease.stream = stream
+        self._number = lease.worker.stream_sent()
+        lost = False
+        try:
+            while (frame := await self._read(stream, lease)) is not None:
+                if self._migrations:
+                    frame = self._adapted(frame, begins=not self._came)
+                if not self._came:
+                    self._came = True
+                    self._quarantine.got_on(self._key)
+                self._meter.saw_frame()
+                self._journal.add(frame)
+                last = frame
+                yield frame
+        except WorkerLost:
+            lost = True
+            raise
+        finally:
+            stream.cancel()
+            if not lost:
+                lease.worker.stream_ended(self._number)
+        message = inference_pb2.GenerateResponse.FromString(last)
+        if not message.HasField("finish"):
+            raise _BadWorker("the stream ended without a finish")
+        self._meter.complete(message)
+
+    def _prepare(self) -> None:
+        """Have the request say where the stream stands."""
+        request, journal = self._request, self._journal
+        request.load_duration.CopyFrom(duration_to_pb(self._waited_s))
+        if not journal.messages:
+            return
+        request.resume_from = journal.offset
+        del request.resume_token_ids[:]
+        request.resume_token_ids.extend(journal.token_ids)
+        if journal.seed is not None:
+            request.sampling.seed = journal.seed
+
+    def _adapted(self, frame: bytes, *, begins: bool) -> bytes:
+        """Return a later worker's message as one of the stream, which has begun long ago."""
+        message = inference_pb2.GenerateResponse.FromString(frame)
+        problem = self._journal.check(message)
+        if problem:
+            raise _BadWorker(problem)
+        if begins:
+            for field in ("request_id", "model_digest", "seed"):
+                message.ClearField(field)
+        if message.HasField("finish"):
+            message.usage.migrations = self._migrations
+        return message.SerializeToString()
+
+    async def _begun(self, lease: Lease, context: Context) -> RawStream:
+        try:
+            return link_of(lease).generate(self._request, timeout_s=context.time_remaining())
+        except RemoteError as error:
+            raise await explain(error, lease, self._journal.offset) from error
+
+    async def _read(self, stream: RawStream, lease: Lease) -> bytes | None:
+        """Return the next message; raise what ended the stream, an abort of ours first of all."""
+        if lease.aborted is not None:
+            raise lease.aborted
+        try:
+            frame = await stream.read()
+        except RemoteError as error:
+            raise await explain(error, lease, self._journal.offset) from error
+        if frame is None and lease.aborted is not None:
+            raise lease.aborted
+        return frame
+
+    async def _move(self, gone: MlxdError, lease: Lease, context: Context) -> None:
+        """Return once the stream may be sent to a worker again: the next one, if it was lost.
+
+        Raises:
+            MlxdError: `gone`, where it may not; PoisonPrompt.
+        """
+        if isinstance(gone, QueueFull):
+            await self._queue_again(gone, context)
+            return
+        begun = self._journal.messages > 0
+        lost = isinstance(gone, WorkerLost)
+        if begun and not lost:
+            gone = self._lost(gone.describe())
+        stays = isinstance(gone, WorkerLost) and not self._spec.migrate
+        ended = await lease.worker.ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
+        if ended and lost and not self._came and lease.worker.has_begun(self._number):
+            self._quarantine.died(self._key, lease.worker.incarnation)
+        self._moves += 1
+        if stays or not ended or self._moves > MOVES_MAX:
+            raise gone
+        if self._journal.problem:
+            raise self._lost(self._journal.problem)
+        self._quarantine.check(self._key, self._ref.name)
+        self._migrations += begun
+        kind = "ongoing_request" if begun else "new_request"
+        self._runtime.metrics.migrations.add(model=self._ref.name, type=kind)
+        _log.warning("sent to another worker", reason=gone.describe(), offset=self._journal.offset)
+
+    async def _queue_again(self, full: QueueFull, context: Context) -> None:
+        """Wait, within bounds, for a place with a worker that is to go on with the stream.
+
+        Raises:
+            WorkerLost: there will be none in time.
+        """
+        wait_s = min(full.retry_after_s, QUEUED_STEP_S)
+        left_s = min(QUEUED_MAX_S - self._queued_s, model_wait_s(context.time_remaining()))
+        if full.retry_after_s > left_s:
+            raise self._lost(full.describe())
+        self._queued_s += wait_s
+        await asyncio.sleep(wait_s)
+
+    def _lost(self, cause: str) -> WorkerLost:
+        return WorkerLost(self._ref.name, self._journal.offset, cause)

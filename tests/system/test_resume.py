@@ -1,0 +1,93 @@
+"""A client's stream survives its controller: killed in the middle, started again, no token lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from mlxd.client import Client, Completion, Delta, Finished, SamplingOptions
+from tests.support.served import Served, served
+
+PROMPT = "Once upon a time"
+TOKENS = 300
+LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Consumer:
+    """Somebody who reads one stream that reconnects, and says when so many tokens have come."""
+
+    at: int
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    finished: Finished | None = None
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, client: Client, **given: Any) -> None:
+        """Read to the end; offsets leave no gap and repeat nothing."""
+        async with client.generate(PROMPT, model="demo", reconnect=True, **given) as stream:
+            async for event in stream:
+                if isinstance(event, Delta):
+                    assert event.offset == len(self.token_ids)
+                    self.token_ids += event.token_ids
+                    self.texts.append(event.text)
+                else:
+                    self.finished = event
+                if len(self.token_ids) >= self.at:
+                    self.reached.set()
+
+
+async def whole(client: Client, **given: Any) -> Completion:
+    """The stream that nobody cut."""
+    ids: list[int] = []
+    texts: list[str] = []
+    async with client.generate(PROMPT, model="demo", **given) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return Completion("".join(texts), tuple(ids), event)
+            ids += event.token_ids
+            texts.append(event.text)
+    raise AssertionError("no end")
+
+
+async def kill(server: Served) -> None:
+    """End the controller as if its machine had."""
+    server.process.kill()
+    await asyncio.wait_for(server.process.wait(), LIMIT_S)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("at", "given"),
+    [
+        (1, {"sampling": SamplingOptions(temperature=0.0)}),
+        (40, {"sampling": SamplingOptions(temperature=1.0, repetition_penalty=1.2)}),
+    ],
+    ids=["greedy", "seed of the server's own"],
+)
+async def test_a_controller_is_killed_and_comes_back(at: int, given: dict[str, Any]) -> None:
+    """The client goes on with the new one on the same port; ids and text are the whole stream's."""
+    given = {"max_tokens": TOKENS, "ignore_eos": True, "stop": ["\0 never"], **given}
+    consumer = Consumer(at)
+    async with served() as first, Client(first.address) as client:
+        reading = asyncio.create_task(consumer.read(client, **given))
+        await asyncio.wait_for(consumer.reached.wait(), LIMIT_S)
+        assert not reading.done()
+        await kill(first)
+        async with served(address=first.address) as second:
+            assert second.address == first.address
+            await asyncio.wait_for(reading, LIMIT_S)
+            assert consumer.finished is not None
+            usage = consumer.finished.usage
+            sampling = replace(given["sampling"], seed=usage.seed)
+            expected = await whole(client, **{**given, "sampling": sampling})
+
+    assert tuple(consumer.token_ids) == expected.token_ids
+    assert "".join(consumer.texts) == expected.text
+    assert usage.calls.lost == 1
+    assert at <= usage.calls.resumed_tokens < TOKENS
+    assert usage.completion_tokens == TOKENS
+    assert usage.prompt_tokens == expected.finished.usage.prompt_tokens
