@@ -16,6 +16,8 @@ FOLDER = ROOT / "docs" / "evidence"
 DOCUMENTS = sorted(path.name for path in FOLDER.glob("*.md"))
 FAULTS = range(1, 44)
 """The numbers of the faults in caches.md."""
+SCHEDULER_FAULTS = range(1, 28)
+"""The numbers of the weaknesses of other schedulers in scheduler.md."""
 CASES_MIN = 18
 """How many numeric cases caches.md has, those about drafts included."""
 
@@ -81,3 +83,12 @@ def test_every_fault_and_case_of_the_caches_has_its_row() -> None:
     assert len(cases) >= CASES_MIN
     for row in [*numbered.values(), *cases]:
         assert "`tests/" in row[-1] or row[-1].startswith("excluded: "), row
+
+
+def test_every_fault_of_other_schedulers_has_its_row() -> None:
+    """Each has a test, or a scripted scenario."""
+    text = (FOLDER / "scheduler.md").read_text(encoding="utf-8")
+    numbered = {int(row[0]): row for row in rows(text) if row[0].isdecimal()}
+
+    assert sorted(numbered) == list(SCHEDULER_FAULTS)
+    assert all("`tests/" in row[-1] for row in numbered.values())

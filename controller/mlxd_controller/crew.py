@@ -18,8 +18,7 @@ from mlxd_controller.core.fit import Device
 from mlxd_controller.device import HostProbe, Limits, make_device, make_probe
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
-from mlxd_controller.ports import Clock, ModelRef, ModelStore
-from mlxd_controller.runtime import Ports
+from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared.convert import KV_FORMAT_FROM_PB, WEIGHTS_FROM_PB
@@ -118,8 +117,9 @@ class AttachedProbe:
                 "cpu" if kind == "cpu" else "gpu0",
                 kind,
                 total_bytes=min(status.host_memory.total_bytes for status in said),
-                usable_bytes=min(s.host_memory.available_bytes for s in said) + resident,
+                unheld_bytes=min(s.host_memory.available_bytes for s in said) + resident,
                 limits=self._limits,
+                held_bytes=resident,
             ),
         )
 

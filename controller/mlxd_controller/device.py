@@ -2,7 +2,7 @@
 
 Invariants:
 - `total` is the machine's, or the control group's where that is less; `budget` leaves the reserve
-  to others and keeps to the operator's limit; `usable` also leaves what others hold right now.
+  and keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now.
 - A worker that is loading moves bytes from "available" to "ours": their sum, which is what
   `usable` is made of, stays the same.
 """
@@ -60,14 +60,16 @@ class HostProbe:
             available = min(available, max(0, group.limit_bytes - group.used_bytes))
         if self._kind == "metal":
             total = int(total * METAL_SHARE)
+        held = resident_bytes(own_pids)
         name = "cpu" if self._kind == "cpu" else "gpu0"
         return (
             make_device(
                 name,
                 self._kind,
                 total_bytes=total,
-                usable_bytes=available + resident_bytes(own_pids),
+                unheld_bytes=available + held,
                 limits=self._limits,
+                held_bytes=held,
             ),
         )
 
@@ -79,7 +81,7 @@ class CudaProbe:
         """Take (total, free) bytes of each GPU, measured before any worker ran."""
         assert totals
         self._devices = tuple(
-            make_device(f"gpu{index}", "cuda", total_bytes=total, usable_bytes=free, limits=limits)
+            make_device(f"gpu{index}", "cuda", total_bytes=total, unheld_bytes=free, limits=limits)
             for index, (total, free) in enumerate(totals)
         )
 
@@ -89,16 +91,26 @@ class CudaProbe:
 
 
 def make_device(
-    name: str, kind: str, *, total_bytes: int, usable_bytes: int, limits: Limits
+    name: str,
+    kind: str,
+    *,
+    total_bytes: int,
+    unheld_bytes: int,
+    limits: Limits,
+    held_bytes: int = 0,
 ) -> Device:
-    """Return a device with the operator's limits applied."""
+    """Return a device with the operator's limits applied.
+
+    `unheld_bytes` is what others do not hold, `held_bytes` what workers hold of that.
+    """
     reserve = limits.reserve_bytes
     if reserve is None:
         reserve = int(total_bytes * limits.reserve_fraction)
     budget = max(0, total_bytes - reserve)
     if limits.memory_limit_bytes is not None:
         budget = min(budget, limits.memory_limit_bytes)
-    return Device(name, kind, total_bytes, reserve, budget, min(budget, usable_bytes))
+    usable = max(0, min(budget, unheld_bytes - reserve))
+    return Device(name, kind, total_bytes, reserve, budget, usable, held_bytes=held_bytes)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.state import Progress
+from mlxd_controller.metrics import Metrics
 from mlxd_controller.ports import Clock, Connect, Launcher, LoadOrder, WorkerLink, WorkerProcess
 from mlxd_controller.workers import Worker
 from mlxd_shared import config
@@ -142,3 +143,28 @@ async def _ask_to_end(worker: Worker, link: WorkerLink) -> None:
     ended = asyncio.create_task(worker.process.wait_exited())
     await asyncio.wait({ended}, timeout=config.WORKER_INTERRUPT_GRACE_S)
     ended.cancel()
+
+
+async def shrink_worker(worker: Worker, target_bytes: int, metrics: Metrics) -> tuple[int, int]:
+    """Have a worker give back what it can spare; return what it held before and holds after.
+
+    A worker that does not answer in time, or that has gone, has told nothing: (0, 0).
+    """
+    assert worker.link is not None, worker.number
+    try:
+        held = await worker.link.shrink(target_bytes, timeout_s=config.SHRINK_TIMEOUT_S)
+    except MlxdError as error:
+        _log.warning("worker did not shrink", model=worker.name, reason=error.describe())
+        metrics.shrinks.add(model=worker.name, outcome="failed")
+        return 0, 0
+    before_bytes, after_bytes = held
+    metrics.shrinks.add(model=worker.name, outcome="done")
+    metrics.shrunk_bytes.add(max(0, before_bytes - after_bytes), model=worker.name)
+    _log.info(
+        "shrunk",
+        model=worker.name,
+        target_bytes=target_bytes,
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+    )
+    return held

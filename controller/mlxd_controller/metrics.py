@@ -45,7 +45,14 @@ class Metrics:
         )
         self.evictions = Counter(
             "mlxd_model_evictions_total",
-            "Models unloaded, by why: room, expired, asked, shutdown.",
+            "Models unloaded, by why: room, expired, asked, pressure, shutdown.",
+        )
+        self.shrinks = Counter(
+            "mlxd_model_shrinks_total",
+            "Times that a worker was told to give memory back, by outcome: done, failed.",
+        )
+        self.shrunk_bytes = Counter(
+            "mlxd_model_shrunk_bytes_total", "What workers gave back when they were told to."
         )
         self.restarts = Counter(
             "mlxd_worker_restarts_total",
@@ -103,7 +110,7 @@ class Metrics:
         counters = (
             self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens,
             self.cache_hits, self.cache_misses, self.loads, self.cold_starts, self.evictions,
-            self.restarts, self.migrations,
+            self.restarts, self.migrations, self.shrinks, self.shrunk_bytes,
         )  # fmt: skip
         histograms = (
             self.first_token, self.inter_token, self.queue, self.load_wait, self.duration,

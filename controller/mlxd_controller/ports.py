@@ -219,6 +219,10 @@ class WorkerLink(Protocol):
         """Return what the worker says of itself."""
         ...
 
+    async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
+        """Have it give back what no stream needs; return what its arrays held before and after."""
+        ...
+
     async def shutdown(self, *, timeout_s: float) -> None:
         """Tell the process to end after it has answered; give it back where others started it."""
         ...
@@ -234,3 +238,14 @@ class Connect(Protocol):
     def __call__(self, *, address: str, incarnation: str, digest: str) -> WorkerLink:
         """Return a link; the connection is made by the first call."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside worlds. `local_workers`: this machine's process table tells of the workers."""
+
+    launcher: Launcher
+    connect: Connect
+    probe: DeviceProbe
+    clock: Clock
+    local_workers: bool = True

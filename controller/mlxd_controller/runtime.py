@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,23 +22,29 @@ from mlxd_controller.changes import Changes
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core.fit import Device
-from mlxd_controller.core.placing import no_room, place_of
+from mlxd_controller.core.queueing import no_room, place_of
 from mlxd_controller.core.schedule import decide
-from mlxd_controller.core.state import Model, Phase, State, StopReason, next_wake_s
-from mlxd_controller.loading import end_worker, load_worker, order_of
+from mlxd_controller.core.state import Model, State, next_wake_s
+from mlxd_controller.errands import Errands
+from mlxd_controller.loading import end_worker
+from mlxd_controller.measuring import counts_on_memory, memory_read
 from mlxd_controller.metrics import Metrics
-from mlxd_controller.ports import Clock, Connect, DeviceProbe, Launcher, ModelRef, RawStream
+from mlxd_controller.ports import ModelRef, Ports, RawStream
 from mlxd_controller.silence import Silence, end_hung
 from mlxd_controller.workers import Worker, Workers
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, ModelLoading, QueueFull, ShuttingDown, WorkerLost
-from mlxd_shared.logs import get_logger
+from mlxd_shared.errors import (
+    MlxdError,
+    ModelDraining,
+    ModelLoading,
+    QueueFull,
+    ShuttingDown,
+)
 from mlxd_shared.requests import LoadSpec
 
 WAKE_MIN_S = 0.001
 WAKE_MAX_S = 3600.0
 LOADING_RETRY_S = 1.0
-_log = get_logger("runtime")
 
 
 @dataclass(slots=True, eq=False)
@@ -60,17 +65,6 @@ class Lease:
             self.stream.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The outside worlds. `local_workers`: this machine's process table tells of the workers."""
-
-    launcher: Launcher
-    connect: Connect
-    probe: DeviceProbe
-    clock: Clock
-    local_workers: bool = True
-
-
 class Runtime:
     """Drives the scheduler. Methods are for the event loop's thread."""
 
@@ -89,14 +83,20 @@ class Runtime:
         self.metrics = Metrics()
         self._ports = ports
         self._state = state
-        self._stall_timeout_s = stall_timeout_s
         self._silence = Silence(ports.clock, silent_max_s=silent_max_s)
         self._poll_s = poll_s
         self._mailbox: asyncio.Queue[ev.Event] = asyncio.Queue(config.MAILBOX_MAX)
         self._answers: dict[str, asyncio.Future[Lease | a.Done]] = {}
         self._leases: dict[str, Lease] = {}
         self._tasks = asyncio.TaskGroup()
-        self._identity = os.urandom(4).hex()
+        self._errands = Errands(
+            ports,
+            self.workers,
+            self.metrics,
+            self._tasks,
+            post=self.post,
+            stall_timeout_s=stall_timeout_s,
+        )
         self._tickets = 0
         self._closed = False
 
@@ -107,9 +107,9 @@ class Runtime:
 
     def measure(self) -> tuple[Device, ...]:
         """Read the devices and return them; the scheduler learns of it with the next event."""
-        devices = self._ports.probe.read(self.workers.pids())
-        self.post(ev.MemoryRead(devices))
-        return devices
+        event = memory_read(self._ports.probe, self.workers)
+        self.post(event)
+        return event.devices
 
     async def run(self) -> None:
         """Decide and perform until the shutdown is complete: no model resident, all answered.
@@ -142,7 +142,7 @@ class Runtime:
         """Hold a lease on `ref`'s model, loading it first if need be; released at the exit.
 
         Raises:
-            ModelLoading, NoRoom: not ready within `timeout_s`.
+            ModelLoading, ModelDraining, NoRoom: not ready for it within `timeout_s`.
             MlxdError: the scheduler's refusal.
         """
         ticket = self._ticket()
@@ -209,6 +209,8 @@ class Runtime:
         if model is not None and any(waiter.ticket == ticket for waiter in model.waiters):
             if model.stuck:
                 raise no_room(self._state, model, place_of(self._state, model)) from None
+            if model.held:
+                raise ModelDraining(ref.name) from None
             raise ModelLoading(ref.name, LOADING_RETRY_S, model.progress.fraction) from None
 
     # --- deciding --------------------------------------------------------------------------------
@@ -225,8 +227,8 @@ class Runtime:
             return ev.Tick()
 
     def _step(self, event: ev.Event) -> None:
-        if self._may_start_a_load(event):
-            self._decide(ev.MemoryRead(self._ports.probe.read(self.workers.pids())))
+        if counts_on_memory(self._state, event):
+            self._decide(memory_read(self._ports.probe, self.workers))
         self._decide(event)
         match event:
             case ev.LoadFailed(number, error) | ev.WorkerDied(number, error):
@@ -235,21 +237,6 @@ class Runtime:
                 self._bury(number, None)
             case _:
                 pass
-
-    def _may_start_a_load(self, event: ev.Event) -> bool:
-        match event:
-            case ev.Arrived() | ev.LoadAsked():
-                model = self._state.models.get(event.digest)
-                return model is None or model.phase in (Phase.UNLOADED, Phase.FAILED)
-            case ev.Ready() | ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
-                return True
-            case ev.MemoryRead() | ev.Progressed():
-                return False
-            case _:
-                return self._queues()
-
-    def _queues(self) -> bool:
-        return any(model.phase is Phase.QUEUED for model in self._state.models.values())
 
     def _decide(self, event: ev.Event) -> None:
         before = self._state
@@ -275,20 +262,27 @@ class Runtime:
     def _perform(self, action: a.Action) -> None:
         match action:
             case a.StartLoad():
-                self._start_load(action)
+                self._errands.load(action)
             case a.StopWorker(number, _, reason):
-                self._tasks.create_task(self._stop(number, reason))
+                self._errands.stop(number, reason)
+            case a.Shrink(number, _, target_bytes):
+                self._errands.shrink(number, target_bytes)
             case a.AbortStreams(tickets, error):
                 for lease in (self._leases[t] for t in tickets if t in self._leases):
                     lease.abort(error)
             case a.Grant(ticket, number, waited_s):
                 self._grant(ticket, number, waited_s)
-            case a.Done(ticket):
-                if (answer := self._unanswered(ticket)) is not None:
-                    answer.set_result(action)
-            case a.Refuse(ticket, error):
-                if (answer := self._unanswered(ticket)) is not None:
-                    answer.set_exception(error)
+            case a.Done() | a.Refuse():
+                self._answer(action)
+
+    def _answer(self, action: a.Done | a.Refuse) -> None:
+        answer = self._unanswered(action.ticket)
+        if answer is None:
+            return
+        if isinstance(action, a.Refuse):
+            answer.set_exception(action.error)
+        else:
+            answer.set_result(action)
 
     def _unanswered(self, ticket: str) -> asyncio.Future[Lease | a.Done] | None:
         """Return where a request waits; None if it has gone and its Released is on its way."""
@@ -307,86 +301,11 @@ class Runtime:
         self._leases[ticket] = lease
         answer.set_result(lease)
 
-    def _start_load(self, action: a.StartLoad) -> None:
-        worker = Worker(
-            number=action.worker,
-            digest=action.digest,
-            name=action.name,
-            path=action.path,
-            plan=action.plan,
-            incarnation=f"{self._identity}-{action.worker}",
-            started_unix_s=self._ports.clock.unix_s(),
-            local=self._ports.local_workers,
-        )
-        self.workers.add(worker)
-        self.metrics.loads.add(model=action.name, reason=action.reason)
-        if action.restart:
-            self.metrics.restarts.add(model=action.name, reason=action.restart)
-        _log.info(
-            "loading",
-            model=action.name,
-            need_bytes=action.plan.need_bytes,
-            context_length=action.plan.context_length,
-            weights=action.plan.weights.value,
-        )
-        worker.loading = self._tasks.create_task(self._load(worker, action))
-
-    async def _load(self, worker: Worker, action: a.StartLoad) -> None:
-        clock = self._ports.clock
-        begun_s = clock.now_s()
-        outcome = "cancelled"
-        try:
-            await load_worker(
-                worker,
-                order_of(action),
-                launcher=self._ports.launcher,
-                connect=self._ports.connect,
-                clock=clock,
-                stall_timeout_s=self._stall_timeout_s,
-                on_progress=lambda step: self.post(ev.Progressed(worker.number, step)),
-            )
-        except MlxdError as error:
-            outcome = "failed"
-            lines = worker.last_lines()
-            _log.error("load failed", model=worker.name, reason=error.describe(), lines=lines)
-            if not worker.stopping:
-                self.post(ev.LoadFailed(worker.number, error))
-        else:
-            outcome = "ready"
-            worker.loading = None
-            worker.ready_s = clock.now_s()
-            self.post(ev.Ready(worker.number))
-            self._tasks.create_task(self._watch(worker))
-        finally:
-            seconds = clock.now_s() - begun_s
-            self.metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
-
-    async def _watch(self, worker: Worker) -> None:
-        assert worker.process is not None
-        code = await worker.process.wait_exited()
-        if worker.stopping:
-            return
-        error = WorkerLost(worker.name, cause=worker.describe_end(code))
-        _log.error("worker died", model=worker.name, exit_code=code, lines=worker.last_lines())
-        worker.stopping = True
-        self.post(ev.WorkerDied(worker.number, error))
-
-    async def _stop(self, number: int, reason: StopReason) -> None:
-        worker = self.workers.get(number)
-        assert worker is not None, number
-        self.metrics.evictions.add(model=worker.name, reason=reason.value)
-        if worker.ready_s is not None:
-            age_s = self._ports.clock.now_s() - worker.ready_s
-            self.metrics.age_at_eviction.observe(age_s, model=worker.name, reason=reason.value)
-        _log.info("unloading", model=worker.name, reason=reason.value)
-        await end_worker(worker)
-        self.post(ev.Unloaded(worker.number))
-
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            if self._queues():
-                self.measure()  # others may have given back what it waits for
             await self.workers.refresh(self.workers.live(), wait_s=self._poll_s)
+            if self._state.models:
+                self.measure()  # others may have taken memory, or given it back
             for worker in self._silence.hung(self.workers.live()):
                 self._tasks.create_task(end_hung(worker))

@@ -17,16 +17,16 @@ class ServeSettings:
 
     `models` are (name, folder); empty means the built-in demo model under the name "demo".
     `memory_limit_bytes` caps what all models together may use; `reserve_bytes`, else
-    `reserve_fraction` of the total, is left to others. `keep_alive_s` math.inf is for ever, 0
-    unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves that to its
-    worker. `load_stall_timeout_s` math.inf gives no load up; `worker_silent_timeout_s` math.inf or
-    0 ends no worker that has stopped answering. `max_loaded` None means as many as fit. `run_dir`
-    holds the workers' sockets; None makes a private temporary folder.
-    `preload` names models to load before the first request. `security` protects `address` and
-    `metrics`, the HOST:PORT of the endpoint for Prometheus (None: there is none); `allow_remote`
-    serves others without it. `workers` are (name, address) of workers that somebody else started,
-    to be used in place of processes of our own. `log_content` puts prompts and outputs into the
-    log, which otherwise never has them.
+    `reserve_fraction` of the total, stays free beside what others hold. `keep_alive_s` math.inf is
+    for ever, 0 unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves
+    that to its worker. `load_stall_timeout_s` math.inf gives no load up; `worker_silent_timeout_s`
+    math.inf or 0 ends no worker that has stopped answering. `max_loaded` None means as many as
+    fit. `run_dir` holds the workers' sockets; None makes a private temporary folder. `preload`
+    names models to load before the first request. `security` protects `address` and `metrics`, the
+    HOST:PORT of the endpoint for Prometheus (None: there is none); `allow_remote` serves others
+    without it. `workers` are (name, address) of workers that somebody else started, to be used in
+    place of processes of our own. `log_content` puts prompts and outputs into the log, which
+    otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS

@@ -142,6 +142,14 @@ class GrpcLink:
         request = worker_pb2.UnloadRequest(worker_incarnation=self._incarnation)
         await self._ask(self._worker.Unload, request, timeout_s)
 
+    async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
+        """Have it give back what no stream needs; see the port."""
+        request = worker_pb2.ShrinkRequest(
+            worker_incarnation=self._incarnation, target_bytes=target_bytes
+        )
+        answer = await self._ask(self._worker.Shrink, request, timeout_s)
+        return answer.bytes_before, answer.bytes_after
+
     async def shutdown(self, *, timeout_s: float) -> None:
         """Tell the process to end after it has answered."""
         request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)

@@ -159,6 +159,14 @@ class Workers:
             if worker.local and worker.process is not None and worker.process.exit_code is None
         )
 
+    def arrays(self) -> dict[int, int]:
+        """Return what MLX holds in each worker that has said it, its pool included."""
+        return {
+            worker.number: figures.memory.mlx_active_bytes + figures.memory.mlx_cache_bytes
+            for worker in self._live.values()
+            if (figures := worker.figures) is not None
+        }
+
     def end(self, worker: Worker, error: MlxdError | None) -> None:
         """Move a worker that failed to the dead; one that ended as it was told is forgotten."""
         del self._live[worker.number]

@@ -154,6 +154,7 @@ def load_request_to_pb(
         *_UINT32.check("options.context_length", (options.context_length,)),
         *_UINT32.check("options.rows_max", (options.rows_max,)),
         *_UINT64.check("options.prefix_cache_bytes", (options.prefix_cache_nbytes,)),
+        *_INT32.check("options.priority", (options.priority,)),
         *_sampling_violations(options.sampling, prefix="options.sampling"),
         *_seconds("options.keep_alive", options.keep_alive_s),
     )

@@ -95,27 +95,42 @@ WORKER_INTERRUPT_GRACE_S = 5.0
 WORKER_SILENT_MAX_S = 20.0  # a ready worker that has answered nothing for so long is ended
 ORPHAN_GRACE_S = 10.0
 SHUTDOWN_GRACE_S = 10.0
-KEEP_ALIVE_DEFAULT_S = 300.0
-MODELS_MAX = 1024
-LOAD_WAITERS_MAX = 512
-UNLOAD_WAITERS_MAX = 512
-ROOM_WAIT_MAX_S = 30.0  # for models in use to become idle, so that there is room for another
-OVERTAKEN_MAX_S = 10.0  # from then on what becomes free is kept for the model that waits longest
-HOLD_MAX_S = 10.0  # for so long a model in use takes no new request, so that it becomes idle
-HOLD_PAUSE_S = 30.0  # before the same model is held again
-RESTARTS_AT_ONCE = 2  # of a worker that failed again and again; then each has to wait
-RESTART_BACKOFF_S = 1.0  # the first such wait; each further one is twice as long
-RESTART_BACKOFF_MAX_S = 30.0
-STEADY_S = 60.0  # a worker that lived so long was no failure
-EVICTION_AGE_MIN_S = 5.0  # a model that was made ready later than this is not evicted for another
 WATCHERS_MAX = 1024  # more than LOAD_WAITERS_MAX: whoever waits for a load watches it
 STATUS_WATCHERS_MAX = 64  # each reads the process table at its interval
 PATH_CHARS_MAX = 4096
-MAILBOX_MAX = 65_536
 LOGGED_CHARS_MAX = 65_536
 LAST_LINES_MAX = 50
 LINE_CHARS_MAX = 4096
-STATUS_POLL_S = 1.0
-MEMORY_RESERVE_FRACTION = 0.10
 EOF_GRACE_S = 5.0
 UNIX_PATH_BYTES_MAX = 103
+
+# --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
+KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know
+MODELS_MAX = 1024  # a decision looks at every model: 0.34 ms at this many
+LOAD_WAITERS_MAX = 512  # as many as Ollama's queue takes; each is a few hundred bytes
+UNLOAD_WAITERS_MAX = 512  # a model
+MAILBOX_MAX = 65_536  # far above what all waiters and workers can say at once
+NO_ROOM_RETRY_AFTER_S = 2.0  # what a client that found no room waits: about a short stream
+# A model that waits for others in use: for a third of its wait others may go before, for a third
+# models in use are held for it, and a third is left for a hold that comes later for its pause.
+ROOM_WAIT_MAX_S = 30.0  # to become idle, then NoRoom; no more than the bound of the replay in 0023
+OVERTAKEN_MAX_S = 10.0  # from then on nobody goes before the model that waits longest
+HOLD_MAX_S = 10.0  # for so long a model in use takes no new request, so that it becomes idle
+HOLD_PAUSE_S = 30.0  # before the same model is held again: it serves three quarters of the time
+# Who goes to make room.
+EVICTION_AGE_MIN_S = 5.0  # not younger: between its load and its first request, and against churn
+USES_HALF_LIFE_S = 3600.0  # a use counts half after this: longer than a chat, shorter than a day
+USES_MIN = 1e-3  # counted beside a model's uses: without any it is unlikely, not impossible
+VICTIMS_SEARCHED_MAX = 12  # every subset of so many is weighed: 4,096, some milliseconds
+# Workers that fail.
+RESTARTS_AT_ONCE = 2  # in a row without a wait: a prompt that kills has had its two workers then
+RESTART_BACKOFF_S = 1.0  # the first wait; each further one is twice as long
+RESTART_BACKOFF_MAX_S = 30.0  # ROOM_WAIT_MAX_S: nobody waits longer for this than for memory
+STEADY_S = 60.0  # a worker that lived so long was no failure
+# Memory. The soft mark is what is usable: the reserve is whole. Above the hard mark workers give
+# memory back until they are below the soft one.
+MEMORY_RESERVE_FRACTION = 0.10  # of a device, kept free beside what others hold
+HARD_MARK_FRACTION = 0.05  # of the budget, above the soft mark: half of that reserve is gone
+SHRINK_TIMEOUT_S = 10.0  # for a worker's answer: a step in flight, a copy of what is kept
+SHRINK_PAUSE_S = 30.0  # before a worker that gave what it could is asked again
+STATUS_POLL_S = 1.0  # between two looks at memory and at the workers' figures

@@ -140,6 +140,16 @@ async def test_a_worker_tells_its_status_and_ends_when_told(kind: str) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_shrinks_to_a_target(kind: str) -> None:
+    """It tells what it held before and holds after; what streams need it keeps."""
+    async with pair(kind) as its:
+        assert await its.link.shrink(700, timeout_s=TIMEOUT_S) == (1000, 700)
+    async with pair(kind) as its:
+        assert await its.link.shrink(0, timeout_s=TIMEOUT_S) == (1000, 600)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_dead_worker_is_unavailable(kind: str) -> None:
     """Every call to a process that has ended fails with UNAVAILABLE."""
     async with pair(kind) as its:

@@ -5,10 +5,12 @@ Checks after each event what must always hold, so that every conversation is als
 
 from __future__ import annotations
 
+import math
+
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core.fit import Device, ModelFacts
-from mlxd_controller.core.placing import room_of
+from mlxd_controller.core.room import room_of
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import RESIDENT, Model, Phase, State
 from mlxd_shared.errors import MlxdError, WorkerLost
@@ -150,9 +152,12 @@ class Conversation:
             if isinstance(action, a.StartLoad):
                 assert room_of(self.state).free_bytes >= 0, "a load was started without room"
                 assert action.worker >= before.next_worker, "a serial number was used twice"
+            if isinstance(action, a.Shrink):
+                assert self.state.models[action.digest].phase is Phase.READY
+                assert self.state.pressed, "a worker shrinks below the marks"
             if isinstance(action, a.StopWorker):
                 victim = self.state.models[action.digest]  # it may have become idle just now
-                if action.reason.value == "room":
+                if action.reason.value in {"room", "pressure"}:
                     assert not victim.leases, "a victim was in use"
                     assert not victim.pinned, "a victim was pinned"
 
@@ -170,6 +175,7 @@ def check_state(state: State) -> None:
             Phase.QUEUED, Phase.LOADING, Phase.UNLOADING,
         ) or model.held, model  # fmt: skip
         assert not model.held or model.phase is Phase.READY, model
+        assert resident or model.shrink_until_s == -math.inf, model
         assert not model.unloaders or model.phase in (Phase.DRAINING, Phase.UNLOADING), model
         assert model.phase is not Phase.DRAINING or model.leases, "draining nobody"
         tickets = [*model.leases, *(w.ticket for w in model.waiters), *model.unloaders]

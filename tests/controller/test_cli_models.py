@@ -32,7 +32,7 @@ def only(fake: FakeServer, kind: type[_M]) -> _M:
 async def test_ps_shows_what_is_in_memory() -> None:
     """Every column, no colour and no frame in a pipe; a failure is explained on stderr."""
     known = [
-        replies.model(),
+        replies.model(priority=5),
         replies.model("cold", state="UNLOADED"),
         replies.model("coming", state="LOADING"),
         replies.model("broken", state="FAILED", error="config.json: not JSON"),
@@ -41,10 +41,10 @@ async def test_ps_shows_what_is_in_memory() -> None:
         ran = await mlxd("ps", "--address", fake.address)
 
     assert ran.rows == [
-        ["NAME", "DIGEST", "SIZE", "DEVICE", "CONTEXT", "STREAMS", "UNTIL", "STATE"],
-        ["demo", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "for ever", "ready"],
-        ["coming", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "-", "loading 50%"],
-        ["broken", "0123456789ab", "-", "-", "-", "0", "-", "failed"],
+        ["NAME", "DIGEST", "SIZE", "DEVICE", "CONTEXT", "STREAMS", "PRIORITY", "UNTIL", "STATE"],
+        ["demo", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "5", "for ever", "ready"],
+        ["coming", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "0", "-", "loading 50%"],
+        ["broken", "0123456789ab", "-", "-", "-", "0", "0", "-", "failed"],
     ]
     assert ESCAPE not in ran.out
     assert all(line == line.rstrip() for line in ran.out.splitlines())
@@ -77,7 +77,7 @@ async def test_load_sends_an_absolute_path_and_its_options(tmp_path: Path) -> No
         ran = await mlxd(
             "load", "./mine", "--name", "n", "--context", "512", "--rows", "2",
             "--weights", "stored", "--kv-format", "q4", "--prefix-cache", "1.5M",
-            "--keep-alive", "5m", "--pin", "--temperature", "0.25",
+            "--keep-alive", "5m", "--pin", "--priority", "-3", "--temperature", "0.25",
             "--xtc-probability", "0.5", "--xtc-threshold", "0.125",
             "--address", fake.address, cwd=tmp_path,
         )  # fmt: skip
@@ -96,6 +96,7 @@ async def test_load_sends_an_absolute_path_and_its_options(tmp_path: Path) -> No
     assert options.kv_format == types_pb2.KV_FORMAT_Q4
     assert options.prefix_cache_bytes == 3 << 19
     assert (options.keep_alive.seconds, options.pinned) == (300, True)
+    assert options.priority == -3
     assert options.sampling == types_pb2.SamplingOptions(
         temperature=0.25, xtc_probability=0.5, xtc_threshold=0.125
     )

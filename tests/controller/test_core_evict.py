@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxd_controller.core.evict import SEARCHED_MAX, Victim, choose
+from mlxd_controller.core.evict import Victim, choose
+from mlxd_shared import config
 from tests.support.effort import SAME_EACH_TIME, examples
 
 A = Victim("a", 10, 1.0)
@@ -59,7 +60,7 @@ def test_more_than_can_be_searched_are_still_enough() -> None:
     """Beyond the bound of the search the choice is sufficient, and no member of it superfluous."""
     many = tuple(
         Victim(f"{n:03d}", 1 + n % 7, float(n), cost=1.0 + n * 37 % 11)
-        for n in range(50 * SEARCHED_MAX)
+        for n in range(50 * config.VICTIMS_SEARCHED_MAX)
     )
     short = sum(victim.nbytes for victim in many) - 20
 

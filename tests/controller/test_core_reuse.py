@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxd_controller.core.reuse import HALF_LIFE_S, Usage, cost, requests_ahead, total
+from mlxd_controller.core.reuse import Usage, cost, requests_ahead, total
+from mlxd_shared import config
 from tests.support.effort import SAME_EACH_TIME, examples
 
 times = st.lists(st.floats(0, 1e6), max_size=20).map(sorted)
@@ -27,7 +28,7 @@ def test_a_use_counts_half_after_the_half_life() -> None:
     usage = Usage().used(100.0)
 
     assert usage.at(100.0) == 1.0
-    assert usage.at(100.0 + HALF_LIFE_S) == 0.5
+    assert usage.at(100.0 + config.USES_HALF_LIFE_S) == 0.5
 
 
 def test_the_share_of_uses_says_how_far_the_next_one_is() -> None:

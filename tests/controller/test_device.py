@@ -73,7 +73,8 @@ def test_a_control_group_smaller_than_the_machine_is_the_machine(tmp_path: Path)
     (device,) = probe.read(())
     assert device.total_bytes == GIB
     assert device.reserve_bytes == GIB // 10
-    assert device.usable_bytes == GIB - 500 * MIB
+    assert device.usable_bytes == GIB - 500 * MIB - GIB // 10
+    assert device.held_bytes == 0
 
 
 def test_what_our_own_workers_hold_is_usable(tmp_path: Path) -> None:
@@ -85,27 +86,28 @@ def test_what_our_own_workers_hold_is_usable(tmp_path: Path) -> None:
     (without,), (with_own,) = probe.read(()), probe.read((os.getpid(),))
     gained = with_own.usable_bytes - without.usable_bytes
     # Other processes move a little between the two looks.
+    assert with_own.held_bytes == pytest.approx(own, abs=own / 2)
     assert gained == pytest.approx(own, abs=own / 2) or with_own.usable_bytes == (
         with_own.budget_bytes
     )
 
 
 def test_the_operators_limits_bound_the_budget() -> None:
-    """Reserve in bytes before the fraction; a limit caps the budget, and that what is usable."""
-    plain = make_device("cpu", "cpu", total_bytes=1000, usable_bytes=990, limits=Limits())
-    assert (plain.reserve_bytes, plain.budget_bytes, plain.usable_bytes) == (100, 900, 900)
+    """Reserve in bytes before the fraction, beside what others hold; a limit caps the budget."""
+    plain = make_device("cpu", "cpu", total_bytes=1000, unheld_bytes=990, limits=Limits())
+    assert (plain.reserve_bytes, plain.budget_bytes, plain.usable_bytes) == (100, 900, 890)
     reserve = make_device(
-        "cpu", "cpu", total_bytes=1000, usable_bytes=990, limits=Limits(reserve_bytes=400)
+        "cpu", "cpu", total_bytes=1000, unheld_bytes=990, limits=Limits(reserve_bytes=400)
     )
     assert reserve.budget_bytes == 600
     limit = make_device(
-        "cpu", "cpu", total_bytes=1000, usable_bytes=50, limits=Limits(memory_limit_bytes=300)
+        "cpu", "cpu", total_bytes=1000, unheld_bytes=350, limits=Limits(memory_limit_bytes=300)
     )
-    assert (limit.budget_bytes, limit.usable_bytes) == (300, 50)
+    assert (limit.budget_bytes, limit.usable_bytes) == (300, 250)
     over = make_device(
-        "cpu", "cpu", total_bytes=1000, usable_bytes=50, limits=Limits(reserve_bytes=2000)
+        "cpu", "cpu", total_bytes=1000, unheld_bytes=50, limits=Limits(reserve_bytes=2000)
     )
-    assert over.budget_bytes == 0
+    assert (over.budget_bytes, over.usable_bytes) == (0, 0)
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
@@ -117,16 +119,16 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
 def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line is a GPU: total and free MiB; what was in use at the start is not usable."""
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '81559, 81000'\necho '81559, 10'\n")
+    program.write_text("#!/bin/sh\necho '81559, 81000'\necho '81559, 9000'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     totals = nvidia_memory()
 
-    assert totals == ((81559 * MIB, 81000 * MIB), (81559 * MIB, 10 * MIB))
+    assert totals == ((81559 * MIB, 81000 * MIB), (81559 * MIB, 9000 * MIB))
     first, second = CudaProbe(Limits(), totals=totals).read(())
     assert (first.name, second.name) == ("gpu0", "gpu1")
-    assert second.usable_bytes == 10 * MIB < second.budget_bytes
+    assert second.usable_bytes == 9000 * MIB - second.reserve_bytes < second.budget_bytes
 
 
 def test_a_failing_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from mlxd_controller.changes import WATCH_QUEUE_MAX, Changes
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import Model, Phase, Progress, State
-from mlxd_controller.ports import ModelRef
-from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.ports import ModelRef, Ports
+from mlxd_controller.runtime import Runtime
 from mlxd_shared.errors import QueueFull, ShuttingDown
 from mlxd_shared.requests import SamplingOptions
 from tests.fakes.workers import FakeWorkers

@@ -12,8 +12,8 @@ import pytest
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import Phase, State
-from mlxd_controller.ports import ModelRef
-from mlxd_controller.runtime import Lease, Ports, Runtime
+from mlxd_controller.ports import ModelRef, Ports
+from mlxd_controller.runtime import Lease, Runtime
 from mlxd_shared.errors import MlxdError, ModelUnloaded, WorkerStartFailed
 from mlxd_shared.requests import SamplingOptions
 from tests.fakes.workers import FakeWorkers

@@ -56,7 +56,9 @@ def story() -> list[inference_pb2.GenerateResponse]:
     return [first, delta(1, " upon", 2, 3), last(3, text=" ä\n", token_ids=(4,))]
 
 
-def model(name: str = "demo", *, state: str = "READY", error: str = "") -> types_pb2.Model:
+def model(
+    name: str = "demo", *, state: str = "READY", error: str = "", priority: int = 0
+) -> types_pb2.Model:
     """A model in `state`."""
     loaded = state not in {"UNLOADED", "FAILED"}
     return types_pb2.Model(
@@ -79,6 +81,7 @@ def model(name: str = "demo", *, state: str = "READY", error: str = "") -> types
         effective_sampling=types_pb2.SamplingOptions(temperature=0.5, top_k=40),
         streams_active=1 if loaded else 0,
         pinned=False,
+        priority=priority,
         last_used_time=timestamp_to_pb(NOON),
         worker_incarnation="w-1" if loaded else "",
         kv_format=types_pb2.KV_FORMAT_Q8 if loaded else types_pb2.KV_FORMAT_UNSPECIFIED,

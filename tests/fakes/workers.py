@@ -113,12 +113,18 @@ class LinkScript:
     shift: int = 0
     status_error: MlxdError | None = None
     last_words: list[int] = field(default_factory=list)
+    shrink_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    shrink_error: MlxdError | None = None
+    arrays_bytes: int = 1000
+    """What a worker holds, of which streams need `arrays_least_bytes`."""
+    arrays_least_bytes: int = 600
     figures_age_s: float = 0.0
     """How old the figures are that a worker tells, as one in a long step does."""
 
     def __post_init__(self) -> None:
         self.load_gate.set()
         self.status_gate.set()
+        self.shrink_gate.set()
 
 
 class FakeStream:
@@ -199,6 +205,8 @@ class FakeLink:
         self._script = script
         self.orders: list[LoadOrder] = []
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.targets: list[int] = []
+        self.arrays_bytes = script.arrays_bytes
         self.closed = False
 
     async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
@@ -249,8 +257,21 @@ class FakeLink:
         self._check()
         worker = status_pb2.WorkerStatus(pid=self._process.pid)
         worker.memory.total_bytes = 1000
+        worker.memory.mlx_active_bytes = self.arrays_bytes
         worker.figures_age.CopyFrom(duration_to_pb(self._script.figures_age_s))
         return status_pb2.Status(workers=[worker])
+
+    async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
+        """Answer as the script says, once its gate is open."""
+        self.targets.append(target_bytes)
+        await self._script.shrink_gate.wait()
+        self._check()
+        if self._script.shrink_error is not None:
+            raise self._script.shrink_error
+        before_bytes = self.arrays_bytes
+        needed_bytes = max(target_bytes, self._script.arrays_least_bytes)
+        self.arrays_bytes = min(before_bytes, needed_bytes)
+        return before_bytes, self.arrays_bytes
 
     async def shutdown(self, *, timeout_s: float) -> None:
         """End the process."""

@@ -67,6 +67,7 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda c: c.detokenize([1 << 32]), "token_ids"),
         (lambda c: c.fit("m", options=LoadSpec(context_length=-1)), "options.context_length"),
         (lambda c: c.fit("m", options=LoadSpec(rows_max=-1)), "options.rows_max"),
+        (lambda c: c.fit("m", options=LoadSpec(priority=1 << 31)), "options.priority"),
         (
             lambda c: c.fit("m", options=LoadSpec(prefix_cache_nbytes=-1)),
             "options.prefix_cache_bytes",

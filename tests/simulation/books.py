@@ -8,9 +8,14 @@ Invariants:
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from mlxd_controller.core.fit import Device
+from mlxd_shared import config
+
+HARD_MARK = 0.05
+"""The part of the budget that workers may hold above the soft mark, as the design has it."""
 
 
 class Stage(enum.Enum):
@@ -31,6 +36,17 @@ class Process:
     stage: Stage = Stage.LOADING
     ready_at_s: float = 0.0
     alive: bool = True
+    arrays_bytes: int = 0
+    """What it holds in truth, which may be more than it was promised."""
+    least_bytes: int = 0
+    """What of that no shrinking gives back."""
+    told_at_s: float = -math.inf
+    """When it was last told to shrink."""
+    told: bool = False
+    """Whether it was told to since the hard mark was passed the last time."""
+    shrinking: bool = False
+    known: bool = False
+    """Whether the last measurement told the core what it holds."""
 
 
 @dataclass(slots=True)
@@ -70,6 +86,10 @@ class Books:
     wanted: dict[str, float] = field(default_factory=dict)
     """Loads of operators, which go on though nobody waits."""
     leases: dict[str, int] = field(default_factory=dict)
+    excess_bytes: int = 0
+    """What workers were last measured to hold above the soft mark."""
+    pressed: bool = False
+    """Whether the hard mark was passed, and the soft one not since."""
 
     def process_of(self, digest: str) -> Process | None:
         """Return the process that serves, or will serve, a model."""
@@ -101,6 +121,35 @@ class Books:
             and process.digest not in self.draining
             and now_s >= process.ready_at_s + self.age_min_s
         )
+
+    def measured(self, usable_bytes: int, held_bytes: int) -> None:
+        """Take note of a measurement that the core is about to hear of."""
+        self.excess_bytes = held_bytes - usable_bytes
+        if self.excess_bytes <= 0:
+            self.pressed = False
+        elif not self.pressed and self.excess_bytes > HARD_MARK * self.device.budget_bytes:
+            self.pressed = True
+            for process in self.processes.values():
+                process.told = False
+
+    def giving_back(self, now_s: float) -> bool:
+        """Return whether memory is about to come free: somebody leaves, or was told to shrink."""
+        return any(
+            process.stage is Stage.STOPPING
+            or (process.shrinking and now_s < process.told_at_s + config.SHRINK_TIMEOUT_S)
+            for process in self.processes.values()
+        )
+
+    def to_be_told(self, now_s: float) -> list[Process]:
+        """Return the ready processes that have not been told to shrink of late."""
+        return [
+            process
+            for process in self.processes.values()
+            if process.stage is Stage.READY
+            and process.digest not in self.draining
+            and process.known
+            and (not process.told or now_s >= process.told_at_s + config.SHRINK_PAUSE_S)
+        ]
 
     def queued(self) -> list[str]:
         """Return the models that wait for memory, the one that waits longest first."""

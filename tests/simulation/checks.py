@@ -35,7 +35,7 @@ class Checks:
         self._no_room: list[str] = []
         self.backing_off: set[str] = set()
         self._held: dict[str, float] = {}
-        """Since when somebody has waited for a model that is ready."""
+        """When somebody was first seen waiting for a model that is ready, of the last hold."""
         self._could_start: dict[str, float] = {}
         """Since when the naive model has said that room can be made for a model in line."""
 
@@ -95,6 +95,7 @@ class Checks:
         if books.device.kind != "cpu":
             moving = [p for p in books.processes.values() if p.stage is not Stage.READY]
             self.hold(not moving, "a GPU takes one load at a time, none beside an end")
+        self.hold(not books.pressed, "no load begins above the marks")
         books.processes[number] = Process(number, digest, need)
         self.hold(books.held_bytes() <= books.device.budget_bytes, "never over budget")
         slots = books.max_loaded
@@ -108,15 +109,47 @@ class Checks:
         assert process is not None, "a worker is stopped that is gone"
         self.hold(process.stage is not Stage.STOPPING, "a worker is stopped once")
         self.hold(not self.books.leases.get(process.digest), "never a leased victim")
-        if action.reason is StopReason.ROOM:
+        if action.reason in (StopReason.ROOM, StopReason.PRESSURE):
             self.hold(self.books.evictable(process, self._now_s), "a victim may be evicted")
             self.seen["eviction"] += 1
+        if action.reason is StopReason.PRESSURE:
+            self._evicted_under_pressure(process)
         self._stopped.append(action)
         if process.stage is Stage.LOADING:
             self.seen["stop while loading"] += 1
             self.books.wanted.pop(process.digest, None)
         process.stage = Stage.STOPPING
         self.books.draining.discard(process.digest)
+
+    def _evicted_under_pressure(self, process: Process) -> None:
+        books, now_s = self.books, self._now_s
+        self.seen["eviction under pressure"] += 1
+        self.hold(books.pressed, "nobody is evicted below the marks")
+        self.hold(not books.to_be_told(now_s), f"{process.digest} goes before all have shrunk")
+        waiting = any(
+            p.shrinking and now_s < p.told_at_s + config.SHRINK_TIMEOUT_S
+            for p in books.processes.values()
+        )
+        self.hold(not waiting, "nobody is evicted while another shrinks")
+
+    def shrink(self, action: a.Shrink) -> Process:
+        """Judge an order to shrink: above the marks, one at a time, the idle before the busy."""
+        books, now_s = self.books, self._now_s
+        process = books.processes.get(action.worker)
+        assert process is not None, "a worker shrinks that is gone"
+        self.hold(books.pressed, "nobody shrinks below the marks")
+        self.hold(not books.giving_back(now_s), "one gives memory back at a time")
+        due = books.to_be_told(now_s)
+        self.hold(process in due, "a worker that runs shrinks, and not again too soon")
+        if books.leases.get(process.digest):
+            idle = [p for p in due if not books.leases.get(p.digest)]
+            self.hold(not idle, "the idle shrink before the busy")
+            self.seen["shrink in use"] += 1
+        self.hold(action.target_bytes >= 0, "a target is a size")
+        self.seen["shrink"] += 1
+        process.shrinking = process.told = True
+        process.told_at_s = now_s
+        return process
 
     def abort(self, tickets: tuple[str, ...]) -> list[Request]:
         """Judge the end of streams: each is a lease, of a model that drains."""
@@ -195,6 +228,7 @@ class Checks:
         known = sum(1 for model in state.models.values() if model.worker)
         self.hold(known == len(books.processes), "no worker leaks")
         self._held_in_time()
+        self._relieved(state)
         if not books.waiting and not books.wanted:
             self._could_start.clear()
             self._victims_serve([])
@@ -222,7 +256,8 @@ class Checks:
     def _in_time(self, line: list[str]) -> None:
         """Hold the wait of each model in line while room can be made beside all before it."""
         for place, digest in enumerate(line):
-            if not self.books.can_make_room(digest, line[:place], self._now_s):
+            possible = not self.books.pressed
+            if not possible or not self.books.can_make_room(digest, line[:place], self._now_s):
                 self._could_start.pop(digest, None)
                 self.seen["waits for models in use"] += 1
                 self._in_vain(digest)
@@ -234,13 +269,14 @@ class Checks:
         for digest in self._no_room:
             before = [d for d in line if d != digest]
             possible = self.books.can_make_room(digest, before, self._now_s)
+            possible = possible and not self.books.pressed
             self.hold(not possible, f"{digest} is refused though room can be made")
         for digest in [d for d in self._could_start if d not in line]:
             del self._could_start[digest]
 
     def _in_vain(self, digest: str) -> None:
         """Hold everybody's wait for a model that no eviction makes room for to its bound."""
-        if self.books.can_make_room(digest, [], self._now_s):
+        if self.books.pressed or self.books.can_make_room(digest, [], self._now_s):
             return
         if digest in self.backing_off:
             return
@@ -257,19 +293,41 @@ class Checks:
         self.hold(self._now_s - oldest.since_s <= bound_s, "no wait is without a bound")
 
     def _held_in_time(self) -> None:
-        """Hold to its bound how long a ready model takes nobody, for the sake of another."""
-        held = {
+        """Hold to its bounds how long a ready model takes nobody, for the sake of another."""
+        books = self.books
+        ready = {
             process.digest
-            for process in self.books.processes.values()
-            if process.stage is Stage.READY and process.digest not in self.books.draining
-        } & {request.digest for request in self.books.waiting.values() if request.lease}
+            for process in books.processes.values()
+            if process.stage is Stage.READY and process.digest not in books.draining
+        }
+        held = ready & {request.digest for request in books.waiting.values() if request.lease}
+        if held:
+            self.seen["held for another"] += 1
+            self.hold(bool(books.queued()), "nobody is held for nobody")
         for digest in held:
             since_s = self._held.setdefault(digest, self._now_s)
-            self.seen["held for another"] += 1
-            waited_s = self._now_s - since_s
-            self.hold(waited_s <= config.HOLD_MAX_S + 1e-6, "a ready model takes nobody for ever")
-        for digest in [d for d in self._held if d not in held]:
-            del self._held[digest]
+            # Seen held for the first time at `since_s`: it may have been for HOLD_MAX_S before.
+            in_time = self._now_s <= since_s + config.HOLD_MAX_S + 1e-6
+            if not in_time:
+                again_s = since_s + config.HOLD_PAUSE_S
+                self.hold(self._now_s >= again_s - 1e-6, "a ready model takes nobody for long")
+                self._held[digest] = self._now_s
+
+    def _relieved(self, state: State) -> None:
+        """Hold that memory is given back above the marks, while anybody has any to give."""
+        books, now_s = self.books, self._now_s
+        if not books.pressed or state.stopping or books.giving_back(now_s):
+            return
+        self.seen["pressure that only streams can end"] += 1
+        self.hold(not books.to_be_told(now_s), "above the marks workers shrink")
+        leaving = sum(
+            process.need_bytes
+            for process in books.processes.values()
+            if process.digest in books.draining
+        )
+        if books.excess_bytes > leaving:
+            idle = [p for p in books.processes.values() if books.evictable(p, now_s)]
+            self.hold(not idle, "above the marks idle models go")
 
     # --- ends ------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ the present answers in place of those that stand there; the change is read as a 
     load TICKET MODEL [size=MIB] [pinned=yes|no] [priority=N] [keep_alive=S] [context=N]
     release TICKET | unload TICKET MODEL [grace=S] [force=yes]
     ready MODEL | fail MODEL | die MODEL | gone MODEL               news of the model's own worker
-    late ready|gone|died WORKER                                     news of a worker by its number
-    memory ROOM | wait S | shutdown S
+    shrunk MODEL                                                    it has answered to a shrink
+    late ready|gone|died|shrunk WORKER                              news of a worker by its number
+    memory ROOM [MODEL=MIB ...]                     what is usable, and what workers say they hold
+    wait S | shutdown S
 """
 
 from __future__ import annotations
@@ -100,13 +102,15 @@ class Script:
                 self._models[ticket] = name
                 grace_s = float(options.get("grace", "30"))
                 return ev.UnloadAsked(ticket, name, grace_s, options.get("force") == "yes")
-            case (("ready" | "fail" | "die" | "gone"), [name]):
+            case (("ready" | "fail" | "die" | "gone" | "shrunk"), [name]):
                 return _news(verb, self.state.models[name].worker, name)
             case "late", [what, worker]:
                 return _news({"died": "die"}.get(what, what), int(worker), "m")
             case "memory", [room]:
                 usable = _device(room, "cpu").usable_bytes
-                return ev.MemoryRead((replace(self.state.device, usable_bytes=usable),))
+                workers = {name: model.worker for name, model in self.state.models.items()}
+                arrays = {workers[name]: int(mib) * MIB for name, mib in options.items()}
+                return ev.MemoryRead((replace(self.state.device, usable_bytes=usable),), arrays)
             case "shutdown", [grace_s]:
                 return ev.ShutDown(float(grace_s))
             case _:
@@ -137,6 +141,8 @@ def _news(verb: str, worker: int, name: str) -> ev.Event:
             return ev.WorkerDied(worker, WorkerLost(name, cause="signal 9"))
         case "gone":
             return ev.Unloaded(worker)
+        case "shrunk":
+            return ev.Shrunk(worker)
         case _:
             raise ValueError(f"no such news: {verb}")
 
@@ -148,6 +154,8 @@ def _text(action: a.Action) -> str:
             return f"start {action.worker} for {action.name}: {plan}"
         case a.StopWorker(worker, digest, reason):
             return f"stop {worker} of {digest}: {reason.value}"
+        case a.Shrink(worker, digest, target_bytes):
+            return f"shrink {worker} of {digest} to {target_bytes // MIB} MiB"
         case a.AbortStreams(tickets, error):
             return f"abort {' '.join(tickets)}: {type(error).__name__}"
         case a.Grant(ticket, worker, waited_s):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
@@ -51,6 +51,8 @@ class Setting:
     """How likely each thing that may break is to break."""
     shutdown_at: int
     """The event after which the controller is told to stop; beyond EVENTS: at the end."""
+    greedy: bool = False
+    """Whether others take memory, and workers hold more than they were promised."""
 
 
 def setting_of(rng: Random) -> Setting:
@@ -58,10 +60,12 @@ def setting_of(rng: Random) -> Setting:
     count = rng.randint(3, 7)
     sizes = {f"m{i}": rng.choice((4, 10, 20, 40, 80, 120)) for i in range(count)}
     needs = sorted(need_of(mib) for mib in sizes.values())
-    budget = max(needs[-1], int(sum(needs) * rng.uniform(0.2, 0.9)))
+    greedy = rng.random() < 0.25
+    most = rng.uniform(0.2, 0.9)
+    budget = max(needs[-1], int(sum(needs) * (0.9 if greedy else most)))
     sizes[HUGE] = 4000
     alpha = rng.choice((0.0, 0.7, 1.5))
-    return Setting(
+    drawn = Setting(
         device=device(-(-budget // MIB), kind=rng.choice(("cpu", "cpu", "cuda"))),
         sizes=sizes,
         weights=(*((i + 1) ** -alpha for i in range(count)), 0.05),
@@ -72,4 +76,10 @@ def setting_of(rng: Random) -> Setting:
         stream_s=rng.choice((0.5, 3.0, 15.0)),
         fault=rng.choice((0.0, 0.05, 0.2)),
         shutdown_at=rng.randint(50, EVENTS) if rng.random() < 0.1 else EVENTS + 1,
+    )
+    if not greedy:
+        return drawn
+    # Few requests and much memory: models are idle, and others take what they hold.
+    return replace(
+        drawn, greedy=True, max_loaded=None, keep_alive_s=math.inf, arrival_s=5.0, stream_s=1.0
     )

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -24,6 +23,7 @@ from mlxd_shared.errors import WorkerExited, WorkerLost, WorkerTimedOut
 from mlxd_shared.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
+from tests.simulation.memory import Memory
 from tests.simulation.settings import (
     EVENTS,
     LOAD_S_MAX,
@@ -34,6 +34,8 @@ from tests.simulation.settings import (
     setting_of,
 )
 
+POLL_S = 10.0
+"""How often memory is measured in greedy worlds, whatever happens."""
 TICKS_MAX = 50
 """So many wake-ups at one moment mean that the core does not act on what it woke up for."""
 SETTLING_EVENTS_MAX = 20_000
@@ -58,6 +60,7 @@ class World:
         )
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
+        self.memory = Memory(self.rng, self.setting, self.books, self.seen)
         self.now_s = 0.0
         self.sent = 0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -76,8 +79,12 @@ class World:
     def run(self) -> Counter[str]:
         """Live through EVENTS events, come to rest, shut down; return which hard states came up."""
         self.later(0.0, self._someone)
+        if self.setting.greedy:
+            self.later(POLL_S, self._poll)
         while self.sent < EVENTS and self._step():
             pass
+        self.memory.rest()
+        self._measure()
         self._rest()
         self.checks.at_rest(self.state)
         if not self.state.stopping:
@@ -128,6 +135,8 @@ class World:
             case a.StopWorker(number):
                 self.checks.stop(action)
                 self._end_by_order(self.books.processes[number])
+            case a.Shrink():
+                self._shrink(self.checks.shrink(action), action.target_bytes)
             case a.AbortStreams(tickets):
                 for request in self.checks.abort(tickets):
                     self.later(self.rng.uniform(0, 0.2), partial(self._release, request))
@@ -137,15 +146,14 @@ class World:
                 request = self.checks.answer(action)
                 self.later(self.rng.choice((0.0, 0.1)), lambda: self._release(request))
 
+    def _poll(self) -> None:
+        """Measure now and then, as the edge does; elsewhere that would tell nothing."""
+        if self.sent < EVENTS:
+            self.later(POLL_S, self._poll)
+            self._measure()
+
     def _measure(self) -> None:
-        taken = 0.0
-        if self.rng.random() < self.setting.fault:
-            taken = self.rng.uniform(0, 0.6)
-        device = replace(
-            self.books.device, usable_bytes=int(self.setting.device.budget_bytes * (1 - taken))
-        )
-        self.books.device = device
-        self.send(ev.MemoryRead((device,)))
+        self.send(self.memory.read())
 
     # --- people ----------------------------------------------------------------------------------
 
@@ -234,11 +242,26 @@ class World:
 
     def _stream(self, request: Request) -> None:
         if request.lease:
+            self.memory.grow(self.books.processes[request.worker])
             self.later(
                 self.rng.expovariate(1 / self.setting.stream_s), lambda: self._release(request)
             )
 
     # --- workers ---------------------------------------------------------------------------------
+
+    def _shrink(self, process: Process, target_bytes: int) -> None:
+        """Have a worker give memory back, and answer; or not, or late, or with a lie."""
+        fault = self.memory.fault()
+        answer_s = self.rng.uniform(5, 60) if fault == "late" else self.rng.uniform(0.01, 2)
+
+        def answered() -> None:
+            answer = self.memory.shrink(process, target_bytes, fault)
+            if fault != "lost":
+                self._measure()
+                process.shrinking = False
+                self.send(answer)
+
+        self.later(answer_s, answered)
 
     def _broken(self) -> bool:
         return self.rng.random() < self.setting.fault
@@ -291,6 +314,7 @@ class World:
         match event:
             case ev.Ready():
                 self.checks.ready(process)
+                self.memory.grow(process)
                 if self._broken():
                     self.later(self.rng.uniform(0, 60), lambda: self._die(process))
             case ev.LoadFailed():

@@ -20,8 +20,8 @@ from mlxd.v1 import (
 from mlxd_controller.core.events import ShutDown, Tick
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, Phase, State
-from mlxd_controller.ports import Clock, ModelStore
-from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.ports import Clock, ModelStore, Ports
+from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService, add_to_server

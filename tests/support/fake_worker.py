@@ -160,8 +160,10 @@ class FakeWorker(
     async def Shrink(
         self, request: worker_pb2.ShrinkRequest, context: Context
     ) -> worker_pb2.ShrinkResponse:
-        """Refuse."""
-        raise FieldNotServed("Shrink")
+        """Give back down to the target, but 600 of its 1000 bytes."""
+        self._check(request.worker_incarnation)
+        after = max(600, min(1000, request.target_bytes))
+        return worker_pb2.ShrinkResponse(bytes_before=1000, bytes_after=after)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context

@@ -28,8 +28,8 @@ from mlxd_controller.core.state import State
 from mlxd_controller.device import HostProbe, Limits
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
-from mlxd_controller.ports import RawStream
-from mlxd_controller.runtime import Ports, Runtime
+from mlxd_controller.ports import Ports, RawStream
+from mlxd_controller.runtime import Runtime
 from mlxd_controller.store.folders import FolderStore
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config

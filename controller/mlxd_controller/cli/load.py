@@ -55,6 +55,14 @@ PrefixCache = Annotated[
     ),
 ]
 Pin = Annotated[bool, typer.Option("--pin", help="Never evict it to make room.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        min=-(1 << 31),
+        max=(1 << 31) - 1,
+        help="Higher is evicted later.  [default: as before, or 0]",
+    ),
+]
 
 
 def load(
@@ -69,6 +77,7 @@ def load(
     prefix_cache: PrefixCache = None,
     keep_alive: o.KeepAlive = None,
     pin: Pin = False,
+    priority: Priority = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
@@ -105,6 +114,7 @@ def load(
         ),
         keep_alive_s=keep_alive,
         pinned=True if pin else None,
+        priority=priority,
         kv_format=kv_format,
         prefix_cache_nbytes=prefix_cache,
     )

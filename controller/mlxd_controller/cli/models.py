@@ -74,7 +74,7 @@ async def _ps(where: Server, *, as_json: bool) -> ExitCode:
         return ExitCode.OK
     now = dt.datetime.now(dt.UTC)
     show.table(
-        ("name", "digest", "size", "device", "context", "streams", "until", "state"),
+        ("name", "digest", "size", "device", "context", "streams", "priority", "until", "state"),
         [
             (
                 model.name,
@@ -83,12 +83,13 @@ async def _ps(where: Server, *, as_json: bool) -> ExitCode:
                 model.device or "-",
                 str(model.context_length or "-"),
                 str(model.streams_active),
+                str(model.priority),
                 show.until(model, now),
                 show.state(model),
             )
             for model in found
         ],
-        right=("size", "context", "streams"),
+        right=("size", "context", "streams", "priority"),
     )
     _explain_failures(found)
     return ExitCode.OK

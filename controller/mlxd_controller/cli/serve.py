@@ -83,7 +83,7 @@ Reserve = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE|PERCENT",
-        help="Memory left to others, such as 2G or 10%."
+        help="Memory kept free beside what others hold, such as 2G or 10%."
         f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
     ),
 ]

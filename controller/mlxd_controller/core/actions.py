@@ -39,6 +39,18 @@ class StopWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Shrink:
+    """Have a worker give back what no stream needs until its arrays hold at most `target_bytes`.
+
+    Answered by Shrunk; an answer that does not come within SHRINK_TIMEOUT_S is not waited for.
+    """
+
+    worker: int
+    digest: str
+    target_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class AbortStreams:
     """End these streams with this error; their leases are gone already."""
 
@@ -71,4 +83,4 @@ class Refuse:
     error: MlxdError
 
 
-Action: TypeAlias = StartLoad | StopWorker | AbortStreams | Grant | Done | Refuse
+Action: TypeAlias = StartLoad | StopWorker | Shrink | AbortStreams | Grant | Done | Refuse

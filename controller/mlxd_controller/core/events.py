@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mlxd_controller.core.fit import Device, ModelFacts
@@ -96,9 +97,22 @@ class Unloaded:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRead:
-    """The devices were measured."""
+    """The devices were measured, and what workers last said that they hold (by their numbers).
+
+    Of a worker that has not said anything nothing is in `arrays`.
+    """
 
     devices: tuple[Device, ...]
+    arrays: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A worker that was told to shrink has answered, or has failed to (both figures 0)."""
+
+    worker: int
+    before_bytes: int = 0
+    after_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,7 @@ Event: TypeAlias = (
     | WorkerDied
     | Unloaded
     | MemoryRead
+    | Shrunk
     | Tick
     | ShutDown
 )

@@ -3,8 +3,8 @@
 Invariants:
 - Only what is offered is chosen: whoever offers leaves out the leased, loading, pinned and young.
 - A model goes only where those of lower priority do not suffice, even all together.
-- Up to SEARCHED_MAX candidates the set is the cheapest there is; beyond, the cheapest found among
-  the best that many. No member of a choice is superfluous. Equal offers give equal choices.
+- Up to VICTIMS_SEARCHED_MAX candidates the set is the cheapest there is; beyond, the cheapest
+  found among the best that many. No member is superfluous. Equal offers give equal choices.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-SEARCHED_MAX = 12
-"""Candidates of which every subset may be weighed: at most 4,096 of them, some milliseconds."""
+from mlxd_shared import config
 
 Rank: TypeAlias = tuple[float, int, float, tuple[str, ...]]
 
@@ -52,7 +51,7 @@ def _cheapest(
     """Return the best of a greedy choice and of a search among the most worthwhile candidates."""
     by_density = sorted(victims, key=_density)
     greedy = _greedy(by_density, shortfall_bytes, shortfall_slots)
-    searched = by_density[:SEARCHED_MAX]
+    searched = by_density[: config.VICTIMS_SEARCHED_MAX]
     search = _Search(searched, shortfall_bytes, shortfall_slots, greedy)
     search.walk(0, (), 0)
     return tuple(sorted(search.best, key=lambda v: (v.last_used_s, v.digest)))

@@ -64,7 +64,8 @@ class Device:
     """One memory: `budget_bytes` is what mlxd may ever use of it, after the reserve.
 
     `usable_bytes`, at most the budget, leaves out what other programs hold now. `prefix_fraction`
-    of the budget is what one model keeps of former prompts, where nobody says.
+    of the budget is what one model keeps of former prompts, where nobody says. `held_bytes` is what
+    workers were measured to hold; 0 where only they can tell.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Device:
     budget_bytes: int
     usable_bytes: int
     prefix_fraction: float = config.PREFIX_MEMORY_FRACTION
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

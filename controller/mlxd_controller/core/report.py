@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mlxd_controller.core import evict, fit
 from mlxd_controller.core.options import merged
-from mlxd_controller.core.placing import room_of, victims_of
+from mlxd_controller.core.room import room_of
 from mlxd_controller.core.state import JOINABLE, RESIDENT, State
+from mlxd_controller.core.victims import victims_of
 from mlxd_shared.requests import LoadSpec
 
 
@@ -42,7 +43,7 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
     in_force = model.plan if model is not None and model.phase in JOINABLE else None
     plan = in_force or fit.plan(facts, spec, device)
     ever = plan.need_bytes <= device.budget_bytes
-    now = plan.least_bytes <= available and slots > 0
+    now = plan.least_bytes <= available and slots > 0 and not state.pressed
     chosen = None
     if ever and not now:
         chosen = evict.choose(

@@ -13,11 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-HALF_LIFE_S = 3600.0
-"""After this time without uses a model counts half: far longer than a chat, shorter than a
-working day."""
-USES_MIN = 1e-3
-"""Counted for each model beside its uses: one without any is unlikely, but not impossible."""
+from mlxd_shared import config
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class Usage:
 
     def at(self, now_s: float) -> float:
         """Return the count as it has decayed until `now_s`, which is not before `at_s`."""
-        return float(self.uses * 0.5 ** ((now_s - self.at_s) / HALF_LIFE_S))
+        return float(self.uses * 0.5 ** ((now_s - self.at_s) / config.USES_HALF_LIFE_S))
 
     def used(self, now_s: float) -> Usage:
         """Return the usage with one more use at `now_s`."""
@@ -49,7 +45,8 @@ def requests_ahead(usage: Usage, *, total_uses: float, now_s: float, waiting: in
 
     `waiting` requests, none of them for this model, are known to come before.
     """
-    return waiting + max(1.0, (total_uses + USES_MIN) / (usage.at(now_s) + USES_MIN))
+    least = config.USES_MIN
+    return waiting + max(1.0, (total_uses + least) / (usage.at(now_s) + least))
 
 
 def cost(reload_s: float, requests: float) -> float:

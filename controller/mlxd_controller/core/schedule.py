@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from mlxd_controller.core import fit
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
@@ -23,14 +24,19 @@ from mlxd_controller.core.events import (
     Progressed,
     Ready,
     Released,
+    Shrunk,
     ShutDown,
     Tick,
     UnloadAsked,
     Unloaded,
     WorkerDied,
 )
+from mlxd_controller.core.holding import end_holds
 from mlxd_controller.core.options import conflict, merged
-from mlxd_controller.core.placing import end_holds, enqueue, place_all, too_large
+from mlxd_controller.core.placing import place_all
+from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
+from mlxd_controller.core.queueing import enqueue
+from mlxd_controller.core.room import too_large
 from mlxd_controller.core.state import JOINABLE, Model, Phase, State, StopReason, Waiter, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
@@ -38,6 +44,9 @@ from mlxd_shared.errors import MlxdError, ModelDraining, ModelUnloaded, QueueFul
 from mlxd_shared.requests import LoadSpec
 
 COLD = frozenset({Phase.UNLOADED, Phase.FAILED})
+
+Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk
+"""What workers say, or their ends."""
 
 
 def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Action, ...]]:
@@ -61,10 +70,11 @@ def _apply(turn: Turn, event: Event) -> None:
             _released(turn, event)
         case UnloadAsked():
             _unload_asked(turn, event)
-        case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded():
+        case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded() | Shrunk():
             _reported(turn, event)
-        case MemoryRead(devices):
-            turn.state = replace(turn.state, devices=devices)
+        case MemoryRead(devices, arrays):
+            turn.state = replace(turn.state, devices=devices, arrays=arrays)
+            note_memory(turn)
         case ShutDown(grace_s):
             _shut_down(turn, grace_s)
         case Tick():
@@ -80,6 +90,7 @@ def _settle(turn: Turn, event: Event) -> None:
             turn.abort(model)
         elif may_expire and model.idle and turn.now_s >= model.expires_s:
             turn.stop_worker(model, StopReason.EXPIRED)
+    relieve(turn)
     place_all(turn)
     end_holds(turn)
 
@@ -227,13 +238,15 @@ def _shut_down(turn: Turn, grace_s: float) -> None:
 # --- what workers report -------------------------------------------------------------------------
 
 
-def _reported(turn: Turn, event: Progressed | Ready | LoadFailed | WorkerDied | Unloaded) -> None:
+def _reported(turn: Turn, event: Report) -> None:
     model = turn.state.by_worker(event.worker)
     if model is None:
         return
     match event, model.phase:
         case Progressed(_, progress), Phase.LOADING:
             turn.put(replace(model, progress=progress))
+        case Shrunk(), _:
+            note_shrunk(turn, model)
         case Ready(), Phase.LOADING:
             took_s = turn.now_s - model.load_began_s
             model = replace(model, phase=Phase.READY, ready_s=turn.now_s, load_s=took_s)

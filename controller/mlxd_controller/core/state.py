@@ -57,6 +57,7 @@ class StopReason(enum.Enum):
     ROOM = "room"
     EXPIRED = "expired"
     ASKED = "asked"
+    PRESSURE = "pressure"
     SHUTDOWN = "shutdown"
 
 
@@ -138,6 +139,10 @@ class Model:
     """Ready, but who comes before then waits: it is to become idle, for a model that waits."""
     hold_again_s: float = -math.inf
     """Not held again before."""
+    shrink_until_s: float = -math.inf
+    """Its worker was told to shrink, and its answer is waited for until then."""
+    shrink_again_s: float = -math.inf
+    """Not told to shrink before: it has given what it could."""
     drain_until_s: float = math.inf
     drain_reason: StopReason = StopReason.ASKED
     progress: Progress = Progress()
@@ -194,6 +199,12 @@ class State:
     look_again_s: float = math.inf
     """When time alone lets more be evicted, or held, for those who wait for models in use."""
     models: Mapping[str, Model] = field(default_factory=dict)
+    arrays: Mapping[int, int] = field(default_factory=dict)
+    """What workers last said that their arrays hold, by their numbers."""
+    pressed: bool = False
+    """Above the hard mark, and not below the soft one since; see `pressure`."""
+    relieve_again_s: float = math.inf
+    """When time alone lets more be done about that."""
     next_worker: int = 1
     next_place: int = 1
     stopping: bool = False
@@ -207,6 +218,16 @@ class State:
     def reserved_bytes(self) -> int:
         """What all resident models hold or are promised."""
         return sum(model.reserved_bytes for model in self.models.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """What all workers were measured to hold, or say that they do."""
+        return self.device.held_bytes or sum(self.arrays.values())
+
+    @property
+    def excess_bytes(self) -> int:
+        """What workers hold above the soft mark: more than is usable; negative below it."""
+        return self.held_bytes - self.device.usable_bytes
 
     @property
     def waiters(self) -> int:
@@ -231,6 +252,7 @@ def next_wake_s(state: State) -> float:
     times += [model.drain_until_s for model in models if model.phase is Phase.DRAINING]
     times += [model.retry_s for model in models if model.backing_off]
     times += [model.held_until_s for model in models if model.held]
+    times.append(state.relieve_again_s)
     stuck = [model for model in models if model.stuck]
     if stuck:
         times += [model.gives_up_s for model in stuck]

@@ -124,6 +124,8 @@ class Turn:
                 unloaders=(),
                 streams_aborted=0,
                 drain_until_s=math.inf,
+                shrink_until_s=-math.inf,
+                shrink_again_s=-math.inf,
                 progress=Progress(),
             )
         )

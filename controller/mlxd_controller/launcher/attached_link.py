@@ -68,6 +68,10 @@ class AttachedLink:
         """Return what the worker says of itself."""
         return await self._link.status(timeout_s=timeout_s)
 
+    async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
+        """Have it give back what no stream needs; see the port."""
+        return await self._link.shrink(target_bytes, timeout_s=timeout_s)
+
     async def shutdown(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the process has its own
         """Give the worker back; its process is not ours to end."""
         await self._process.close()

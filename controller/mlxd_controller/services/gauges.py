@@ -26,6 +26,8 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
     errors = {
         labels(model=name): peak / plan.arrays_bytes - 1 for name, plan, peak in peaks if peak
     }
+    held = {labels(device=state.device.name): float(state.held_bytes)}
+    pressed = {labels(device=state.device.name): float(state.pressed)}
     budgets = {labels(device=d.name): float(d.budget_bytes) for d in state.devices}
     reserved = {labels(model=m.name): float(m.reserved_bytes) for m in models}
     return [
@@ -63,6 +65,12 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
         ),
         gauge_to_pb("mlxd_memory_reserved_bytes", "What a model's plan reserves.", reserved),
         gauge_to_pb("mlxd_memory_budget_bytes", "What models may use in all.", budgets),
+        gauge_to_pb("mlxd_memory_held_bytes", "What workers hold in all, measured.", held),
+        gauge_to_pb(
+            "mlxd_memory_pressed",
+            "1 from when workers pass the hard mark until they are below the soft one.",
+            pressed,
+        ),
     ]
 
 

@@ -1,0 +1,57 @@
+"""Models in use that take no new request for a while, so that they become idle. Pure.
+
+A model that is never without a request would never be evicted, and whoever waits for its memory
+would be refused again and again.
+
+Invariants:
+- Held are only ready models that may be evicted, for one that has been overtaken for long enough;
+  no more of them than make enough room together with those that are idle.
+- A hold lasts at most HOLD_MAX_S, ends when nobody waits for it any more, and the same model is not
+  held again within HOLD_PAUSE_S: its own requests must not starve either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxd_controller.core.state import Model
+from mlxd_controller.core.turn import Turn
+from mlxd_controller.core.victims import candidates, choose
+from mlxd_shared import config
+
+
+def overtaken_s(model: Model) -> float:
+    """Return from when on nobody goes before `model`, which waits for models in use."""
+    return model.waits_since_s + config.OVERTAKEN_MAX_S
+
+
+def hold_for(turn: Turn, short_bytes: int, short_slots: int) -> None:
+    """Hold the cheapest models that are enough, if any are; those that are held stay first."""
+    may_go = candidates(turn.state, turn.now_s, in_use=True)
+    known = [model for model in may_go if model.idle or model.held]
+    chosen = choose(turn.state, known, short_bytes, short_slots)
+    if chosen is None:
+        more = [model for model in may_go if model not in known]
+        known += [model for model in more if turn.now_s >= model.hold_again_s]
+        chosen = choose(turn.state, known, short_bytes, short_slots)
+    for victim in chosen or ():
+        model = turn.state.models[victim.digest]
+        if model.held or turn.now_s < model.hold_again_s:
+            continue
+        until_s = turn.now_s + config.HOLD_MAX_S
+        turn.put(replace(model, held_until_s=until_s, hold_again_s=until_s + config.HOLD_PAUSE_S))
+
+
+def end_holds(turn: Turn) -> None:
+    """Let held models go on whose time is over, that became pinned, or that nobody waits for."""
+    held = [model for model in turn.models() if model.held]
+    if not held:
+        return
+    awaited = any(_holds(model, turn.now_s) for model in turn.state.models.values())
+    for model in held:
+        if not awaited or model.pinned or turn.now_s >= model.held_until_s:
+            turn.serve_waiters(model)
+
+
+def _holds(model: Model, now_s: float) -> bool:
+    return model.stuck and now_s >= overtaken_s(model)

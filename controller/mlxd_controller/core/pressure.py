@@ -1,0 +1,119 @@
+"""Marks on memory, and what is given back where they are passed: shrink before evict. Pure.
+
+The soft mark is what is usable: at it the reserve is whole. The hard mark lies HARD_MARK_FRACTION
+of the budget above it. What counts is what workers hold by measure, not what they were promised.
+
+Invariants:
+- Nothing is done before the hard mark is passed, nor once memory is below the soft one again; in
+  between no load begins.
+- One order at a time, each judged by a new measurement, not by what the worker said of it.
+- Workers shrink first, the idle before the busy, and the one first that was used longest ago.
+  Models are evicted only when each worker has been told since the mark was passed, and only idle
+  ones. No stream ends.
+- A worker is told again only after SHRINK_PAUSE_S, or once memory has been below the soft mark.
+- An answer that is late or lost is waited for no longer than SHRINK_TIMEOUT_S.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from mlxd_controller.core.actions import Shrink
+from mlxd_controller.core.state import Model, Phase, State, StopReason
+from mlxd_controller.core.turn import Turn
+from mlxd_controller.core.victims import candidates, choose
+from mlxd_shared import config
+
+
+def above_hard_mark(state: State) -> bool:
+    """Return whether workers hold more than the hard mark."""
+    return state.excess_bytes > config.HARD_MARK_FRACTION * state.device.budget_bytes
+
+
+def note_memory(turn: Turn) -> None:
+    """Note whether the measurement that has just come passes a mark."""
+    state = turn.state
+    pressed = state.excess_bytes > 0 if state.pressed else above_hard_mark(state)
+    if pressed == state.pressed:
+        return
+    turn.state = replace(state, pressed=pressed)
+    for model in turn.models():
+        if pressed and turn.now_s < model.shrink_again_s:  # it may have kept much the last time
+            turn.put(replace(model, shrink_again_s=-math.inf))
+
+
+def note_shrunk(turn: Turn, model: Model) -> None:
+    """Note that the worker of `model` has answered."""
+    turn.put(replace(model, shrink_until_s=-math.inf))
+
+
+def _relieving(state: State, now_s: float) -> bool:
+    """Return whether memory is being given back, so that what is held now tells little."""
+    return any(
+        model.phase is Phase.UNLOADING or now_s < model.shrink_until_s
+        for model in state.models.values()
+    )
+
+
+def relieve(turn: Turn) -> None:
+    """Have the next one give memory back, if marks say so and nobody is about to."""
+    if turn.state.pressed and not turn.state.stopping and not _relieving(turn.state, turn.now_s):
+        asked = _next_to_shrink(turn)
+        if asked is not None:
+            _shrink(turn, asked)
+        else:
+            _evict(turn)
+    again_s = _again_s(turn)
+    if again_s != turn.state.relieve_again_s:
+        turn.state = replace(turn.state, relieve_again_s=again_s)
+
+
+def _next_to_shrink(turn: Turn) -> Model | None:
+    ready = [
+        model
+        for model in turn.state.models.values()
+        if model.phase is Phase.READY
+        and turn.now_s >= model.shrink_again_s
+        and turn.state.arrays.get(model.worker, 0) > 0
+    ]
+    return min(ready, key=lambda m: (bool(m.leases), m.last_used_s, m.digest), default=None)
+
+
+def _shrink(turn: Turn, model: Model) -> None:
+    held_bytes = turn.state.arrays[model.worker]
+    target_bytes = max(0, held_bytes - turn.state.excess_bytes)
+    turn.do(Shrink(model.worker, model.digest, target_bytes))
+    until_s = turn.now_s + config.SHRINK_TIMEOUT_S
+    again_s = turn.now_s + config.SHRINK_PAUSE_S
+    turn.put(replace(model, shrink_until_s=until_s, shrink_again_s=again_s))
+
+
+def _evict(turn: Turn) -> None:
+    """Evict the cheapest idle models that are enough; all of them where they are too few."""
+    idle = candidates(turn.state, turn.now_s)
+    leaving = sum(m.reserved_bytes for m in turn.models() if m.phase is Phase.DRAINING)
+    excess_bytes = turn.state.excess_bytes - leaving
+    if excess_bytes <= 0:
+        return
+    chosen = choose(turn.state, idle, excess_bytes, 0)
+    digests = [model.digest for model in idle] if chosen is None else [v.digest for v in chosen]
+    for digest in sorted(digests):
+        turn.stop_worker(turn.state.models[digest], StopReason.PRESSURE)
+
+
+def _again_s(turn: Turn) -> float:
+    """Return the next moment at which time alone lets `relieve` do more; infinite: none."""
+    if not turn.state.pressed:
+        return math.inf
+    times = [
+        moment
+        for model in turn.state.models.values()
+        if model.phase is Phase.READY
+        for moment in (
+            model.shrink_until_s,
+            model.shrink_again_s,
+            model.ready_s + turn.state.age_min_s,
+        )
+    ]
+    return min((moment for moment in times if moment > turn.now_s), default=math.inf)

@@ -1,0 +1,98 @@
+"""The memory of a simulated machine: what workers hold, what others take, what measuring tells.
+
+Invariants:
+- What is told to the core and to the judge is one measurement; neither sees more.
+- At rest others hold nothing, and no worker more than it was promised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+from mlxd_controller.core import events as ev
+from tests.simulation.books import Books, Process, Stage
+from tests.simulation.settings import Setting
+
+TAKEN_MAX = 0.6
+"""The part of the budget that others hold at most."""
+TAKEN_GREEDY_MAX = 0.95
+"""The same in greedy worlds."""
+GREED = 0.2
+"""How likely others take memory between two measurements, in greedy worlds."""
+GIVEN_BACK = 0.1
+"""How likely they give it back."""
+WRONG = 0.4
+"""How likely a worker grows beyond its promise, or answers wrongly, in greedy worlds."""
+OVER_PROMISE = 3.0
+"""What a worker holds at most of what it was promised, in greedy worlds."""
+
+
+class Memory:
+    """Draws from the world's generator whenever it is asked."""
+
+    def __init__(self, rng: Random, setting: Setting, books: Books, seen: Counter[str]) -> None:
+        self._rng = rng
+        self._setting = setting
+        self._books = books
+        self._seen = seen
+        self._taken = 0.0
+        self._resting = False
+
+    def rest(self) -> None:
+        """Have others give back what they took, and workers hold no more than they may."""
+        self._resting, self._taken = True, 0.0
+        for process in self._books.processes.values():
+            process.arrays_bytes = min(process.arrays_bytes, process.need_bytes)
+
+    def read(self) -> ev.MemoryRead:
+        """Measure; others take some of the budget for a while, at times."""
+        if self._resting:
+            self._taken = 0.0
+        elif not self._setting.greedy:
+            few = self._rng.random() < self._setting.fault
+            self._taken = self._rng.uniform(0, TAKEN_MAX) if few else 0.0
+        elif self._rng.random() < GREED:
+            self._taken = self._rng.uniform(0, TAKEN_GREEDY_MAX)
+        elif self._rng.random() < GIVEN_BACK:
+            self._taken = 0.0
+        usable_bytes = int(self._setting.device.budget_bytes * (1 - self._taken))
+        arrays = {}
+        for process in self._books.processes.values():
+            process.known = process.stage is Stage.READY and process.alive
+            if process.known:
+                arrays[process.number] = process.arrays_bytes
+        held_bytes = sum(arrays.values())
+        told_bytes = held_bytes if self._setting.device.kind == "cpu" else 0
+        device = replace(self._books.device, usable_bytes=usable_bytes, held_bytes=told_bytes)
+        self._books.device = device
+        self._books.measured(usable_bytes, held_bytes)
+        return ev.MemoryRead((device,), arrays)
+
+    def grow(self, process: Process) -> None:
+        """Have a worker that serves hold more than before; at times more than was promised."""
+        over = self._wrong() and not self._resting
+        most = OVER_PROMISE if over else 1.0
+        grown_bytes = int(process.need_bytes * self._rng.uniform(0.6, most))
+        process.arrays_bytes = max(process.arrays_bytes, grown_bytes)
+        process.least_bytes = int(process.arrays_bytes * self._rng.uniform(0.3, 1.0))
+
+    def fault(self) -> str:
+        """Return what is wrong with the next answer to an order to shrink; "": nothing."""
+        if not self._wrong():
+            return ""
+        fault = self._rng.choice(("lost", "late", "lying"))
+        self._seen[f"{fault} answer to shrink"] += 1
+        return fault
+
+    def shrink(self, process: Process, target_bytes: int, fault: str) -> ev.Shrunk:
+        """Have a worker give back what it can; return its answer."""
+        before_bytes = process.arrays_bytes
+        after_bytes = min(before_bytes, max(process.least_bytes, target_bytes))
+        if fault != "lying":
+            process.arrays_bytes = after_bytes
+        return ev.Shrunk(process.number, before_bytes, after_bytes)
+
+    def _wrong(self) -> bool:
+        return self._setting.greedy and self._rng.random() < WRONG
