@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mlxd.v1 import inference_pb2, types_pb2
@@ -26,6 +28,34 @@ def test_two_workers_in_a_row_are_enough() -> None:
         quarantine.check(KEY, "m")
     assert (caught.value.model, caught.value.deaths) == ("m", 2)
     quarantine.check(b"another", "m")
+
+
+@pytest.mark.asyncio
+async def test_suspects_go_one_at_a_time() -> None:
+    """Of one model, and until each gets on; others need no place, and a verdict reaches waiters."""
+    quarantine = Quarantine(FakeClock())
+    quarantine.died(KEY, "i-1")
+    quarantine.died(b"other", "i-1")
+    order: list[str] = []
+
+    async def tried(key: bytes, name: str, digest: str = "d") -> None:
+        async with quarantine.trial(key, digest=digest, model="m"):
+            order.append(name)
+
+    async with quarantine.trial(KEY, digest="d", model="m"):
+        waiting = [
+            asyncio.create_task(tried(b"other", "other")),
+            asyncio.create_task(tried(KEY, "same")),
+        ]
+        await tried(b"innocent", "innocent")
+        await tried(b"other", "another model", digest="e")
+        await asyncio.wait(waiting, timeout=0)
+        assert order == ["innocent", "another model"]
+        quarantine.died(KEY, "i-2")
+    await waiting[0]
+    with pytest.raises(PoisonPrompt):
+        await waiting[1]
+    assert order == ["innocent", "another model", "other"]
 
 
 def test_it_is_forgotten_in_time() -> None:

@@ -113,15 +113,58 @@ async def test_who_waited_behind_all_rows_is_not_suspected() -> None:
         asking = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(count)]
         await turned(lambda: len(links[0].requests) == 1 + count)
         stack.workers.launcher.processes[0].end(-9)
-        await turned(lambda: len(links) == 2 and len(links[1].requests) == count)
+        free = count - plan.rows_max + 1  # and one of the suspects
+        await turned(lambda: len(links) == 2 and len(links[1].requests) == free)
         script.tokens, script.endless = 3, False
         stack.workers.launcher.processes[1].end(-9)
         found = await asyncio.gather(*asking, return_exceptions=True)
 
     errors = [from_call(it) for it in found if isinstance(it, grpc.aio.AioRpcError)]
-    assert 1 <= len(errors) <= plan.rows_max
-    assert all(isinstance(error, PoisonPrompt) for error in errors)
-    assert sum(isinstance(it, list) for it in found) == count - len(errors)
+    assert [type(error) for error in errors] == [PoisonPrompt]
+    assert sum(isinstance(it, list) for it in found) == count - 1
+
+
+@pytest.mark.asyncio
+async def test_who_is_beside_a_poison_prompt_is_served() -> None:
+    """Two workers die of one prompt among many that have not begun either; it alone is refused."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        script, links = stack.workers.script, stack.workers.links
+        script.first_gate.clear()
+        others = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(2)]
+        await turned(lambda: len(links[0].requests) == 3)
+        script.poison = "poison"
+        poison = asyncio.create_task(error_of(stack.inference.Generate(request(text="poison"))))
+        others += [asyncio.create_task(stack.generate(text=f"late {i}")) for i in range(2)]
+        await turned(lambda: len(links) > 1 and len(links[1].requests) > 0)
+        await stack.settle()
+        script.first_gate.set()
+
+        assert [len(messages) for messages in await asyncio.gather(*others)] == [4] * 4
+        error = await poison
+        assert isinstance(error, PoisonPrompt)
+        assert error.deaths == DEATHS_MAX
+        assert len(stack.workers.launcher.processes) == DEATHS_MAX + 1
+
+
+@pytest.mark.asyncio
+async def test_a_suspect_that_hangs_does_not_keep_the_others_for_ever() -> None:
+    """One whose client leaves gives its place to the next."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        script, links = stack.workers.script, stack.workers.links
+        script.first_gate.clear()
+        asking = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(2)]
+        await turned(lambda: len(links[0].requests) == 3)
+        stack.workers.launcher.processes[0].end(-9)
+        await turned(lambda: len(links) == 2 and len(links[1].requests) == 1)
+        await stack.settle()
+        (first,) = links[1].requests
+        asking[int(first.text)].cancel()
+        await turned(lambda: len(links[1].requests) == 2)
+        script.first_gate.set()
+
+        assert len(await asking[1 - int(first.text)]) == 4
 
 
 @pytest.mark.asyncio

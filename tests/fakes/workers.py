@@ -100,7 +100,8 @@ class LinkScript:
     """What links do. `load_gate` holds each load after its first step; `tokens` are streamed.
 
     Each of `refusals` ends one stream. `shift` is how far off a resumed stream begins.
-    Each of `last_words` is the code with which a question about text ends the process.
+    Each of `last_words` is the code with which a question about text ends the process. `poison` is
+    the text of a prompt that ends it; any other stream begins when `first_gate` is open.
     """
 
     load_gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,6 +114,8 @@ class LinkScript:
     shift: int = 0
     status_error: MlxdError | None = None
     last_words: list[int] = field(default_factory=list)
+    poison: str = ""
+    first_gate: asyncio.Event = field(default_factory=asyncio.Event)
     shrink_gate: asyncio.Event = field(default_factory=asyncio.Event)
     shrink_error: MlxdError | None = None
     arrays_bytes: int = 1000
@@ -123,6 +126,7 @@ class LinkScript:
 
     def __post_init__(self) -> None:
         self.load_gate.set()
+        self.first_gate.set()
         self.status_gate.set()
         self.shrink_gate.set()
 
@@ -144,6 +148,10 @@ class FakeStream:
         """Return the next message; fail as gRPC does where the worker has gone."""
         if self._script.refusals and self._script.refusals[0].after == self._sent:
             self._refuse(self._script.refusals.pop(0))
+        if self._script.poison and self._request.text == self._script.poison:
+            self._process.end(-9)
+        if not self._begun and not self._script.first_gate.is_set():
+            await self._until_over(self._script.first_gate)
         if self._sent == self._script.tokens and self._script.endless:
             await self._until_over()
         if self._cancelled.is_set():
@@ -185,10 +193,10 @@ class FakeStream:
         refusal.told.set()
         raise refusal.error
 
-    async def _until_over(self) -> None:
+    async def _until_over(self, *or_these: asyncio.Event) -> None:
         waiting: set[asyncio.Task[Any]] = {
-            asyncio.create_task(self._cancelled.wait()),
             asyncio.create_task(self._process.wait_exited()),
+            *(asyncio.create_task(event.wait()) for event in (self._cancelled, *or_these)),
         }
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -4,14 +4,20 @@ Invariants:
 - A death is held against the prompts that had not brought a token forth on the worker that died,
   once, however many requests had that prompt; a prompt that brings one forth is cleared. So who is
   merely beside the culprit, and gets on, is not suspected; nor is who waited behind all rows.
+- Suspects of one model go one at a time, each until its first token: of two that a worker died of,
+  the second death tells which it was, and the innocent lose their place in the queue, no more.
 - Bounded: the prompts of longest ago are forgotten first, and every one after `FORGET_S`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.ports import Clock
@@ -19,6 +25,9 @@ from mlxd_shared.errors import PoisonPrompt
 
 DEATHS_MAX = 2
 """A prompt that so many workers died of in a row is refused."""
+
+TRIAL_WAIT_MAX_S = 60.0
+"""After so long a suspect goes on beside others: nobody waits for ever for a slow one."""
 
 PROMPTS_MAX = 1024
 FORGET_S = 600.0
@@ -39,6 +48,7 @@ class Quarantine:
         """Suspect nothing."""
         self._clock = clock
         self._deaths: OrderedDict[bytes, _Deaths] = OrderedDict()
+        self._trials: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._deaths)
@@ -69,6 +79,25 @@ class Quarantine:
         """Clear a prompt: a worker has gone on from it."""
         self._deaths.pop(key, None)
 
+    @asynccontextmanager
+    async def trial(self, key: bytes, *, digest: str, model: str) -> AsyncIterator[None]:
+        """Hold a model's only place for suspects, if the prompt is one; leave at its first token.
+
+        Raises:
+            PoisonPrompt: it was found out meanwhile, as somebody else's.
+        """
+        if key not in self._deaths:
+            yield
+            return
+        place = self._trials.setdefault(digest, asyncio.Lock())
+        held = await _acquired(place, wait_s=TRIAL_WAIT_MAX_S)
+        try:
+            self.check(key, model)
+            yield
+        finally:
+            if held:
+                place.release()
+
     def _forget(self) -> None:
         now_s = self._clock.now_s()
         while self._deaths:
@@ -76,6 +105,15 @@ class Quarantine:
             if now_s - oldest.last_s < FORGET_S:
                 return
             self._deaths.popitem(last=False)
+
+
+async def _acquired(place: asyncio.Lock, *, wait_s: float) -> bool:
+    """Return whether `place` was to be had in time."""
+    try:
+        async with asyncio.timeout(wait_s):
+            return await place.acquire()
+    except TimeoutError:
+        return False
 
 
 def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.ports import ModelRef, RawStream
@@ -87,27 +87,28 @@ class Relay:
         try:
             while True:
                 self._quarantine.check(self._key, self._ref.name)
-                async with AsyncExitStack() as held:
-                    lease = await self._leased(held, context)
-                    self._quarantine.check(self._key, self._ref.name)
-                    gone: MlxdError
-                    try:
-                        async with aclosing(self._relayed(lease, context)) as frames:
-                            async for frame in frames:
-                                yield frame
-                    except GONE as error:
-                        if lease.aborted is not None:
-                            raise
-                        gone = error
-                    except QueueFull as error:
-                        if not self._journal.messages:
-                            raise
-                        gone = error
-                    except _BadWorker as error:
-                        raise self._lost(str(error)) from error
-                    else:
-                        return
-                await self._move(gone, lease, context)
+                async with AsyncExitStack() as trial:
+                    async with AsyncExitStack() as held:
+                        lease = await self._leased(held, context)
+                        await trial.enter_async_context(self._trial())
+                        gone: MlxdError
+                        try:
+                            async with aclosing(self._relayed(lease, trial, context)) as frames:
+                                async for frame in frames:
+                                    yield frame
+                        except GONE as error:
+                            if lease.aborted is not None:
+                                raise
+                            gone = error
+                        except QueueFull as error:
+                            if not self._journal.messages:
+                                raise
+                            gone = error
+                        except _BadWorker as error:
+                            raise self._lost(str(error)) from error
+                        else:
+                            return
+                    await self._move(gone, lease, context)
         except BaseException:
             self._meter.broke_off(self._journal.offset - len(self._spec.resumed))
             raise
@@ -138,11 +139,35 @@ class Relay:
             self._waited_s += lease.waited_s
             return lease
 
-    async def _relayed(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
-        """Yield what one worker says, from where the stream stands."""
+    def _trial(self) -> AbstractAsyncContextManager[None]:
+        """Hold a suspect's place: to its first token, or until it is known what it died of."""
+        return self._quarantine.trial(self._key, digest=self._ref.digest, model=self._ref.name)
+
+    async def _relayed(
+        self, lease: Lease, trial: AsyncExitStack, context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
         self._prepare()
-        self._came = False
+        self._came, self._number = False, 0
         last = b""
+        async with aclosing(self._heard(lease, context)) as frames:
+            async for frame in frames:
+                if not self._came:
+                    self._came = True
+                    self._quarantine.got_on(self._key)
+                    await trial.aclose()
+                self._journal.add(frame)
+                last = frame
+                yield frame
+        message = inference_pb2.GenerateResponse.FromString(last)
+        if not message.HasField("finish"):
+            raise _BadWorker("the stream ended without a finish")
+        self._meter.complete(message)
+
+    async def _heard(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
+        """Yield a worker's messages as those of this stream; its worker knows of it meanwhile."""
+        if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
+            raise self._lost(lease.worker.describe_end(code))
         stream = await self._begun(lease, context)
         lease.stream = stream
         self._number = lease.worker.stream_sent()
@@ -151,12 +176,7 @@ class Relay:
             while (frame := await self._read(stream, lease)) is not None:
                 if self._migrations:
                     frame = self._adapted(frame, begins=not self._came)
-                if not self._came:
-                    self._came = True
-                    self._quarantine.got_on(self._key)
                 self._meter.saw_frame()
-                self._journal.add(frame)
-                last = frame
                 yield frame
         except WorkerLost:
             lost = True
@@ -165,10 +185,6 @@ class Relay:
             stream.cancel()
             if not lost:
                 lease.worker.stream_ended(self._number)
-        message = inference_pb2.GenerateResponse.FromString(last)
-        if not message.HasField("finish"):
-            raise _BadWorker("the stream ended without a finish")
-        self._meter.complete(message)
 
     def _prepare(self) -> None:
         """Have the request say where the stream stands."""
