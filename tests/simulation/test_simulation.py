@@ -16,6 +16,7 @@ from tests.support.effort import FACTOR
 SEEDS = 2_000 * FACTOR
 SHARDS = 10
 HARD_STATES = (
+    "adopted",
     "arrival while draining",
     "arrival while failed",
     "arrival while loading",
@@ -48,6 +49,7 @@ HARD_STATES = (
     "slow while loading",
     "stop while loading",
     "streams aborted",
+    "surplus",
 )
 
 
