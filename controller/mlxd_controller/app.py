@@ -2,7 +2,8 @@
 
 Invariants:
 - Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
-- However serve() ends, no worker process is left, and what it made in the file system is gone.
+- However serve() ends, no worker process is left, and what it made in the file system is gone. What
+  a controller before it has left, because it was killed, is adopted or gone before it serves.
 - A bug in the runtime ends serve() with its exception.
 """
 
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from mlxd.v1 import inference_pb2, model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc
+from mlxd_controller.adoption import enrolled
 from mlxd_controller.clock import SystemClock
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -96,11 +98,11 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     """Run a controller around the body; yields what clients dial."""
     security = settings.security.load()
     clock = SystemClock()
-    async with crew_of(settings, clock) as crew:
-        store = FolderStore(settings.models or ((DEMO_NAME, demo_model()),))
+    store = FolderStore(settings.models or ((DEMO_NAME, demo_model()),))
+    async with crew_of(settings, clock, store) as crew:
         taken_up = await held(crew, store)
         state = State(
-            devices=crew.ports.probe.read(()),
+            devices=crew.ports.probe.read([found.process.pid for found in crew.survivors]),
             keep_alive_s=settings.keep_alive_s,
             max_loaded=crew.max_loaded,
         )
@@ -110,6 +112,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
             stall_timeout_s=settings.load_stall_timeout_s,
             silent_max_s=settings.worker_silent_timeout_s or math.inf,
         )
+        runtime.adopt(enrolled(crew.survivors, state, clock))
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())

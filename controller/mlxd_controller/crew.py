@@ -1,4 +1,4 @@
-"""Where workers come from: started here as processes, or attached to at their addresses.
+"""Where workers come from: started here, left by a controller before this one, or attached to.
 
 Invariants:
 - The controller knows both by the same ports. What differs beyond them stands in a Crew.
@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from mlxd.v1 import types_pb2
 from mlxd_controller.core.fit import Device
 from mlxd_controller.device import HostProbe, Limits, make_device, make_probe
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
+from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
-from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports
+from mlxd_controller.launcher.survivors import survivors_of
+from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared.convert import KV_FORMAT_FROM_PB, WEIGHTS_FROM_PB
@@ -38,6 +41,8 @@ class Crew:
     ports: Ports
     max_loaded: int | None
     attached: AttachedLauncher | None = None
+    survivors: tuple[Survivor, ...] = ()
+    """Workers of a former controller that follow this one, for the runtime to adopt."""
 
     def leave(self) -> None:
         """Keep the models of attached workers loaded from now on: the controller is leaving."""
@@ -46,11 +51,12 @@ class Crew:
 
 
 @asynccontextmanager
-async def crew_of(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
+async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> AsyncIterator[Crew]:
     """Have workers around the body, in which no more of them are used at its end.
 
     Raises:
-        InvalidRequest: an address or a folder in the settings is wrong.
+        InvalidRequest: an address or a folder in the settings is wrong, or another controller has
+            the run directory.
         BadCredentials: a file of `settings.worker_security` cannot be used.
         ExceptionGroup: a bug.
     """
@@ -63,17 +69,26 @@ async def crew_of(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
         async with _attached(settings, limits, clock) as crew:
             yield crew
         return
+    run_dir = open_run_dir(settings.run_dir, address=settings.address, environment=os.environ)
     launcher = SubprocessLauncher(
-        run_dir=settings.run_dir,
+        run_dir=run_dir,
         stall_timeout_s=settings.load_stall_timeout_s,
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
     )
     try:
-        probe = await asyncio.to_thread(make_probe, limits)
-        yield Crew(Ports(launcher, GrpcLink, probe, clock), settings.max_loaded)
+        async with survivors_of(run_dir, store, arguments=launcher.arguments) as survivors:
+            held = sum(_held_bytes(survivor) for survivor in survivors)
+            probe = await asyncio.to_thread(make_probe, limits, held_bytes=held)
+            ports = Ports(launcher, GrpcLink, probe, clock)
+            yield Crew(ports, settings.max_loaded, survivors=survivors)
     finally:
         launcher.close()
+
+
+def _held_bytes(survivor: Survivor) -> int:
+    memory = survivor.status.workers[0].memory
+    return memory.mlx_active_bytes + memory.mlx_cache_bytes
 
 
 @asynccontextmanager

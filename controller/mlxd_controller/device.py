@@ -77,11 +77,22 @@ class HostProbe:
 class CudaProbe:
     """Implements ports.DeviceProbe for CUDA, as nvidia-smi told once at the start."""
 
-    def __init__(self, limits: Limits, *, totals: tuple[tuple[int, int], ...]) -> None:
-        """Take (total, free) bytes of each GPU, measured before any worker ran."""
+    def __init__(
+        self, limits: Limits, *, totals: tuple[tuple[int, int], ...], held_bytes: int = 0
+    ) -> None:
+        """Take (total, free) bytes of each GPU, measured before any worker was started here.
+
+        held_bytes: what workers that were there already hold of the first.
+        """
         assert totals
         self._devices = tuple(
-            make_device(f"gpu{index}", "cuda", total_bytes=total, unheld_bytes=free, limits=limits)
+            make_device(
+                f"gpu{index}",
+                "cuda",
+                total_bytes=total,
+                unheld_bytes=free + (0 if index else held_bytes),
+                limits=limits,
+            )
             for index, (total, free) in enumerate(totals)
         )
 
@@ -181,14 +192,17 @@ def nvidia_memory() -> tuple[tuple[int, int], ...]:
     return tuple((int(total) * config.MIB, int(free) * config.MIB) for total, free in rows)
 
 
-def make_probe(limits: Limits) -> HostProbe | CudaProbe:
-    """Return the probe for the backend that is installed here. Blocks for a moment on CUDA."""
+def make_probe(limits: Limits, *, held_bytes: int = 0) -> HostProbe | CudaProbe:
+    """Return the probe for the backend that is installed here. Blocks for a moment on CUDA.
+
+    held_bytes: what models hold whose workers were adopted.
+    """
     if sys.platform == "darwin" and os.uname().machine == "arm64":
         return HostProbe(limits, kind="metal")
     if any(_installed(name) for name in _CUDA_BACKENDS):
         totals = nvidia_memory()
         if totals:
-            return CudaProbe(limits, totals=totals)
+            return CudaProbe(limits, totals=totals, held_bytes=held_bytes)
     return HostProbe(limits, kind="cpu")
 
 

@@ -72,6 +72,10 @@ class Errands:
         )
         worker.loading = self._tasks.create_task(self._load(worker, action))
 
+    def watch(self, worker: Worker) -> None:
+        """Have the end of a worker that is ready be told; WorkerDied unless it is being stopped."""
+        self._tasks.create_task(self._watch(worker))
+
     def stop(self, number: int, reason: StopReason) -> None:
         """Begin to end a worker; Unloaded when it has gone."""
         self._tasks.create_task(self._stop(self._worker(number), reason))
@@ -110,7 +114,7 @@ class Errands:
             worker.loading = None
             worker.ready_s = clock.now_s()
             self._post(ev.Ready(worker.number))
-            self._tasks.create_task(self._watch(worker))
+            self.watch(worker)
         finally:
             seconds = clock.now_s() - begun_s
             self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.state import Phase, State
+from mlxd_controller.core.state import COLD, Phase, State
 from mlxd_controller.ports import DeviceProbe
 from mlxd_controller.workers import Workers
-
-COLD = (Phase.UNLOADED, Phase.FAILED)
 
 
 def memory_read(probe: DeviceProbe, workers: Workers) -> ev.MemoryRead:
@@ -21,7 +19,9 @@ def counts_on_memory(state: State, event: ev.Event) -> bool:
         case ev.Arrived() | ev.LoadAsked():
             model = state.models.get(event.digest)
             return model is None or model.phase in COLD
-        case ev.Ready() | ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied() | ev.Shrunk():
+        case ev.Adopted() | ev.Ready() | ev.Shrunk():
+            return True
+        case ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
             return True
         case ev.MemoryRead() | ev.Progressed():
             return False

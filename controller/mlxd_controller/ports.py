@@ -107,6 +107,20 @@ class DeviceProbe(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A model that a worker holds ready, as a controller that comes after this one must know it.
+
+    `spec` is what operators and requests fixed, `load_s` what the load took.
+    """
+
+    digest: str
+    name: str
+    path: str
+    spec: LoadSpec
+    load_s: float
+
+
 class WorkerProcess(Protocol):
     """One worker process, from the moment it listens. Its end is seen by every waiter alike."""
 
@@ -132,6 +146,13 @@ class WorkerProcess(Protocol):
 
     def last_lines(self) -> tuple[str, ...]:
         """Return its last lines of output, oldest first."""
+        ...
+
+    def remember(self, holding: Holding | None) -> None:
+        """Leave word of what it holds for a controller after this one; None: nothing to take over.
+
+        Where others look after the worker, there is nothing to do.
+        """
         ...
 
     async def wait_exited(self) -> int:
@@ -249,3 +270,18 @@ class Ports:
     probe: DeviceProbe
     clock: Clock
     local_workers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A ready worker of a former controller, which follows this one now.
+
+    `status` is what it said of itself, `holding` what that controller left word of, `ref` the
+    model as it is configured here.
+    """
+
+    process: WorkerProcess
+    link: WorkerLink
+    status: status_pb2.Status
+    holding: Holding
+    ref: ModelRef

@@ -14,10 +14,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from mlxd_controller.adoption import leave_word
 from mlxd_controller.changes import Changes
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
@@ -105,6 +106,12 @@ class Runtime:
         """The state after the last event."""
         return self._state
 
+    def adopt(self, workers: Iterable[tuple[Worker, ev.Adopted]]) -> None:
+        """Own these workers of a former controller; before run(), and before any request."""
+        for worker, event in workers:
+            self.workers.add(worker)
+            self.post(event)
+
     def measure(self) -> tuple[Device, ...]:
         """Read the devices and return them; the scheduler learns of it with the next event."""
         event = memory_read(self._ports.probe, self.workers)
@@ -120,6 +127,8 @@ class Runtime:
         try:
             async with self._tasks:
                 poll = self._tasks.create_task(self._poll())
+                for worker in self.workers.live():  # adopted, and not decided on yet
+                    self._errands.watch(worker)
                 while not self._finished():
                     self._step(await self._next())
                 poll.cancel()
@@ -247,6 +256,8 @@ class Runtime:
             former = before.models.get(digest)
             if former is not model:
                 self.changes.publish(former, model)
+                worker = self.workers.get(model.worker)
+                leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
 
     def _bury(self, number: int, error: MlxdError | None) -> None:
         """Let a worker that has ended be one of the dead, unless it is being stopped just now."""

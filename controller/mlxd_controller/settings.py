@@ -20,9 +20,10 @@ class ServeSettings:
     `reserve_fraction` of the total, stays free beside what others hold. `keep_alive_s` math.inf is
     for ever, 0 unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves
     that to its worker. `load_stall_timeout_s` math.inf gives no load up; `worker_silent_timeout_s`
-    math.inf or 0 ends no worker that has stopped answering. `max_loaded` None means as many as
-    fit. `run_dir` holds the workers' sockets; None makes a private temporary folder. `preload`
-    names models to load before the first request. `security` protects `address` and `metrics`, the
+    math.inf or 0 ends no worker that has stopped answering; `orphan_grace_s` is how long ready
+    workers outlive a controller that is killed. `max_loaded` None means as many as fit. `run_dir`
+    holds the workers' sockets and records; None is the default of `address`. `preload` names
+    models to load before the first request. `security` protects `address` and `metrics`, the
     HOST:PORT of the endpoint for Prometheus (None: there is none); `allow_remote` serves others
     without it. `workers` are (name, address) of workers that somebody else started, to be used in
     place of processes of our own. `log_content` puts prompts and outputs into the log, which

@@ -29,6 +29,7 @@ from mlxd_controller.core.state import Progress
 from mlxd_controller.ports import LoadOrder
 from mlxd_shared import config
 from mlxd_shared.convert import load_to_pb
+from mlxd_shared.known_process import ProcessMark
 from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.status import RemoteError, from_call
 
@@ -154,6 +155,16 @@ class GrpcLink:
         """Tell the process to end after it has answered."""
         request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)
         await self._ask(self._worker.Shutdown, request, timeout_s)
+
+    async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
+        """Have the worker follow this controller, and write to a named pipe that has a reader."""
+        request = worker_pb2.AdoptRequest(
+            worker_incarnation=self._incarnation,
+            controller_pid=controller.pid,
+            controller_start=controller.start,
+            output_path=output_path,
+        )
+        await self._ask(self._worker.Adopt, request, timeout_s)
 
     async def close(self) -> None:
         """Let go of the connection; running calls end."""

@@ -102,6 +102,9 @@ LOGGED_CHARS_MAX = 65_536
 LAST_LINES_MAX = 50
 LINE_CHARS_MAX = 4096
 EOF_GRACE_S = 5.0
+RECORD_BYTES_MAX = 64 * KIB  # of what the launcher notes of a worker
+ADOPTION_TIMEOUT_S = 3.0  # for each answer of a worker that a controller finds when it starts
+PURGE_GRACE_S = 3.0  # for a worker that was asked to end to do so, before it is interrupted
 UNIX_PATH_BYTES_MAX = 103
 
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---

@@ -12,7 +12,7 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core.fit import Device, ModelFacts
 from mlxd_controller.core.room import room_of
 from mlxd_controller.core.schedule import decide
-from mlxd_controller.core.state import RESIDENT, Model, Phase, State
+from mlxd_controller.core.state import RESIDENT, Model, Phase, State, StopReason
 from mlxd_shared.errors import MlxdError, WorkerLost
 from mlxd_shared.requests import LoadSpec
 from tests.support.model_facts import facts
@@ -187,6 +187,13 @@ def check_state(state: State) -> None:
     if state.device.kind != "cpu":
         loading = [model for model in state.models.values() if model.phase is Phase.LOADING]
         assert len(loading) <= 1, "two loads at once on one GPU"
+    # Workers of a former controller may have been too many: those are on their way out.
+    surplus = [
+        model
+        for model in state.models.values()
+        if model.phase is Phase.UNLOADING and model.drain_reason is StopReason.SURPLUS
+    ]
     if state.max_loaded is not None:
-        assert len(workers) <= state.max_loaded
-    assert state.reserved_bytes <= state.device.budget_bytes, "overcommitted"
+        assert len(workers) - len(surplus) <= state.max_loaded
+    surplus_bytes = sum(model.reserved_bytes for model in surplus)
+    assert state.reserved_bytes - surplus_bytes <= state.device.budget_bytes, "overcommitted"

@@ -81,7 +81,7 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
     async def _unasked(self, request: object, context: object) -> worker_pb2.ShutdownResponse:
         raise AssertionError(request)
 
-    GetStatus = Shrink = Drain = Shutdown = _unasked  # type: ignore[assignment]
+    GetStatus = Shrink = Drain = Shutdown = Adopt = _unasked  # type: ignore[assignment]
 
 
 @asynccontextmanager

@@ -56,6 +56,8 @@ async def test_no_server_is_its_own_code() -> None:
         (("serve", "--memory-limit", "much"), "'much' is not a size"),
         (("serve", "--waiting-max", "65537"), "less than or equal to 65536"),
         (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
+        (("serve", "--worker", "w=unix:/x", "--orphan-grace", "3"), "that mlxd starts"),
+        (("serve", "--orphan-grace", "-1"), "at most 1h"),
     ],
 )
 async def test_bad_usage_is_its_own_code(arguments: tuple[str, ...], problem: str) -> None:

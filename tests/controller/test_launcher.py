@@ -16,11 +16,9 @@ from structlog.testing import capture_logs
 from mlxd_controller.launcher.environment import worker_environment
 from mlxd_controller.launcher.output import CUT_MARK, LineCutter
 from mlxd_controller.launcher.ready import parse_ready_line
-from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_shared import config
 from mlxd_shared.errors import (
     BackendProblem,
-    InvalidRequest,
     WorkerExited,
     WorkerStartFailed,
     WorkerTimedOut,
@@ -176,31 +174,6 @@ async def test_a_worker_that_is_killed_leaves_no_socket_behind() -> None:
         os.kill(process.pid, signal.SIGKILL)
         assert await process.wait_exited() == -signal.SIGKILL
         assert not await asyncio.to_thread(socket.exists)
-
-
-def test_a_run_dir_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    """The limit of a socket's path is named at the start, not met at the first load."""
-    with pytest.raises(InvalidRequest, match="longer than"):
-        SubprocessLauncher(run_dir=tmp_path / ("x" * 100))
-
-
-@pytest.mark.asyncio
-async def test_a_long_temporary_folder_is_no_hindrance(tmp_path: Path) -> None:
-    """Without a run_dir sockets lie where temporary files do, or in /tmp where that is too long."""
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    script = (
-        "from mlxd_controller.launcher.subprocess import RUN_DIR_BYTES_MAX, make_run_dir\n"
-        "path = make_run_dir(None)\n"
-        "assert len(str(path)) <= RUN_DIR_BYTES_MAX\n"
-        "assert path.stat().st_mode & 0o777 == 0o700\n"
-        "path.rmdir()\n"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, env={**os.environ, "TMPDIR": str(long)}
-    )
-    assert await process.wait() == 0
-    assert not list(long.iterdir())
 
 
 def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import grpc
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2
 from mlxd_controller.core.state import Progress
-from mlxd_controller.ports import LoadOrder
+from mlxd_controller.ports import Holding, LoadOrder
 from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.status import RemoteError
@@ -32,6 +32,7 @@ class FakeProcess:
         self.incarnation = incarnation
         self.lines: list[str] = []
         self.closes = 0
+        self.holding: Holding | None = None
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -42,6 +43,10 @@ class FakeProcess:
     def last_lines(self) -> tuple[str, ...]:
         """Return what the test wrote."""
         return tuple(self.lines)
+
+    def remember(self, holding: Holding | None) -> None:
+        """Keep it for the test."""
+        self.holding = holding
 
     async def wait_exited(self) -> int:
         """Wait for the end."""

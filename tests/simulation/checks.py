@@ -52,6 +52,22 @@ class Checks:
         process.ready_at_s = self._now_s
         self.books.wanted.pop(process.digest, None)
 
+    def adopt(self, process: Process) -> None:
+        """Note that the core is about to hear of a ready worker of a former controller."""
+        process.stage = Stage.READY
+        process.ready_at_s = self._now_s
+        self.books.processes[process.number] = process
+
+    def adopted(self, process: Process) -> None:
+        """Judge whether it stays: exactly where it fits beside those who do."""
+        staying = [p for p in self.books.processes.values() if p.stage is Stage.READY]
+        total = sum(p.need_bytes for p in {p.number: p for p in [*staying, process]}.values())
+        slots = len({p.number for p in [*staying, process]})
+        within = self.books.max_loaded is None or slots <= self.books.max_loaded
+        fits = total <= self.books.device.budget_bytes and within
+        self.hold((process in staying) == fits, "who fits stays, and nobody else")
+        self.seen["adopted" if fits else "surplus"] += 1
+
     def ended(self, process: Process) -> None:
         """Note that the core is about to hear of a process's end."""
         process.alive = False

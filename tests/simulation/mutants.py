@@ -169,6 +169,18 @@ MUTANTS = (
         "if turn.state.stopping:\n            return stuck",
     ),
     Mutant(
+        "workers of a former controller stay though they do not fit",
+        "adopting.py",
+        "return sum(staying) + need_bytes <= state.device.budget_bytes",
+        "return need_bytes <= state.device.budget_bytes",
+    ),
+    Mutant(
+        "what has no room is forgotten while it still lives",
+        "adopting.py",
+        "turn.stop_worker(replace(model, drain_reason=StopReason.SURPLUS), StopReason.SURPLUS)",
+        "turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))",
+    ),
+    Mutant(
         "a grace never ends",
         "schedule.py",
         "turn.now_s >= model.drain_until_s:",

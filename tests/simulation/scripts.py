@@ -7,6 +7,7 @@ the present answers in place of those that stand there; the change is read as a 
     machine 2.0 [kind=cuda] [max_loaded=N] [age=S] [keep_alive=S]   room for two models of size 1
     arrive TICKET MODEL [size=MIB] [keep_alive=S]
     load TICKET MODEL [size=MIB] [pinned=yes|no] [priority=N] [keep_alive=S] [context=N]
+    adopt MODEL [size=MIB] [pinned=yes]                     a ready worker of a former controller
     release TICKET | unload TICKET MODEL [grace=S] [force=yes]
     ready MODEL | fail MODEL | die MODEL | gone MODEL               news of the model's own worker
     shrunk MODEL                                                    it has answered to a shrink
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
+from mlxd_controller.core import fit
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import State, next_wake_s
@@ -96,6 +98,8 @@ class Script:
         match verb, named:
             case (("arrive" | "load"), [ticket, name]):
                 return self._asked(verb, ticket, name, options)
+            case "adopt", [name]:
+                return self._adopted(name, options)
             case "release", [ticket]:
                 return ev.Released(ticket, self._models[ticket])
             case "unload", [ticket, name]:
@@ -129,6 +133,14 @@ class Script:
             keep_alive_s=keep_alive_s,
         )
         return ev.LoadAsked(ticket, name, name, f"/{name}", model, spec)
+
+    def _adopted(self, name: str, options: dict[str, str]) -> ev.Event:
+        model = facts(int(options.get("size", SIZE_MIB)))
+        choice = replace(fit.plan(model, LoadSpec(), self.state.device).choice, prefix_bytes=0)
+        spec = LoadSpec(pinned=options.get("pinned") == "yes")
+        return ev.Adopted(
+            self.state.next_worker, name, name, f"/{name}", model, choice, spec, load_s=1.0
+        )
 
 
 def _news(verb: str, worker: int, name: str) -> ev.Event:

@@ -17,6 +17,7 @@ SHARDS = 10 if IN_CI else 3
 SEEDS = 200 * SHARDS * FACTOR
 """2,000 in CI. A shard of 200 is large enough to meet every hard state."""
 HARD_STATES = (
+    "adopted",
     "arrival while draining",
     "arrival while failed",
     "arrival while loading",
@@ -49,6 +50,7 @@ HARD_STATES = (
     "slow while loading",
     "stop while loading",
     "streams aborted",
+    "surplus",
 )
 
 

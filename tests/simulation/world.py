@@ -12,11 +12,13 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
+from mlxd_controller.core import fit
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Phase, Progress, State, next_wake_s
 from mlxd_shared.errors import WorkerExited, WorkerLost, WorkerTimedOut
@@ -46,6 +48,7 @@ class World:
     """One simulated history. `run` raises Violation, or an AssertionError of the core's own."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.rng = Random(seed)
         self.setting = setting_of(self.rng)
         self.state = State(
@@ -78,6 +81,7 @@ class World:
 
     def run(self) -> Counter[str]:
         """Live through EVENTS events, come to rest, shut down; return which hard states came up."""
+        self._begin_with_former_workers()
         self.later(0.0, self._someone)
         if self.setting.greedy:
             self.later(POLL_S, self._poll)
@@ -126,6 +130,29 @@ class World:
         for action in wanted:
             self._perform(action)
         self.checks.decided(self.state, event, wanted)
+
+    def _begin_with_former_workers(self) -> None:
+        """Take workers of a former controller over, in some worlds; they may be too many.
+
+        From a generator of its own, so that all other worlds are what they are without it.
+        """
+        rng = Random(f"former {self.seed}")
+        if rng.random() < 0.7:
+            return
+        names = rng.sample(self._names, rng.randint(1, len(self._names)))
+        for number, name in enumerate(names, start=1):
+            facts, whole = facts_of(self.setting.sizes[name]), self.setting.device
+            choice = replace(fit.plan(facts, LoadSpec(), whole).choice, prefix_bytes=0)
+            pinned = rng.choice((None, True))
+            if pinned:
+                self.books.pinned.add(name)
+            process = Process(number, name, fit.reckon(facts, whole, choice).need_bytes)
+            self.checks.adopt(process)
+            self.memory.grow(process)
+            spec = LoadSpec(pinned=pinned)
+            event = ev.Adopted(number, name, name, f"/{name}", facts, choice, spec, 1.0)
+            self.send(event)
+            self.checks.adopted(process)
 
     def _perform(self, action: a.Action) -> None:
         match action:

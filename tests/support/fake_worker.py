@@ -138,10 +138,16 @@ class FakeWorker(
             self.stopping.set()
         return worker_pb2.ShutdownResponse()
 
+    async def Adopt(
+        self, request: worker_pb2.AdoptRequest, context: Context
+    ) -> worker_pb2.AdoptResponse:
+        """Refuse, as the others below: nobody takes a scripted worker over."""
+        raise FieldNotServed("Adopt")
+
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        """Refuse, as the others below: the controller does not ask for it."""
+        """Refuse."""
         raise FieldNotServed("Embed")
 
     async def WatchStatus(

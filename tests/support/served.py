@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,15 @@ class Served:
 
     def logged(self, event: str) -> dict[str, Any]:
         """Return the first log line of this event."""
+        return next(line for line in self._lines() if line["event"] == event)
+
+    def count(self, event: str) -> int:
+        """Return how many log lines of this event there are."""
+        return sum(line["event"] == event for line in self._lines())
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
         lines = self.log_path.read_text(encoding="utf-8").splitlines()
-        found = (json.loads(line) for line in lines if line.startswith("{"))
-        return next(line for line in found if line["event"] == event)
+        return (json.loads(line) for line in lines if line.startswith("{"))
 
 
 @asynccontextmanager

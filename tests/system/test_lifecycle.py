@@ -162,7 +162,9 @@ async def test_a_worker_that_is_killed_is_lost_to_its_stream_and_replaced(tiny: 
 async def test_workers_end_when_their_controller_is_killed(tiny: Path) -> None:
     """SIGKILL to the controller: the worker notices and is gone within its grace."""
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
-        async with session(("tiny", tiny), options=("--run-dir", folder)) as its:
+        async with session(
+            ("tiny", tiny), options=("--run-dir", folder, "--orphan-grace", "1s")
+        ) as its:
             await its.ids()
             (worker,) = await its.workers()
             assert worker.address.startswith(f"unix:{folder}/")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,27 +61,40 @@ async def kill(server: Served) -> None:
     await asyncio.wait_for(server.process.wait(), LIMIT_S)
 
 
+@pytest.fixture(name="run_dir")
+def short_folder() -> Iterator[str]:
+    """A run directory of the test's own, short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
+        yield folder
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("at", "given"),
+    ("at", "given", "kept"),
     [
-        (1, {"sampling": SamplingOptions(temperature=0.0)}),
-        (40, {"sampling": SamplingOptions(temperature=1.0, repetition_penalty=1.2)}),
+        (1, {"sampling": SamplingOptions(temperature=0.0)}, False),
+        (40, {"sampling": SamplingOptions(temperature=1.0, repetition_penalty=1.2)}, False),
+        (40, {"sampling": SamplingOptions(temperature=1.0, repetition_penalty=1.2)}, True),
     ],
-    ids=["greedy", "seed of the server's own"],
+    ids=["greedy", "seed of the server's own", "the worker is taken over"],
 )
-async def test_a_controller_is_killed_and_comes_back(at: int, given: dict[str, Any]) -> None:
+async def test_a_controller_is_killed_and_comes_back(
+    at: int, given: dict[str, Any], kept: bool, run_dir: str
+) -> None:
     """The client goes on with the new one on the same port; ids and text are the whole stream's."""
+    options = ("--run-dir", run_dir, "--orphan-grace", "60s") if kept else ()
     given = {"max_tokens": TOKENS, "ignore_eos": True, "stop": ["\0 never"], **given}
     consumer = Consumer(at)
-    async with served() as first, Client(first.address) as client:
+    async with served(*options) as first, Client(first.address) as client:
         reading = asyncio.create_task(consumer.read(client, **given))
         await asyncio.wait_for(consumer.reached.wait(), LIMIT_S)
         assert not reading.done()
         await kill(first)
-        async with served(address=first.address) as second:
+        async with served(*options, address=first.address) as second:
             assert second.address == first.address
             await asyncio.wait_for(reading, LIMIT_S)
+            assert second.count("worker adopted") == int(kept)
+            assert second.count("loading") == int(not kept)
             assert consumer.finished is not None
             usage = consumer.finished.usage
             sampling = replace(given["sampling"], seed=usage.seed)

@@ -192,19 +192,6 @@ async def test_an_orphan_whose_pipe_is_still_held_ends() -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_orphan_finishes_what_it_can(folder: Path) -> None:
-    """Streams may end within the grace; no new one is taken."""
-    async with running_worker("--orphan-grace", "20") as worker:
-        await worker.load(folder)
-        call = worker.inference.Generate(greedy(max_tokens=300))
-        messages = [await anext(aiter(call))]
-        worker.life.close()
-        messages += [message async for message in call]
-        assert messages[-1].usage.completion_tokens == 300
-        assert await worker.ended() == ExitCode.OK
-
-
-@pytest.mark.asyncio
 async def test_tcp_binds_its_own_port_on_loopback() -> None:
     """Port 0 is chosen by the system and reported; other machines are let in only if told so."""
     async with running_worker(listen="tcp:127.0.0.1:0") as worker:

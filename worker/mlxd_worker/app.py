@@ -33,7 +33,7 @@ from mlxd_worker.lifeline import Lifeline
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.options import Options
 from mlxd_worker.service import add_services, announce, new_server
-from mlxd_worker.worker import Identity, Worker
+from mlxd_worker.worker import Identity, Phase, Worker
 
 FLUSH_GRACE_S = 1.0
 """What answers that are on their way get at the very end."""
@@ -87,10 +87,11 @@ async def serve(
         end.code, end.grace_s = ExitCode.ENGINE_FAILED, 0.0
         stopping.set()
 
-    def on_orphaned() -> None:
-        end.grace_s = options.orphan_grace_s
-        stopping.set()
-        _log.warning("the controller is gone", grace_s=options.orphan_grace_s)
+    def on_lost() -> float:
+        # What is not ready is of no use to a controller that may come.
+        grace_s = options.orphan_grace_s if worker.phase is Phase.READY else 0.0
+        _log.warning("the controller is gone", grace_s=grace_s)
+        return grace_s
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -118,7 +119,8 @@ async def serve(
         await announce(health)
         _say_ready(options, identity)
         if options.life_fd is not None:
-            stack.callback(Lifeline(options.life_fd, lost=on_orphaned).close)
+            worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
+            stack.callback(worker.lifeline.close)
         loading = asyncio.create_task(_load_own(worker, options, end))
         await stopping.wait()
         engine.abandon_load()

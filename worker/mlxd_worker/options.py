@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (
-        ("--orphan-grace", config.ORPHAN_GRACE_S, "what streams get when the controller is gone"),
+        ("--orphan-grace", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
         ("--stop-grace", config.WORKER_STOP_GRACE_S, "what streams get when told to stop"),
     )
     for name, default, text in graces:

@@ -26,13 +26,16 @@ from mlxd_shared.errors import (
     ShuttingDown,
     WrongWorker,
 )
+from mlxd_shared.known_process import ProcessMark
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.serving import Health
 from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import Loaded, LoadJob, Progress
+from mlxd_worker.lifeline import Lifeline
 from mlxd_worker.machine.backend import Backend
+from mlxd_worker.output import new_output
 from mlxd_worker.streams import Streams
 
 LOAD_RETRY_S = 1.0
@@ -83,6 +86,8 @@ class Worker:
         self.formats = CompileRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it takes no new stream then."""
+        self.lifeline: Lifeline | None = None
+        """What follows the controller; None where none started this process."""
         self.phase = Phase.EMPTY
         self.progress = Progress("")
         self.last_error = ""
@@ -236,6 +241,21 @@ class Worker:
     def _wake(self) -> None:
         self._progressed.set()
         self._progressed = asyncio.Event()
+
+    def adopt(self, controller: ProcessMark, *, output_path: str) -> None:
+        """Follow this controller, and write to its named pipe, if it has one.
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            InvalidRequest: there is no such controller or pipe, or another controller lives.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        if self.lifeline is None:
+            raise InvalidRequest.of("controller_pid", "no controller started this worker")
+        with new_output(output_path):
+            self.lifeline.follow(controller)
+        _log.info("adopted", model=self.model_name, controller_pid=controller.pid)
 
     async def drain(self, grace_s: float) -> int:
         """Take no new stream; return how many still run when the last has ended or at the end."""

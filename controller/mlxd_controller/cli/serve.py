@@ -153,7 +153,19 @@ VllmAliases = Annotated[
 ]
 RunDir = Annotated[
     Path | None,
-    typer.Option(help="Where the workers' sockets are.  [default: a private temporary folder]"),
+    typer.Option(
+        help="Where the workers' sockets are, and what the next controller must know of them."
+        "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
+    ),
+]
+OrphanGrace = Annotated[
+    float | None,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="How long models stay when this process is killed, for the next one to take over."
+        f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
+    ),
 ]
 LogContent = Annotated[
     bool, typer.Option("--log-content", help="Put prompts and outputs into the log; else never.")
@@ -187,6 +199,7 @@ def serve(
     metrics: Metrics = None,
     metrics_vllm_aliases: VllmAliases = False,
     run_dir: RunDir = None,
+    orphan_grace: OrphanGrace = None,
     log_content: LogContent = False,
     log_level: LogLevel = LogLevel.INFO,
     log_format: LogFormat = LogFormat.AUTO,
@@ -222,6 +235,7 @@ def serve(
         metrics=metrics,
         metrics_vllm_aliases=metrics_vllm_aliases,
         preload=tuple(preload or ()),
+        orphan_grace_s=_orphan_grace_s(orphan_grace, attached=bool(worker)),
         run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
         log_content=log_content,
         log_level=log_level.value,
@@ -236,6 +250,17 @@ def _check_pairs(settings: ServeSettings) -> None:
         usage_error("--metrics-vllm-aliases means nothing without --metrics")
     if settings.workers and settings.waiting_max is not None:
         usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
+
+
+def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
+    """Return --orphan-grace, within what a worker takes."""
+    if given_s is None:
+        return config.ORPHAN_GRACE_S
+    if attached:
+        usage_error("--orphan-grace is for workers that mlxd starts; those of --worker stay")
+    if given_s > config.LOAD_TOTAL_TIMEOUT_S:
+        usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
+    return given_s
 
 
 def _run(settings: ServeSettings) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_controller.core.fit import Choice, Device, ModelFacts
 from mlxd_controller.core.state import NOTHING_FIXED, Progress
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.requests import LoadSpec
@@ -55,6 +55,24 @@ class UnloadAsked:
     digest: str
     grace_s: float
     force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A worker of a former controller holds a model ready, and is this one's now.
+
+    `choice` is how the model lives, `spec` what was fixed for it. Those of pinned and dear models
+    come first: where there is no room for all, the later ones are unloaded.
+    """
+
+    worker: int
+    digest: str
+    name: str
+    path: str
+    facts: ModelFacts
+    choice: Choice
+    spec: LoadSpec
+    load_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +146,8 @@ class ShutDown:
 
 
 Event: TypeAlias = (
-    Arrived
+    Adopted
+    | Arrived
     | LoadAsked
     | Released
     | UnloadAsked

@@ -15,7 +15,9 @@ from typing import TypeAlias
 
 from mlxd_controller.core import fit
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
+from mlxd_controller.core.adopting import adopt
 from mlxd_controller.core.events import (
+    Adopted,
     Arrived,
     Event,
     LoadAsked,
@@ -37,13 +39,11 @@ from mlxd_controller.core.placing import place_all
 from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
 from mlxd_controller.core.queueing import enqueue
 from mlxd_controller.core.room import too_large
-from mlxd_controller.core.state import JOINABLE, Model, Phase, State, StopReason, Waiter, Want
+from mlxd_controller.core.state import COLD, JOINABLE, Model, Phase, State, StopReason, Waiter, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError, ModelDraining, ModelUnloaded, QueueFull, ShuttingDown
 from mlxd_shared.requests import LoadSpec
-
-COLD = frozenset({Phase.UNLOADED, Phase.FAILED})
 
 Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk
 """What workers say, or their ends."""
@@ -72,6 +72,8 @@ def _apply(turn: Turn, event: Event) -> None:
             _unload_asked(turn, event)
         case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded() | Shrunk():
             _reported(turn, event)
+        case Adopted():
+            adopt(turn, event)
         case MemoryRead(devices, arrays):
             turn.state = replace(turn.state, devices=devices, arrays=arrays)
             note_memory(turn)

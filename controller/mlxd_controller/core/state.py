@@ -40,6 +40,9 @@ class Phase(enum.Enum):
 RESIDENT = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.UNLOADING})
 """Phases in which a worker process holds memory."""
 
+COLD = frozenset({Phase.UNLOADED, Phase.FAILED})
+"""Phases in which nothing of a model is loaded, or waits to be."""
+
 JOINABLE = frozenset({Phase.QUEUED, Phase.LOADING, Phase.READY})
 """Phases in which a load joins the plan there is; after the others it makes a new one."""
 
@@ -59,6 +62,8 @@ class StopReason(enum.Enum):
     ASKED = "asked"
     PRESSURE = "pressure"
     SHUTDOWN = "shutdown"
+    SURPLUS = "surplus"
+    """A former controller started it, and there is no room for it."""
 
 
 @dataclass(frozen=True, slots=True)

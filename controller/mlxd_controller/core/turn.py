@@ -126,6 +126,7 @@ class Turn:
                 drain_until_s=math.inf,
                 shrink_until_s=-math.inf,
                 shrink_again_s=-math.inf,
+                drain_reason=StopReason.ASKED,
                 progress=Progress(),
             )
         )

@@ -20,6 +20,7 @@ import grpc
 
 from mlxd.v1 import status_pb2, status_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from mlxd_controller.launcher.attached_link import AttachedLink
+from mlxd_controller.ports import Holding
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config
 from mlxd_shared.convert import duration_to_pb
@@ -84,6 +85,9 @@ class AttachedProcess:
     def last_lines(self) -> tuple[str, ...]:
         """Return how it was lost; its output is not ours to see."""
         return self._lines
+
+    def remember(self, holding: Holding | None) -> None:
+        """Nothing: an attached worker says itself what it holds."""
 
     async def wait_exited(self) -> int:
         """Return once it has been given back or lost."""

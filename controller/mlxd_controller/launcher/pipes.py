@@ -29,6 +29,11 @@ class Pipe:
         read_fd, write_fd = os.pipe()
         return cls(read_fd, write_fd, {read_fd, write_fd})
 
+    @classmethod
+    def opened(cls, read_fd: int, write_fd: int) -> Pipe:
+        """Return the pipe of two ends that are open already."""
+        return cls(read_fd, write_fd, {read_fd, write_fd})
+
     def close(self, *fds: int) -> None:
         """Close these ends, or both; what is closed or given away already is left alone."""
         for fd in self._open & set(fds or (self.read_fd, self.write_fd)):

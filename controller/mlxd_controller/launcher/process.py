@@ -4,7 +4,7 @@ Invariants:
 - The end is awaited by one task; every waiter waits for that task, so all see the same end, and the
   process is reaped whoever waits. It ends after the output has been read to its end, or EOF_GRACE_S
   later where somebody else holds the pipe open.
-- Its socket goes with it, however it ended: a process that is killed leaves it behind.
+- Its files go with it, however it ended: a process that is killed leaves its socket behind.
 - close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap. It runs once, however often and by
   however many it is called, and is not undone by the cancellation of a caller.
 - What does not listen yet is terminated instead: it has nothing to end, and Python tells at length
@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from asyncio.subprocess import Process
-from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
+from mlxd_controller.launcher.records import WorkerFiles
+from mlxd_controller.ports import Holding
 from mlxd_shared import config
 
 
@@ -35,14 +36,14 @@ class SubprocessWorker:
         incarnation: str,
         output: PipeReader,
         life: Pipe,
-        socket: Path,
+        files: WorkerFiles,
         log: FilteringBoundLogger,
     ) -> None:
-        """Take over `process`, its output, its socket, and the pipe that its life hangs on."""
+        """Take over `process`, its output and files, and the pipe by which it knows we live."""
         self._process = process
         self._incarnation = incarnation
         self._life = life
-        self._socket = socket
+        self._files = files
         self._log = log
         self._address = ""
         self._output = Output(log)
@@ -77,6 +78,11 @@ class SubprocessWorker:
         """Return the last lines of output, oldest first."""
         return self._output.last_lines()
 
+    def remember(self, holding: Holding | None) -> None:
+        """Write its record anew; see the port."""
+        if not self._ended.done():
+            self._files.holds(holding)
+
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended and is reaped."""
         return await asyncio.shield(self._ended)
@@ -97,7 +103,7 @@ class SubprocessWorker:
             await asyncio.wait({reading})
         output.close()
         self._life.close()
-        self._socket.unlink(missing_ok=True)
+        self._files.remove()
         self._log.info("worker ended", pid=self.pid, exit_code=code)
         return code
 

@@ -231,3 +231,53 @@ class ShutdownResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShutdownResponse: _TypeAlias = ShutdownResponse  # noqa: Y015
+
+@_typing.final
+class AdoptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    CONTROLLER_PID_FIELD_NUMBER: _builtins.int
+    CONTROLLER_START_FIELD_NUMBER: _builtins.int
+    OUTPUT_PATH_FIELD_NUMBER: _builtins.int
+    worker_incarnation: _builtins.str
+    controller_pid: _builtins.int
+    """The controller's process, on this machine. When it ends, the worker is without a controller."""
+    controller_start: _builtins.str
+    """What tells that process from later ones of the same id. Opaque: as mlxd makes it on this
+    machine.
+    """
+    output_path: _builtins.str
+    """A named pipe, with a reader, for what the worker writes to stdout and stderr from now on;
+    empty: that goes where it went.
+    """
+    def __init__(
+        self,
+        *,
+        worker_incarnation: _builtins.str = ...,
+        controller_pid: _builtins.int = ...,
+        controller_start: _builtins.str = ...,
+        output_path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_pid", b"controller_pid", "controller_start", b"controller_start", "output_path", b"output_path", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptRequest: _TypeAlias = AdoptRequest  # noqa: Y015
+
+@_typing.final
+class AdoptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptResponse: _TypeAlias = AdoptResponse  # noqa: Y015

@@ -61,6 +61,11 @@ class WorkerServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_worker__pb2.ShutdownRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_worker__pb2.ShutdownResponse.FromString,
                 _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/mlxd.v1.WorkerService/Adopt',
+                request_serializer=mlxd_dot_v1_dot_worker__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_worker__pb2.AdoptResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -104,6 +109,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adopt(self, request, context):
+        """Follows this controller from now on, in place of the one that started the worker and is gone.
+        Refused while that one lives, and by a worker that no controller started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +144,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Shutdown,
                     request_deserializer=mlxd_dot_v1_dot_worker__pb2.ShutdownRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_worker__pb2.ShutdownResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=mlxd_dot_v1_dot_worker__pb2.AdoptRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_worker__pb2.AdoptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +288,33 @@ class WorkerService(object):
             '/mlxd.v1.WorkerService/Shutdown',
             mlxd_dot_v1_dot_worker__pb2.ShutdownRequest.SerializeToString,
             mlxd_dot_v1_dot_worker__pb2.ShutdownResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlxd.v1.WorkerService/Adopt',
+            mlxd_dot_v1_dot_worker__pb2.AdoptRequest.SerializeToString,
+            mlxd_dot_v1_dot_worker__pb2.AdoptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class WorkerServiceStub:
     """Takes no new stream; answers when the last one has ended or the grace is over."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]
     """Ends the process after it has answered."""
+    Adopt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AdoptRequest, _worker_pb2.AdoptResponse]
+    """Follows this controller from now on, in place of the one that started the worker and is gone.
+    Refused while that one lives, and by a worker that no controller started.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -67,6 +71,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Takes no new stream; answers when the last one has ended or the grace is over."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Ends the process after it has answered."""
+    Adopt: _aio.UnaryUnaryMultiCallable[_worker_pb2.AdoptRequest, _worker_pb2.AdoptResponse]  # type: ignore[assignment]
+    """Follows this controller from now on, in place of the one that started the worker and is gone.
+    Refused while that one lives, and by a worker that no controller started.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a worker's controller, and nobody else, asks of it. Every request names the worker's
@@ -114,5 +122,15 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ShutdownResponse, _abc.Awaitable[_worker_pb2.ShutdownResponse]]:
         """Ends the process after it has answered."""
+
+    @_abc_1.abstractmethod
+    def Adopt(
+        self,
+        request: _worker_pb2.AdoptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AdoptResponse, _abc.Awaitable[_worker_pb2.AdoptResponse]]:
+        """Follows this controller from now on, in place of the one that started the worker and is gone.
+        Refused while that one lives, and by a worker that no controller started.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

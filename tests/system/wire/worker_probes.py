@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2, worker_pb2
-from mlxd_shared.errors import ModelDraining, ModelNotFound, WrongWorker
+from mlxd_shared.errors import InvalidRequest, ModelDraining, ModelNotFound, WrongWorker
+from mlxd_shared.known_process import mark_of
 from tests.system.wire.probe import Probes, Wire, read, refusal
 
 PROBES = Probes()
@@ -132,6 +136,41 @@ async def drain_waits_its_grace_and_takes_no_more(wire: Wire) -> None:
     call.cancel()
     request.grace.FromSeconds(30)
     assert (await wire.worker.Drain(request)).streams_left == 0
+
+
+@covering(
+    "AdoptRequest.worker_incarnation",
+    "AdoptRequest.controller_pid",
+    "AdoptRequest.controller_start",
+    "AdoptRequest.output_path",
+)
+async def adopt_is_for_a_controller_and_its_pipe(wire: Wire) -> None:
+    """Another's incarnation, a process that is not meant and a pipe that is none are refused.
+
+    So is all else here, where the controller lives; tests/worker/test_worker_adoption.py goes on.
+    """
+    mine = mark_of(os.getpid())
+    assert mine is not None
+    good = worker_pb2.AdoptRequest(
+        worker_incarnation=await incarnation(wire),
+        controller_pid=mine.pid,
+        controller_start=mine.start,
+    )
+
+    async def violation(**wrong: Any) -> str:
+        request = worker_pb2.AdoptRequest()
+        request.CopyFrom(good)
+        request.MergeFrom(worker_pb2.AdoptRequest(**wrong))
+        error = await refusal(wire.worker.Adopt(request))
+        assert isinstance(error, InvalidRequest)
+        return error.describe()
+
+    wrong = worker_pb2.AdoptRequest(worker_incarnation="x")
+    assert isinstance(await refusal(wire.worker.Adopt(wrong)), WrongWorker)
+    assert "is not the one that is meant" in await violation(controller_pid=os.getppid())
+    assert "is not the one that is meant" in await violation(controller_start="x")
+    assert "output_path" in await violation(output_path=str(wire.folder))
+    assert "lives" in await violation()
 
 
 @covering("ShutdownRequest.worker_incarnation")

@@ -16,13 +16,14 @@ from mlxd_shared import config
 from mlxd_shared.convert import duration_from_pb, load_from_pb
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.interceptors import Context
+from mlxd_shared.known_process import ProcessMark
 from mlxd_worker.facts import LoadJob
 from mlxd_worker.status_report import progress_to_pb
 from mlxd_worker.worker import Worker
 
 
 class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Load, unload, shrink, drain, shut down."""
+    """Load, unload, shrink, drain, shut down, follow another controller."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -68,6 +69,15 @@ class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._check(request.worker_incarnation)
         self._worker.stopping.set()
         return worker_pb2.ShutdownResponse()
+
+    async def Adopt(
+        self, request: worker_pb2.AdoptRequest, context: Context
+    ) -> worker_pb2.AdoptResponse:
+        """Follow another controller."""
+        self._check(request.worker_incarnation)
+        controller = ProcessMark(request.controller_pid, request.controller_start)
+        self._worker.adopt(controller, output_path=request.output_path)
+        return worker_pb2.AdoptResponse()
 
     def _check(self, asked: str) -> None:
         self._worker.check_incarnation(asked, required=True)

@@ -1,0 +1,62 @@
+"""A worker of a former controller becomes the model's own, or is unloaded for want of room. Pure.
+
+Invariants:
+- Who stays fits, with all who stay, into the budget and into `max_loaded`; who comes first stays.
+- Who does not stay is UNLOADING until it is gone: its memory counts, and its model is not loaded
+  again before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxd_controller.core import fit
+from mlxd_controller.core.actions import StopWorker
+from mlxd_controller.core.events import Adopted
+from mlxd_controller.core.state import COLD, Model, Phase, State, StopReason
+from mlxd_controller.core.turn import Turn
+
+
+def adopt(turn: Turn, event: Adopted) -> None:
+    """Take the worker in, as ready; stop it where there is no room for it."""
+    state = turn.state
+    turn.state = replace(state, next_worker=max(state.next_worker, event.worker + 1))
+    before = state.models.get(event.digest)
+    if before is not None and before.phase not in COLD:
+        # Two workers of one model, or one that comes too late: nobody is to use it.
+        turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
+        return
+    plan = fit.reckon(event.facts, state.device, event.choice)
+    given_s = event.spec.keep_alive_s
+    model = Model(
+        event.digest,
+        event.name,
+        event.path,
+        event.facts,
+        keep_alive_s=state.keep_alive_s if given_s is None else given_s,
+        phase=Phase.READY,
+        spec=event.spec,
+        pinned=bool(event.spec.pinned),
+        plan=plan,
+        worker=event.worker,
+        last_used_s=turn.now_s,
+        load_s=event.load_s,
+        ready_s=turn.now_s,
+    )
+    if state.stopping or not _fits(state, plan.need_bytes):
+        turn.stop_worker(replace(model, drain_reason=StopReason.SURPLUS), StopReason.SURPLUS)
+    else:
+        turn.put(model)
+
+
+def _fits(state: State, need_bytes: int) -> bool:
+    """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
+    leaving = (Phase.DRAINING, Phase.UNLOADING)
+    staying = [
+        model.reserved_bytes
+        for model in state.models.values()
+        if model.worker and model.phase not in leaving
+    ]
+    if state.max_loaded is not None and len(staying) >= state.max_loaded:
+        return False
+    return sum(staying) + need_bytes <= state.device.budget_bytes

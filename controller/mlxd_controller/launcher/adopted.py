@@ -1,0 +1,130 @@
+"""A worker that a former controller started: watched, read and ended though it is no child.
+
+Invariants:
+- Its end is seen by every waiter alike; the exit code is not ours to see, and told as END_UNKNOWN.
+- A signal goes to that very process, or to none.
+- However its end comes, its files go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+from mlxd_controller.launcher.output import Output
+from mlxd_controller.launcher.pipes import Pipe, PipeReader
+from mlxd_controller.launcher.records import WorkerFiles
+from mlxd_controller.ports import Holding
+from mlxd_shared import config
+from mlxd_shared.known_process import KnownProcess
+from mlxd_shared.logs import get_logger
+
+END_UNKNOWN = 255
+"""The exit code of a process whose parent has gone."""
+END_S_MAX = 10.0
+"""What the system may take to end a process that was killed."""
+_log = get_logger("launcher")
+
+
+class AdoptedWorker:
+    """Implements ports.WorkerProcess over a process that is known by its mark."""
+
+    def __init__(self, known: KnownProcess, incarnation: str, files: WorkerFiles) -> None:
+        """Take over `known` and `files`; inside the event loop."""
+        self.files = files
+        self._known = known
+        self._incarnation = incarnation
+        self._log = _log.bind(incarnation=incarnation)
+        self._output = Output(self._log)
+        self._reading: asyncio.Task[None] | None = None
+        self._gone = asyncio.Event()
+        self._closing: asyncio.Task[int] | None = None
+        known.watch(self._gone.set)
+        self._ended = asyncio.create_task(self._follow())
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._known.mark.pid
+
+    @property
+    def address(self) -> str:
+        """What gRPC dials."""
+        return self.files.address
+
+    @property
+    def incarnation(self) -> str:
+        """The identity that its first controller gave it."""
+        return self._incarnation
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives; then END_UNKNOWN."""
+        return self._ended.result() if self._ended.done() else None
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines of output since it was adopted, oldest first."""
+        return self._output.last_lines()
+
+    def remember(self, holding: Holding | None) -> None:
+        """Write its record anew; see the port."""
+        if not self._ended.done():
+            self.files.holds(holding)
+
+    async def wait_exited(self) -> int:
+        """Return the exit code once the process has ended."""
+        return await asyncio.shield(self._ended)
+
+    async def close(self) -> int:
+        """End the process: interrupt, a grace, kill. One that cannot be ended is let go of."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return await asyncio.shield(self._closing)
+
+    async def take_over(self, adopt: Callable[[str], Awaitable[None]]) -> None:
+        """Have `adopt` tell the worker of a named pipe for its output, and read from that.
+
+        Raises what `adopt` raises, and OSError where there can be no pipe; nothing is read then.
+        """
+        path = self.files.output
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # A writer of our own until the worker is one: a pipe without any seems to be at its end.
+        pipe = Pipe.opened(os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY))
+        try:
+            await adopt(str(path))
+            self._reading = asyncio.create_task(self._read(await pipe.reader()))
+        finally:
+            pipe.close()
+            path.unlink(missing_ok=True)
+
+    async def _read(self, reader: PipeReader) -> None:
+        try:
+            await self._output.follow(reader.stream)
+        finally:
+            reader.close()
+
+    async def _follow(self) -> int:
+        await self._gone.wait()
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=config.EOF_GRACE_S)
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        self.files.remove()
+        self._log.info("worker ended", pid=self.pid)
+        return END_UNKNOWN
+
+    async def _close(self) -> int:
+        interrupt = (signal.SIGINT, config.WORKER_INTERRUPT_GRACE_S)
+        for number, wait_s in (interrupt, (signal.SIGKILL, END_S_MAX)):
+            if self._gone.is_set():
+                break
+            self._known.send_signal(number)
+            await asyncio.wait({self._ended}, timeout=wait_s)
+        if not self._gone.is_set():
+            self._log.error("worker does not end", pid=self.pid)
+            self._known.close()
+            self._gone.set()
+        return await self._ended

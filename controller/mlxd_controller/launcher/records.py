@@ -1,0 +1,180 @@
+"""What the launcher leaves beside a worker's socket, for a controller that comes after it.
+
+Invariants:
+- A record is whole or not there: it is written aside and renamed.
+- What is read is not trusted: only a plain file of this user, within RECORD_BYTES_MAX, whose every
+  field is of its type, is a record. All else is None, and nothing is done to any process for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from google.protobuf import json_format
+
+from mlxd.v1 import types_pb2
+from mlxd_controller.ports import Holding
+from mlxd_shared import config
+from mlxd_shared.convert import load_from_pb, load_to_pb
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.known_process import ProcessMark
+from mlxd_shared.logs import get_logger
+
+FORMAT = 1
+"""Of the record; another one's is not read."""
+PID_MAX = (1 << 31) - 1
+_log = get_logger("launcher")
+
+Json: TypeAlias = Mapping[str, object]
+_T = TypeVar("_T")
+_N = TypeVar("_N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One worker: which process, under which incarnation, and what it holds ready, if anything.
+
+    `arguments` are those that all workers of its controller were started with.
+    """
+
+    mark: ProcessMark
+    incarnation: str
+    holding: Holding | None = None
+    arguments: tuple[str, ...] = ()
+
+
+class WorkerFiles:
+    """The files of one worker in a run directory, all with one stem."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        """Name them; nothing is made yet."""
+        self.socket = folder / f"{stem}.sock"
+        self.output = folder / f"{stem}.out"
+        self._record = folder / f"{stem}.json"
+        self._new = folder / f"{stem}.new"
+        self._written: Record | None = None
+
+    @property
+    def address(self) -> str:
+        """What gRPC dials."""
+        return f"unix:{self.socket}"
+
+    def write(self, record: Record) -> None:
+        """Put `record` there, in place of what was; a disk that is full is logged, no more.
+
+        Blocks for as long as a small file takes.
+        """
+        if record == self._written:
+            return
+        text = json.dumps(_fields(record))
+        try:
+            fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+            self._new.replace(self._record)
+        except OSError as error:
+            _log.warning("no record of a worker", pid=record.mark.pid, reason=error.strerror)
+            return
+        self._written = record
+
+    def holds(self, holding: Holding | None) -> None:
+        """Write what the worker holds from now on; `write` was called before."""
+        if self._written is not None:
+            self.write(replace(self._written, holding=holding))
+
+    def read(self) -> Record | None:
+        """Return the record; None where there is none that can be believed."""
+        try:
+            fd = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            plain = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if not plain or found.st_size > config.RECORD_BYTES_MAX:
+                return None
+            text = file.read(config.RECORD_BYTES_MAX + 1)
+        self._written = parse_record(text)
+        return self._written
+
+    def remove(self) -> None:
+        """Remove them all; idempotent."""
+        for path in (self._record, self._new, self.socket, self.output):
+            path.unlink(missing_ok=True)
+
+
+def _fields(record: Record) -> Json:
+    holding = record.holding
+    return {
+        "format": FORMAT,
+        "pid": record.mark.pid,
+        "start": record.mark.start,
+        "incarnation": record.incarnation,
+        "arguments": list(record.arguments),
+        "holding": None if holding is None else {
+            "digest": holding.digest,
+            "name": holding.name,
+            "path": holding.path,
+            "load_s": min(float(holding.load_s), config.LOAD_TOTAL_TIMEOUT_S),
+            "options": json_format.MessageToDict(load_to_pb(holding.spec)),
+        },
+    }  # fmt: skip
+
+
+def parse_record(text: bytes) -> Record | None:
+    """Return the record that `text` is; None where it is none."""
+    if len(text) > config.RECORD_BYTES_MAX:
+        return None
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            return None
+        holding = fields.get("holding")
+        return Record(
+            ProcessMark(_number(fields, "pid", int, PID_MAX), _field(fields, "start", str)),
+            _field(fields, "incarnation", str),
+            None if holding is None else _holding(_field(fields, "holding", dict)),
+            tuple(_text(word) for word in _field(fields, "arguments", list)),
+        )
+    except (ValueError, RecursionError, json_format.ParseError, MlxdError):
+        return None
+
+
+def _holding(fields: Json) -> Holding:
+    options = json_format.ParseDict(_field(fields, "options", dict), types_pb2.LoadOptions())
+    return Holding(
+        digest=_field(fields, "digest", str),
+        name=_field(fields, "name", str),
+        path=_field(fields, "path", str),
+        load_s=_number(fields, "load_s", float, config.LOAD_TOTAL_TIMEOUT_S),
+        spec=load_from_pb(options),
+    )
+
+
+def _field(fields: Json, name: str, kind: type[_T]) -> _T:
+    value = fields.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(name)  # noqa: TRY004 - one kind for all that is no record
+    if isinstance(value, str):
+        _text(value)
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)  # noqa: TRY004 - as above
+    value.encode()  # half a surrogate pair is no text
+    return value
+
+
+def _number(fields: Json, name: str, kind: type[_N], most: _N) -> _N:
+    value = _field(fields, name, kind)
+    if not 0 <= value <= most:  # nor is it a NaN
+        raise ValueError(name)
+    return value

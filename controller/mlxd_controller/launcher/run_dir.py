@@ -1,0 +1,229 @@
+"""The folder of the workers' sockets and records: private, and one controller's at a time.
+
+Invariants:
+- Only this user can enter it (0700, owner checked), and a lock on it is held as long as its
+  controller lives; the system lets go of the lock however that ends. It is the folder that is
+  locked: a file in it may fall to whoever clears old files away. Who holds it stands in one.
+- Names in it are this module's: nothing else is ever read or removed there.
+- The name of a default folder depends on the served address alone, so that the controller that is
+  started next with the same options finds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.logs import get_logger
+from mlxd_shared.net import parse_address
+
+FOLDER_MODE = 0o700
+PREFIX = "mlxd-"
+SHORT_TEMPORARY_DIR = Path("/tmp")  # noqa: S108 - only private folders are made in it
+NAME_CHARS_MAX = 40
+LOCK_NAME = "lock"
+LOCK_TRIES_MAX = 10
+STEM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{1,8}")
+"""What a worker's files are called: who launched it, and its number."""
+SUFFIXES = (".sock", ".json", ".out", ".new")
+RUN_DIR_BYTES_MAX = config.UNIX_PATH_BYTES_MAX - len("/") - len("ffffffff-ffffffff.sock")
+"""What a run_dir may have, so that the name of every launch's socket fits behind it."""
+_log = get_logger("launcher")
+
+
+class RunDir:
+    """A folder that this controller holds until close()."""
+
+    def __init__(self, path: Path, *, lock_fd: int | None, removed: bool) -> None:
+        """Own a private folder; `removed` with all that is in it at the end."""
+        self.path = path
+        self._lock_fd = lock_fd
+        self._removed = removed
+
+    @classmethod
+    def temporary(cls) -> RunDir:
+        """Return a new folder that no other controller will find; it goes with this one.
+
+        The system makes it with mode 0700, under a name that nobody can foresee: where temporary
+        files go, or in /tmp where that path is too long for sockets.
+        """
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        if not _has_room(path):
+            path.rmdir()
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHORT_TEMPORARY_DIR))
+        return cls(path, lock_fd=None, removed=True)
+
+    @classmethod
+    def claimed(cls, path: Path, *, removed: bool = False) -> RunDir:
+        """Hold `path`, made private, and made if it is not there; `removed`: with its parent.
+
+        Raises:
+            InvalidRequest: it cannot be made, belongs to others, leaves no room for a socket's
+                name, or another controller holds it.
+        """
+        if not _has_room(path):
+            raise _refused(path, f"longer than {RUN_DIR_BYTES_MAX} bytes")
+        for _ in range(LOCK_TRIES_MAX):
+            if removed:
+                _make_private(path.parent)
+            _make_private(path)
+            lock_fd = _locked(path)
+            if lock_fd is not None:
+                return cls(path, lock_fd=lock_fd, removed=removed)
+        raise _refused(path, "other controllers come and go in it")
+
+    def stems(self) -> tuple[str, ...]:
+        """Return what the workers are called whose files lie here, sorted."""
+        named = (path.name.partition(".") for path in self.path.iterdir())
+        ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and "." + end in SUFFIXES}
+        return tuple(sorted(ours))
+
+    def close(self) -> None:
+        """Remove what lies here, and let go of the folder; to be called when no worker is left."""
+        if self._removed:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if self._lock_fd is not None:
+                with suppress(OSError):  # others use it
+                    self.path.parent.rmdir()
+        else:
+            for stem in self.stems():
+                for suffix in SUFFIXES:
+                    (self.path / (stem + suffix)).unlink(missing_ok=True)
+            (self.path / LOCK_NAME).unlink(missing_ok=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def open_run_dir(given: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
+    """Return the run directory of a controller that serves at `address`.
+
+    given: what the operator says; None is the default of that address.
+
+    Raises:
+        InvalidRequest: see RunDir.claimed.
+    """
+    if given is not None:  # a link of the operator's own is one to follow
+        return RunDir.claimed(given.resolve() if given.is_symlink() else given)
+    name = name_of(address)
+    if name is None:
+        return RunDir.temporary()
+    try:
+        parent = default_parent(environment)
+        _make_private(parent)
+    except InvalidRequest as error:
+        # Whoever has taken that name keeps nobody from serving.
+        _log.warning("no run directory that lasts: a restart will load anew", reason=str(error))
+        return RunDir.temporary()
+    return RunDir.claimed(parent / name, removed=True)
+
+
+def name_of(address: str) -> str | None:
+    """Return the folder's name for a served address; None where the system chooses its port.
+
+    Raises:
+        InvalidRequest: it is no address.
+    """
+    target = parse_address(address).target
+    if target.endswith(":0"):
+        return None
+    readable = re.sub(r"[^0-9A-Za-z.]+", "-", target).strip("-")
+    if target.startswith("unix:") or len(readable) > NAME_CHARS_MAX:
+        return hashlib.sha256(target.encode()).hexdigest()[:16]
+    return readable
+
+
+def default_parent(environment: Mapping[str, str]) -> Path:
+    """Return the folder of this user's run directories."""
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    path = Path(runtime) / "mlxd"
+    longest = path / ("x" * NAME_CHARS_MAX)
+    if runtime.startswith("/") and _is_own(Path(runtime)) and _has_room(longest):
+        return path
+    return SHORT_TEMPORARY_DIR / f"{PREFIX}{os.geteuid()}"
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _make_private(path: Path) -> None:
+    """Make the folder, or make the one that is there private."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        # Opened first, so that what is checked is what is changed, and no link of others'.
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid():
+            raise _refused(path, "it belongs to another user")
+        if found.st_mode & stat.S_ISVTX:  # as /tmp: to close it would lock everybody out
+            raise _refused(path, "it is there for all users; name a folder in it")
+        if stat.S_IMODE(found.st_mode) != FOLDER_MODE:
+            os.fchmod(folder, FOLDER_MODE)
+    finally:
+        os.close(folder)
+
+
+def _locked(path: Path) -> int | None:
+    """Return the held lock of a folder; None where its last holder removed it meanwhile.
+
+    Raises:
+        InvalidRequest: another controller holds it.
+    """
+    try:
+        lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+    with ExitStack() as unlocked:
+        unlocked.callback(os.close, lock_fd)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock_fd), path.stat()):
+                return None
+            (path / LOCK_NAME).unlink(missing_ok=True)
+            (path / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        except BlockingIOError:
+            problem = f"another controller ({_holder(path)}) has it; stop that one, or give this"
+            raise _refused(path, f"{problem} one a --run-dir of its own") from None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _refused(path, error.strerror or str(error)) from error
+        unlocked.pop_all()
+    return lock_fd
+
+
+def _holder(path: Path) -> str:
+    """Return who has said that it holds the folder."""
+    try:
+        with (path / LOCK_NAME).open("rb") as file:
+            return f"process {file.read(32).decode(errors='replace').strip()}"
+    except OSError:
+        return "which does not say its process"
+
+
+def _has_room(path: Path) -> bool:
+    return len(os.fsencode(path)) <= RUN_DIR_BYTES_MAX
+
+
+def _refused(path: Path, problem: str) -> InvalidRequest:
+    return InvalidRequest.of("run_dir", f"{path}: {problem}")

@@ -1,0 +1,196 @@
+"""What a controller before this one has left in the run directory: taken over, or purged.
+
+Invariants:
+- Afterwards no files lie there but those of the workers that were taken over.
+- Taken over is only who is the very process of its record, ready, of this version, and serves a
+  model that is configured here; one worker a model.
+- Nor is a worker taken over that was started with other options than this controller's are.
+- A process that its record does not name for certain gets no signal: what listens on the socket is
+  asked to end, no more. Nor does one of another user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import psutil
+
+from mlxd.v1 import status_pb2, types_pb2
+from mlxd_controller.launcher.adopted import AdoptedWorker
+from mlxd_controller.launcher.records import Record, WorkerFiles
+from mlxd_controller.launcher.run_dir import RunDir
+from mlxd_controller.ports import ModelStore, Survivor, WorkerProcess
+from mlxd_controller.worker_link import GrpcLink
+from mlxd_shared import config
+from mlxd_shared.errors import MlxdError
+from mlxd_shared.known_process import KnownProcess, mark_of
+from mlxd_shared.logs import get_logger
+
+AT_ONCE_MAX = 32
+"""Workers that are looked at side by side."""
+_log = get_logger("adoption")
+
+
+@asynccontextmanager
+async def survivors_of(
+    run_dir: RunDir, store: ModelStore, *, arguments: Sequence[str]
+) -> AsyncIterator[tuple[Survivor, ...]]:
+    """Yield the workers that serve this controller from now on; all others are gone by then.
+
+    arguments: what this controller's launcher starts workers with. At the exit those of them that
+    are still there are ended. Takes seconds where a stranger does not end by itself.
+    """
+    found: dict[str, Survivor] = {}
+    turn = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def look(files: WorkerFiles) -> None:
+        async with turn:
+            await _look(files, store, tuple(arguments), found)
+
+    try:
+        stems = run_dir.stems()
+        if stems:
+            await store.listed()  # reads every folder, so that digests are known
+        async with asyncio.TaskGroup() as tasks:
+            for stem in stems:
+                tasks.create_task(look(WorkerFiles(run_dir.path, stem)))
+        yield tuple(found.values())
+    finally:
+        for survivor in found.values():  # gone already, but where the start failed
+            await survivor.link.close()
+            await survivor.process.close()
+
+
+async def _look(
+    files: WorkerFiles, store: ModelStore, arguments: tuple[str, ...], found: dict[str, Survivor]
+) -> None:
+    """Put the worker of these files into `found`, or purge what is there."""
+    record = files.read()
+    known = None if record is None else _known(record)
+    if record is None or known is None:
+        await _ask_whoever_listens(files)
+        files.remove()
+        return
+    worker = AdoptedWorker(known, record.incarnation, files)
+    try:
+        survivor = await _adopted(worker, record, store, arguments)
+        if survivor is None:
+            await _purge(worker)
+            return
+    except BaseException:
+        await worker.close()
+        raise
+    if survivor.ref.digest in found:  # a second worker of one model is of no use
+        await survivor.link.close()
+        await _purge(worker)
+    else:
+        found[survivor.ref.digest] = survivor
+
+
+def _known(record: Record) -> KnownProcess | None:
+    """Return the process that a record names, if that lives and is this user's."""
+    try:
+        known = KnownProcess(record.mark)
+    except ProcessLookupError:
+        return None
+    try:
+        if psutil.Process(record.mark.pid).uids().real == os.getuid():
+            return known
+    except psutil.NoSuchProcess:
+        pass  # it has ended meanwhile
+    known.close()
+    return None
+
+
+async def _adopted(
+    worker: AdoptedWorker, record: Record, store: ModelStore, arguments: tuple[str, ...]
+) -> Survivor | None:
+    """Take a worker over; None where it is not to be, which is logged."""
+    holding = record.holding
+    ref = None if holding is None else store.known(holding.digest)
+    if holding is None or ref is None or record.arguments != arguments:
+        problem = "it was started with other options"
+        if holding is None or ref is None:
+            problem = "it was not ready" if holding is None else "its model is not configured"
+        _log.warning("a stranger", pid=worker.pid, reason=problem)
+        return None
+    link = GrpcLink(address=worker.address, incarnation=worker.incarnation, digest=ref.digest)
+    mine = mark_of(os.getpid())
+    assert mine is not None, "this process lives"
+    try:
+        status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
+        problem = _problem(status, record)
+        if not problem:
+            await worker.take_over(
+                lambda path: link.adopt(mine, output_path=path, timeout_s=config.ADOPTION_TIMEOUT_S)
+            )
+    except (MlxdError, OSError) as error:
+        problem = str(error)
+    except BaseException:
+        await link.close()
+        raise
+    if problem:
+        _log.warning("a stranger", pid=worker.pid, model=ref.name, reason=problem)
+        await link.close()
+        return None
+    _log.info("worker adopted", pid=worker.pid, model=ref.name, incarnation=worker.incarnation)
+    return Survivor(worker, link, status, holding, ref)
+
+
+def _problem(status: status_pb2.Status, record: Record) -> str:
+    """Return what keeps the worker that said `status` from being taken over; "" for nothing."""
+    assert record.holding is not None
+    if status.version != importlib.metadata.version("mlxd"):
+        return f"it is of version {status.version}"
+    if len(status.workers) != 1:
+        return "it does not speak of itself"
+    figures = status.workers[0]
+    if (figures.pid, figures.incarnation) != (record.mark.pid, record.incarnation):
+        return f"it calls itself {figures.incarnation}, process {figures.pid}"
+    if figures.state != types_pb2.MODEL_STATE_READY:
+        return f"its model is in {types_pb2.ModelState.Name(figures.state)}"
+    if figures.model_digest != record.holding.digest:
+        return "it holds another model than its record says"
+    return ""
+
+
+async def _purge(worker: WorkerProcess) -> None:
+    """End a worker: ask it, then interrupt, then kill."""
+    if await _told_to_end(worker.address, worker.incarnation):
+        ended = asyncio.create_task(worker.wait_exited())
+        await asyncio.wait({ended}, timeout=config.PURGE_GRACE_S)
+        ended.cancel()
+    await worker.close()
+
+
+async def _ask_whoever_listens(files: WorkerFiles) -> None:
+    """Ask what listens on a socket without a good record to end; it is never signalled."""
+    if not files.socket.is_socket():
+        return
+    link = GrpcLink(address=files.address, incarnation="", digest="")
+    try:
+        status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
+    except MlxdError as error:
+        _log.debug("nobody answers", socket=files.socket.name, reason=str(error))
+        return
+    finally:
+        await link.close()
+    for figures in status.workers:
+        _log.warning("a stranger", pid=figures.pid, reason="it has no record")
+        await _told_to_end(files.address, figures.incarnation)
+
+
+async def _told_to_end(address: str, incarnation: str) -> bool:
+    link = GrpcLink(address=address, incarnation=incarnation, digest="")
+    try:
+        await link.shutdown(timeout_s=config.ADOPTION_TIMEOUT_S)
+    except MlxdError as error:
+        _log.info("a stranger does not take the shutdown", reason=str(error))
+        return False
+    finally:
+        await link.close()
+    return True
