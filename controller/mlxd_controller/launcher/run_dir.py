@@ -1,9 +1,9 @@
 """The folder of the workers' sockets and records: private, and one controller's at a time.
 
 Invariants:
-- Only this user can enter it (0700, owner checked), and a lock on it is held as long as its
-  controller lives; the system lets go of the lock however that ends. It is the folder that is
-  locked: a file in it may fall to whoever clears old files away. Who holds it stands in one.
+- Only this user can enter it (0700, owner checked), and a lock on a file in it is held as long as
+  its controller lives; the system lets go of the lock however that ends. The folder itself is not
+  locked: whoever binds a socket in it does that for a moment.
 - Names in it are this module's: nothing else is ever read or removed there.
 - The name of a default folder depends on the served address alone, so that the controller that is
   started next with the same options finds it.
@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from mlxd_shared import config
@@ -187,38 +187,32 @@ def _locked(path: Path) -> int | None:
     Raises:
         InvalidRequest: another controller holds it.
     """
+    file = path / LOCK_NAME
     try:
-        lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock_fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
-    with ExitStack() as unlocked:
-        unlocked.callback(os.close, lock_fd)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock_fd), path.stat()):
-                return None
-            (path / LOCK_NAME).unlink(missing_ok=True)
-            (path / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
-        except BlockingIOError:
-            problem = f"another controller ({_holder(path)}) has it; stop that one, or give this"
-            raise _refused(path, f"{problem} one a --run-dir of its own") from None
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _refused(path, error.strerror or str(error)) from error
-        unlocked.pop_all()
-    return lock_fd
-
-
-def _holder(path: Path) -> str:
-    """Return who has said that it holds the folder."""
+        raise _refused(file, error.strerror or str(error)) from error
     try:
-        with (path / LOCK_NAME).open("rb") as file:
-            return f"process {file.read(32).decode(errors='replace').strip()}"
-    except OSError:
-        return "which does not say its process"
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        same = os.path.samestat(os.fstat(lock_fd), file.stat())
+    except BlockingIOError:
+        holder = os.read(lock_fd, 32).decode(errors="replace").strip()
+        os.close(lock_fd)
+        raise _refused(
+            path,
+            f"another controller (process {holder}) has it; stop that one, or give this one a"
+            " --run-dir of its own",
+        ) from None
+    except FileNotFoundError:
+        same = False
+    if not same:
+        os.close(lock_fd)
+        return None
+    os.ftruncate(lock_fd, 0)
+    os.write(lock_fd, f"{os.getpid()}\n".encode())
+    return lock_fd
 
 
 def _has_room(path: Path) -> bool:
