@@ -63,14 +63,15 @@ async def crew_of(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
         async with _attached(settings, limits, clock) as crew:
             yield crew
         return
+    probe = await asyncio.to_thread(make_probe, limits)
     launcher = SubprocessLauncher(
         run_dir=settings.run_dir,
         stall_timeout_s=settings.load_stall_timeout_s,
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
+        gpu_ids={device.name: device.id for device in probe.read(())},
     )
     try:
-        probe = await asyncio.to_thread(make_probe, limits)
         yield Crew(Ports(launcher, GrpcLink, probe, clock), settings.max_loaded)
     finally:
         launcher.close()

@@ -64,15 +64,18 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.processes: list[FakeProcess] = []
+        self.devices: list[str] = []
+        """Where each is to run."""
         self.failure: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.given_up = 0
 
-    async def launch(self, *, model: str, incarnation: str) -> FakeProcess:
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> FakeProcess:
         """Launch, once the gate is open."""
         process = FakeProcess(1000 + len(self.processes), incarnation)
         self.processes.append(process)
+        self.devices.append(device)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:

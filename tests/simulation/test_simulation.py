@@ -16,6 +16,7 @@ from tests.support.effort import FACTOR
 SEEDS = 2_000 * FACTOR
 SHARDS = 10
 HARD_STATES = (
+    "a choice between evictions on two devices",
     "arrival while draining",
     "arrival while failed",
     "arrival while loading",
@@ -26,6 +27,7 @@ HARD_STATES = (
     "death in use",
     "death while stopping",
     "duplicate event",
+    "evicted on another device",
     "eviction",
     "eviction under pressure",
     "hang while loading",
@@ -38,6 +40,8 @@ HARD_STATES = (
     "lying answer to shrink",
     "memory while loading",
     "pins under pressure",
+    "placed beside a device above its marks",
+    "placed on a second device",
     "refused: ModelTooLarge",
     "refused: NoRoom",
     "several victims",
@@ -48,6 +52,7 @@ HARD_STATES = (
     "slow while loading",
     "stop while loading",
     "streams aborted",
+    "two GPUs load at once",
 )
 
 

@@ -49,15 +49,14 @@ class World:
         self.rng = Random(seed)
         self.setting = setting_of(self.rng)
         self.state = State(
-            devices=(self.setting.device,),
+            devices=self.setting.devices,
             max_loaded=self.setting.max_loaded,
             keep_alive_s=self.setting.keep_alive_s,
             age_min_s=self.setting.age_min_s,
         )
         needs = {name: need_of(mib) for name, mib in self.setting.sizes.items()}
-        self.books = Books(
-            needs, self.setting.device, self.setting.max_loaded, self.setting.age_min_s
-        )
+        devices = {device.name: device for device in self.setting.devices}
+        self.books = Books(needs, devices, self.setting.max_loaded, self.setting.age_min_s)
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
         self.memory = Memory(self.rng, self.setting, self.books, self.seen)
@@ -199,6 +198,8 @@ class World:
         model = self.state.models.get(name)
         if model is not None:
             self.seen[f"arrival while {model.phase.value}"] += 1
+        if not self.state.stopping and name not in self.books.draining:
+            self.books.worth.uses.setdefault(name, []).append(self.now_s)
 
     def _load(self, name: str) -> None:
         self._measure()

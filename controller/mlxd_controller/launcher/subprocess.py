@@ -21,7 +21,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from mlxd_controller.launcher.environment import own_environment
+from mlxd_controller.launcher.environment import device_environment, own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
@@ -50,10 +50,12 @@ class SubprocessLauncher:
         stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S,
         orphan_grace_s: float = config.ORPHAN_GRACE_S,
         waiting_max: int | None = None,
+        gpu_ids: Mapping[str, str] | None = None,
     ) -> None:
         """Make the folder of sockets; `run_dir` None makes a private temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
+        gpu_ids: the driver's ids of the devices that a worker sees alone, by their names.
 
         Raises:
             InvalidRequest: `run_dir` is too long for a socket's path, or cannot be made.
@@ -63,6 +65,7 @@ class SubprocessLauncher:
         self._stall_timeout_s = stall_timeout_s
         self._orphan_grace_s = orphan_grace_s
         self._waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
+        self._gpu_ids = dict(gpu_ids or {})
         self._owned = run_dir is None
         self._run_dir = make_run_dir(run_dir)
         self._launches = 0
@@ -72,11 +75,11 @@ class SubprocessLauncher:
         if self._owned:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
-    async def launch(self, *, model: str, incarnation: str) -> SubprocessWorker:
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
-        log = _log.bind(model=model, incarnation=incarnation)
+        log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
-            worker, ready = await self._start(incarnation, log)
+            worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             reason = f"{self._command[0]}: {error.strerror}"
             raise WorkerStartFailed(model, (reason,)) from error
@@ -90,7 +93,7 @@ class SubprocessLauncher:
         return worker
 
     async def _start(
-        self, incarnation: str, log: FilteringBoundLogger
+        self, incarnation: str, device: str, log: FilteringBoundLogger
     ) -> tuple[SubprocessWorker, PipeReader]:
         """Start the process; return it with the reader of its ready pipe, or leave nothing."""
         self._launches += 1
@@ -106,13 +109,14 @@ class SubprocessLauncher:
                 *("--listen", f"unix:{socket}", "--incarnation", incarnation),
                 *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
                 *("--orphan-grace", str(self._orphan_grace_s), "--log-format", "json"),
+                *(("--device", device) if device else ()),
                 *self._waiting,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_fd,
                 stderr=output.write_fd,
                 start_new_session=True,
                 pass_fds=(ready.write_fd, life.read_fd),
-                env=self._environment,
+                env={**self._environment, **device_environment(self._gpu_ids.get(device, ""))},
             )
             unowned.pop_all()
         ready.close(ready.write_fd)
