@@ -28,7 +28,8 @@ def enrolled(
         return (not spec.pinned, -(spec.priority or 0), -survivor.holding.load_s, survivor.ref.name)
 
     for number, survivor in enumerate(sorted(survivors, key=rank), start=state.next_worker):
-        yield worker_of(survivor, number, state.device, clock), event_of(survivor, number)
+        device = state.device_named(device_of(survivor))
+        yield worker_of(survivor, number, device, clock), event_of(survivor, number)
 
 
 def event_of(survivor: Survivor, number: int) -> Adopted:
@@ -41,6 +42,7 @@ def event_of(survivor: Survivor, number: int) -> Adopted:
         path=str(ref.path),
         facts=ref.facts,
         choice=_choice(survivor),
+        device=device_of(survivor),
         spec=holding.spec,
         load_s=holding.load_s,
     )
@@ -63,6 +65,11 @@ def worker_of(survivor: Survivor, number: int, device: Device, clock: Clock) -> 
     )
     worker.note_figures(survivor.status, clock.now_s())
     return worker
+
+
+def device_of(survivor: Survivor) -> str:
+    """Return the name of the device on which the model lives, as the worker says."""
+    return next((d.device for d in survivor.status.workers[0].memory.devices), "")
 
 
 def _choice(survivor: Survivor) -> Choice:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxd.v1 import types_pb2
+from mlxd_controller.adoption import device_of
 from mlxd_controller.core.fit import Device
-from mlxd_controller.device import HostProbe, Limits, make_device, make_probe
+from mlxd_controller.device import HostProbe, Limits, make_device, make_probe, usable_gpus
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
+from mlxd_controller.nvidia import Gpu
 from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.worker_link import GrpcLink
@@ -69,26 +72,31 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         async with _attached(settings, limits, clock) as crew:
             yield crew
         return
+    gpus = await asyncio.to_thread(usable_gpus, os.environ)
     run_dir = open_run_dir(settings.run_dir, address=settings.address, environment=os.environ)
     launcher = SubprocessLauncher(
         run_dir=run_dir,
         stall_timeout_s=settings.load_stall_timeout_s,
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
+        gpu_ids={gpu.name: gpu.id for gpu in gpus},
     )
     try:
         async with survivors_of(run_dir, store, arguments=launcher.arguments) as survivors:
-            held = sum(_held_bytes(survivor) for survivor in survivors)
-            probe = await asyncio.to_thread(make_probe, limits, held_bytes=held)
+            probe = make_probe(limits, gpus=with_survivors(gpus, survivors))
             ports = Ports(launcher, GrpcLink, probe, clock)
             yield Crew(ports, settings.max_loaded, survivors=survivors)
     finally:
         launcher.close()
 
 
-def _held_bytes(survivor: Survivor) -> int:
-    memory = survivor.status.workers[0].memory
-    return memory.mlx_active_bytes + memory.mlx_cache_bytes
+def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:
+    """Return the GPUs as they were before any worker ran, those included that still run."""
+    held: Counter[str] = Counter()
+    for survivor in survivors:
+        memory = survivor.status.workers[0].memory
+        held[device_of(survivor)] += memory.mlx_active_bytes + memory.mlx_cache_bytes
+    return tuple(replace(gpu, free_bytes=gpu.free_bytes + held[gpu.name]) for gpu in gpus)
 
 
 @asynccontextmanager

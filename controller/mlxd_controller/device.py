@@ -3,6 +3,7 @@
 Invariants:
 - `total` is the machine's, or the control group's where that is less; `budget` leaves the reserve
   and keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now.
+- Each GPU is a device of its own, with the reserve and the operator's limit each.
 - A worker that is loading moves bytes from "available" to "ours": their sum, which is what
   `usable` is made of, stays the same.
 """
@@ -11,25 +12,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from mlxd_controller.core.fit import Device
+from mlxd_controller.nvidia import VISIBLE_VARIABLE, Gpu, nvidia_gpus, visible
+from mlxd_controller.nvml import GpuUse, open_nvml
 from mlxd_shared import config
-from mlxd_shared.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-NVIDIA_SMI_TIMEOUT_S = 10.0
 METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
 _CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13")
-_log = get_logger("device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,53 @@ class HostProbe:
         )
 
 
+class GpuMeter(Protocol):
+    """What GPUs hold now: the driver's library, or a test's word."""
+
+    def read(self, gpu_id: str) -> GpuUse | None:
+        """Return what a GPU holds now; None where that cannot be told. Never blocks."""
+        ...
+
+
 class CudaProbe:
-    """Implements ports.DeviceProbe for CUDA, as nvidia-smi told once at the start."""
+    """Implements ports.DeviceProbe for CUDA: each GPU is a device.
+
+    What others hold of it is measured each time, once the driver has named a worker among those who
+    hold memory; until then, and where it names them by ids of another namespace, as in a container,
+    it is what it was at the start.
+    """
 
     def __init__(
-        self, limits: Limits, *, totals: tuple[tuple[int, int], ...], held_bytes: int = 0
+        self, limits: Limits, *, gpus: tuple[Gpu, ...], meter: GpuMeter | None = None
     ) -> None:
-        """Take (total, free) bytes of each GPU, measured before any worker was started here.
+        """Take the GPUs as they were before any worker ran; without a `meter` they stay so."""
+        assert gpus
+        self._limits = limits
+        self._gpus = gpus
+        self._meter = meter
+        self._names_ours = False
 
-        held_bytes: what workers that were there already hold of the first.
-        """
-        assert totals
-        self._devices = tuple(
-            make_device(
-                f"gpu{index}",
-                "cuda",
-                total_bytes=total,
-                unheld_bytes=free + (0 if index else held_bytes),
-                limits=limits,
-            )
-            for index, (total, free) in enumerate(totals)
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the devices; see the port. Asks the driver, which takes microseconds."""
+        own = frozenset(own_pids)
+        uses = [None if self._meter is None else self._meter.read(gpu.id) for gpu in self._gpus]
+        ours = [sum(use.held[pid] for pid in own & use.held.keys()) if use else 0 for use in uses]
+        self._names_ours = self._names_ours or any(ours)
+        return tuple(
+            self._device(gpu, use if self._names_ours else None, held)
+            for gpu, use, held in zip(self._gpus, uses, ours, strict=True)
         )
 
-    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:  # noqa: ARG002 - the port's
-        """Return the devices as they were at the start."""
-        return self._devices
+    def _device(self, gpu: Gpu, use: GpuUse | None, held_bytes: int) -> Device:
+        device = make_device(
+            gpu.name,
+            "cuda",
+            total_bytes=gpu.total_bytes,
+            unheld_bytes=gpu.free_bytes if use is None else use.free_bytes + held_bytes,
+            limits=self._limits,
+            held_bytes=held_bytes,
+        )
+        return replace(device, id=gpu.id, product=gpu.product)
 
 
 def make_device(
@@ -174,35 +196,19 @@ def _stat(path: Path, key: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)
 
 
-def nvidia_memory() -> tuple[tuple[int, int], ...]:
-    """Return (total, free) bytes of each GPU that nvidia-smi names; () without it. Blocks."""
-    command = (
-        "nvidia-smi",
-        "--query-gpu=memory.total,memory.free",
-        "--format=csv,noheader,nounits",
-    )
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.info("nvidia-smi gave nothing", reason=str(error))
+def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
+    if not any(_installed(name) for name in _CUDA_BACKENDS):
         return ()
-    rows = [line.split(",") for line in found.stdout.splitlines() if line.strip()]
-    return tuple((int(total) * config.MIB, int(free) * config.MIB) for total, free in rows)
+    return visible(nvidia_gpus(), environment.get(VISIBLE_VARIABLE))
 
 
-def make_probe(limits: Limits, *, held_bytes: int = 0) -> HostProbe | CudaProbe:
-    """Return the probe for the backend that is installed here. Blocks for a moment on CUDA.
-
-    held_bytes: what models hold whose workers were adopted.
-    """
+def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | CudaProbe:
+    """Return the probe of `gpus`, as they were before any worker ran; else of this machine."""
     if sys.platform == "darwin" and os.uname().machine == "arm64":
         return HostProbe(limits, kind="metal")
-    if any(_installed(name) for name in _CUDA_BACKENDS):
-        totals = nvidia_memory()
-        if totals:
-            return CudaProbe(limits, totals=totals, held_bytes=held_bytes)
+    if gpus:
+        return CudaProbe(limits, gpus=gpus, meter=open_nvml())
     return HostProbe(limits, kind="cpu")
 
 

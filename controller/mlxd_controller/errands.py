@@ -66,6 +66,7 @@ class Errands:
         _log.info(
             "loading",
             model=action.name,
+            device=action.plan.device,
             need_bytes=action.plan.need_bytes,
             context_length=action.plan.context_length,
             weights=action.plan.weights.value,

@@ -97,6 +97,8 @@ def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
         ("total", "Memory of the device.", [(who, d.total_bytes) for who, d in devices]),
         ("budget", "What models may use of it.", [(who, d.budget_bytes) for who, d in devices]),
         ("reserved", "What models are promised.", [(who, d.reserved_bytes) for who, d in devices]),
+        ("usable", "What others leave of it now.", [(who, d.usable_bytes) for who, d in devices]),
+        ("held", "What workers hold of it.", [(who, d.held_bytes) for who, d in devices]),
     ):
         yield _gauge(f"mlxd_device_memory_{name}_bytes", text, points)
 
@@ -164,6 +166,7 @@ def _facts(worker: Worker) -> Labels:
         "digest": worker.model_digest,
         "address": worker.address,
         "backend": worker.backend,
+        "device": ",".join(held.device for held in worker.memory.devices),
         "mlx_version": worker.mlx_version,
         "math_library": worker.math_library.name,
         "weights": types_pb2.WeightsFormat.Name(worker.weights)

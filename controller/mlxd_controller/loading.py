@@ -59,7 +59,9 @@ async def load_worker(
         MlxdError: what the worker has against the model.
     """
     try:
-        process = await launcher.launch(model=worker.name, incarnation=worker.incarnation)
+        process = await launcher.launch(
+            model=worker.name, incarnation=worker.incarnation, device=worker.plan.device
+        )
     except WorkerStartFailed as error:
         worker.failed_start = error
         raise

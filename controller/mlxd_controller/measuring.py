@@ -27,4 +27,4 @@ def counts_on_memory(state: State, event: ev.Event) -> bool:
             return False
         case _:
             queued = any(model.phase is Phase.QUEUED for model in state.models.values())
-            return queued or state.pressed
+            return queued or bool(state.pressed)

@@ -167,10 +167,11 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts worker processes."""
 
-    async def launch(self, *, model: str, incarnation: str) -> WorkerProcess:
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> WorkerProcess:
         """Start a worker, or take one that runs, and return it once it listens.
 
-        `model` is the name of what it will load. A worker that runs has its own incarnation.
+        `model` is the name of what it will load, `device` the one to use, as the probe names it;
+        "" leaves that to the worker. A worker that runs has its own incarnation and device.
 
         Cancelling gives up: the process is ended and reaped before CancelledError goes on.
 

@@ -16,8 +16,8 @@ class ServeSettings:
     """Options of a controller.
 
     `models` are (name, folder); empty means the built-in demo model under the name "demo".
-    `memory_limit_bytes` caps what all models together may use; `reserve_bytes`, else
-    `reserve_fraction` of the total, stays free beside what others hold. `keep_alive_s` math.inf is
+    `memory_limit_bytes` caps what all models on one device may use; `reserve_bytes`, else
+    `reserve_fraction` of its memory, stays free beside what others hold. `keep_alive_s` math.inf is
     for ever, 0 unloads when idle. `waiting_max` streams may wait for a row of a model; None leaves
     that to its worker. `load_stall_timeout_s` math.inf gives no load up; `worker_silent_timeout_s`
     math.inf or 0 ends no worker that has stopped answering; `orphan_grace_s` is how long ready

@@ -41,7 +41,18 @@ def status_from_pb(pb: status_pb2.Status) -> m.Status:
 
 
 def _device(pb: status_pb2.DeviceStatus) -> m.DeviceStatus:
-    return m.DeviceStatus(pb.name, pb.kind, pb.total_bytes, pb.budget_bytes, pb.reserved_bytes)
+    return m.DeviceStatus(
+        name=pb.name,
+        kind=pb.kind,
+        total_nbytes=pb.total_bytes,
+        budget_nbytes=pb.budget_bytes,
+        reserved_nbytes=pb.reserved_bytes,
+        usable_nbytes=pb.usable_bytes,
+        held_nbytes=pb.held_bytes,
+        pressed=pb.pressed,
+        id=pb.id,
+        product=pb.product,
+    )
 
 
 def _worker(pb: status_pb2.WorkerStatus) -> m.WorkerStatus:

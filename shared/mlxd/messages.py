@@ -249,13 +249,22 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device's memory budget."""
+    """One device's memory: what mlxd may use of it, what models are promised, what they hold.
+
+    `usable_nbytes` is what of the budget other programs leave now. While `pressed` no load begins
+    there. `id` is the driver's own of a GPU.
+    """
 
     name: str
     kind: str
     total_nbytes: int
     budget_nbytes: int
     reserved_nbytes: int
+    usable_nbytes: int
+    held_nbytes: int
+    pressed: bool
+    id: str
+    product: str
 
 
 @dataclass(frozen=True, slots=True)

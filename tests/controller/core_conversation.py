@@ -25,14 +25,13 @@ class Conversation:
 
     def __init__(
         self,
-        device: Device,
-        *,
+        *devices: Device,
         max_loaded: int | None = None,
         keep_alive_s: float = 300.0,
         age_min_s: float = 0.0,
     ) -> None:
         self.state = State(
-            devices=(device,),
+            devices=devices,
             max_loaded=max_loaded,
             keep_alive_s=keep_alive_s,
             age_min_s=age_min_s,
@@ -150,11 +149,16 @@ class Conversation:
     def _check_actions(self, before: State, wanted: tuple[a.Action, ...]) -> None:
         for action in wanted:
             if isinstance(action, a.StartLoad):
-                assert room_of(self.state).free_bytes >= 0, "a load was started without room"
+                device = self.state.device_named(action.plan.device)
+                free_bytes = room_of(self.state, device).free_bytes
+                assert free_bytes >= 0, "a load was started without room"
                 assert action.worker >= before.next_worker, "a serial number was used twice"
             if isinstance(action, a.Shrink):
-                assert self.state.models[action.digest].phase is Phase.READY
-                assert self.state.pressed, "a worker shrinks below the marks"
+                model = self.state.models[action.digest]
+                assert model.phase is Phase.READY
+                pressed = [d for d in self.state.devices if d.name in self.state.pressed]
+                here = any(self.state.lives_on(model, device) for device in pressed)
+                assert here, "a worker shrinks below the marks"
             if isinstance(action, a.StopWorker):
                 victim = self.state.models[action.digest]  # it may have become idle just now
                 if action.reason.value in {"room", "pressure"}:
@@ -170,6 +174,7 @@ def check_state(state: State) -> None:
         resident = model.phase in RESIDENT
         assert bool(model.worker) == resident, model
         assert (model.plan is not None) == (resident or model.phase is Phase.QUEUED), model
+        assert bool(model.plans) == (model.phase is Phase.QUEUED), model
         assert not model.leases or model.phase in (Phase.READY, Phase.DRAINING), model
         assert not model.waiters or model.phase in (
             Phase.QUEUED, Phase.LOADING, Phase.UNLOADING,
@@ -184,16 +189,21 @@ def check_state(state: State) -> None:
         if resident:
             assert model.worker not in workers, "two models share a worker"
             workers.add(model.worker)
-    if state.device.kind != "cpu":
-        loading = [model for model in state.models.values() if model.phase is Phase.LOADING]
-        assert len(loading) <= 1, "two loads at once on one GPU"
     # Workers of a former controller may have been too many: those are on their way out.
-    surplus = [
-        model
-        for model in state.models.values()
-        if model.phase is Phase.UNLOADING and model.drain_reason is StopReason.SURPLUS
-    ]
+    surplus = [model for model in state.models.values() if _surplus(model)]
     if state.max_loaded is not None:
         assert len(workers) - len(surplus) <= state.max_loaded
-    surplus_bytes = sum(model.reserved_bytes for model in surplus)
-    assert state.reserved_bytes - surplus_bytes <= state.device.budget_bytes, "overcommitted"
+    for device in state.devices:
+        _check_device(state, device)
+
+
+def _surplus(model: Model) -> bool:
+    return model.phase is Phase.UNLOADING and model.drain_reason is StopReason.SURPLUS
+
+
+def _check_device(state: State, device: Device) -> None:
+    here = [model for model in state.models.values() if state.lives_on(model, device)]
+    loading = [model for model in here if model.phase is Phase.LOADING]
+    assert device.kind == "cpu" or len(loading) <= 1, "two loads at once on one GPU"
+    surplus_bytes = sum(model.reserved_bytes for model in here if _surplus(model))
+    assert state.reserved_on(device) - surplus_bytes <= device.budget_bytes, "overcommitted"

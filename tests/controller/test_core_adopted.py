@@ -20,11 +20,17 @@ ROOM_FOR_TWO = device(2 * need_mib(10))
 
 
 def adopted(
-    name: str, number: int, *, mib: int = 10, spec: LoadSpec | None = None, choice: Choice = CHOICE
+    name: str,
+    number: int,
+    *,
+    mib: int = 10,
+    spec: LoadSpec | None = None,
+    choice: Choice = CHOICE,
+    on: str = "cpu",
 ) -> ev.Adopted:
     """Return the news of a worker that holds `name`."""
     return ev.Adopted(
-        number, name, name, f"/{name}", facts(mib), choice, spec or LoadSpec(), load_s=3.0
+        number, name, name, f"/{name}", facts(mib), choice, on, spec or LoadSpec(), load_s=3.0
     )
 
 
@@ -34,13 +40,26 @@ def test_a_request_is_served_by_an_adopted_worker_at_once() -> None:
     assert talk.send(adopted("m", 7, choice=replace(CHOICE, context_length=256))) == ()
     model = talk.model("m")
     assert (model.phase, model.worker, model.load_s) == (Phase.READY, 7, 3.0)
-    assert model.plan == reckon(facts(10), talk.state.device, replace(CHOICE, context_length=256))
+    assert model.plan == reckon(
+        facts(10), talk.state.devices[0], replace(CHOICE, context_length=256)
+    )
 
     ticket, wanted = talk.arrive("m")
     assert wanted == (a.Grant(ticket, 7, 0.0),)
     _, (start,) = talk.arrive("other")
     assert isinstance(start, a.StartLoad)
     assert start.worker == 8
+
+
+def test_it_counts_on_the_device_that_it_lives_on() -> None:
+    """Beside one on another GPU it stays; a second one where it lives is too many."""
+    gpus = tuple(device(need_mib(10), kind="cuda", name=f"gpu{index}") for index in range(2))
+    talk = Conversation(*gpus)
+    for number, (name, on) in enumerate([("a", "gpu1"), ("b", "gpu0"), ("c", "gpu1")], start=1):
+        talk.send(adopted(name, number, on=on))
+    phases = [talk.phase(name) for name in "abc"]
+    assert phases == [Phase.READY, Phase.READY, Phase.UNLOADING]
+    assert [talk.state.home_of(talk.model(name)) for name in "ab"] == ["gpu1", "gpu0"]
 
 
 def test_what_was_fixed_for_it_holds() -> None:

@@ -164,7 +164,7 @@ class Scheduler(RuleBasedStateMachine):
     @rule(usable_mib=st.integers(0, BUDGET_MIB))
     def measure(self, usable_mib: int) -> None:
         """Others take or give back memory."""
-        measured = replace(self.talk.state.device, usable_bytes=usable_mib * MIB)
+        measured = replace(self.talk.state.devices[0], usable_bytes=usable_mib * MIB)
         self.note(self.talk.send(ev.MemoryRead((measured,))))
 
     def teardown(self) -> None:

@@ -30,7 +30,7 @@ def talk_of(*, age_min_s: float = 0.0, kind: str = "cpu") -> Conversation:
 def measure(talk: Conversation, usable_mib: int, **arrays_mib: int) -> tuple[a.Action, ...]:
     """Memory is measured: what is usable, and what the workers of these models say they hold."""
     arrays = {talk.model(name).worker: mib * MIB for name, mib in arrays_mib.items()}
-    measured = replace(talk.state.device, usable_bytes=usable_mib * MIB)
+    measured = replace(talk.state.devices[0], usable_bytes=usable_mib * MIB)
     return talk.send(ev.MemoryRead((measured,), arrays))
 
 
@@ -185,7 +185,7 @@ def test_a_device_that_tells_what_is_held_is_believed(kind: str) -> None:
     talk.make_idle("m")
     arrays = {talk.model("m").worker: 100 * MIB}
     held = 300 * MIB if kind == "cpu" else 0
-    measured = replace(talk.state.device, usable_bytes=150 * MIB, held_bytes=held)
+    measured = replace(talk.state.devices[0], usable_bytes=150 * MIB, held_bytes=held)
 
     wanted = talk.send(ev.MemoryRead((measured,), arrays))
 

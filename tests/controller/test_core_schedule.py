@@ -190,7 +190,7 @@ def test_an_open_prefix_cache_evicts_nobody() -> None:
     assert isinstance(start, a.StartLoad)
     assert 0 < start.plan.prefix_bytes < budget_mib * MIB // 4
     assert talk.model("second").plan == start.plan
-    assert talk.state.reserved_bytes == budget_mib * MIB
+    assert talk.state.reserved_on(talk.state.devices[0]) == budget_mib * MIB
     assert talk.phase("first") is Phase.READY
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,9 +16,10 @@ from mlxd_controller.device import (
     Limits,
     cgroup_memory,
     make_device,
-    nvidia_memory,
     resident_bytes,
 )
+from mlxd_controller.nvidia import Gpu, nvidia_gpus, visible
+from mlxd_controller.nvml import GpuUse
 from mlxd_shared.config import GIB, MIB
 
 NO_PROCESS = 2**22 + 1
@@ -116,25 +118,112 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     assert resident_bytes([os.getpid(), NO_PROCESS]) > 0
 
 
-def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line is a GPU: total and free MiB; what was in use at the start is not usable."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '81559, 81000'\necho '81559, 9000'\n")
+def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a program of that name in front of all others."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
-    totals = nvidia_memory()
 
-    assert totals == ((81559 * MIB, 81000 * MIB), (81559 * MIB, 9000 * MIB))
-    first, second = CudaProbe(Limits(), totals=totals).read(())
-    assert (first.name, second.name) == ("gpu0", "gpu1")
-    assert second.usable_bytes == 9000 * MIB - second.reserve_bytes < second.budget_bytes
+FIRST = "GPU-6bee2bb7-44a4-97a1-ae8d-9c873cd740c5"
+SECOND = "GPU-2a79f0aa-ab44-613a-165c-4374595a54c1"
+TWO_H200 = f"""0, {FIRST}, NVIDIA H200, 143771, 143156
+1, {SECOND}, NVIDIA H200, 143771, 143156
+"""
+"""What nvidia-smi said on a machine with two GPUs."""
+GPUS = (
+    Gpu(0, FIRST, "NVIDIA H200", 143771 * MIB, 143156 * MIB),
+    Gpu(1, SECOND, "NVIDIA H200", 143771 * MIB, 143156 * MIB),
+)
+PID, HELD, FREE_BESIDE = 616, 1_616_904_192, 148_483_735_552
+"""What the driver said there of a process on the second GPU, and what was free beside it."""
+
+
+def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line is a GPU with its id, its product, its total and what is free, in MiB."""
+    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}END")
+
+    assert nvidia_gpus() == GPUS
+
+
+def test_a_gpu_without_figures_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that shares the host's memory has none of its own to count."""
+    line = "2, GPU-7, NVIDIA GB10, [N/A], [N/A]"
+    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}{line}\nEND")
+
+    assert nvidia_gpus() == GPUS
 
 
 def test_a_failing_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that does not answer is logged, and host memory is what there is."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert nvidia_memory() == ()
+    nvidia_smi(tmp_path, monkeypatch, "exit 9")
+    assert nvidia_gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (None, GPUS),
+        ("", ()),
+        ("1", GPUS[1:]),
+        ("1,0", (GPUS[1], GPUS[0])),
+        (f" {SECOND} ", GPUS[1:]),
+        ("GPU-2a79", GPUS[1:]),
+        ("0,7,1", GPUS[:1]),
+        ("GPU-", ()),
+        ("0,0,1", GPUS[:1]),
+        ("-1", ()),
+    ],
+)
+def test_what_the_controller_may_not_see_is_not_there(
+    said: str | None, seen: tuple[Gpu, ...]
+) -> None:
+    """CUDA_VISIBLE_DEVICES in its own environment: places or ids, up to the first that is none."""
+    assert visible(GPUS, said) == seen
+
+
+def test_each_gpu_is_a_device_with_limits_of_its_own() -> None:
+    """Named by its place; what was in use at the start is not usable, on that one alone."""
+    taken = replace(GPUS[1], free_bytes=9000 * MIB)
+    first, second = CudaProbe(Limits(reserve_bytes=GIB), gpus=(GPUS[0], taken)).read(())
+
+    assert (first.name, second.name) == ("gpu0", "gpu1")
+    assert (second.kind, second.id, second.product) == ("cuda", SECOND, "NVIDIA H200")
+    assert first.usable_bytes == 143156 * MIB - GIB
+    assert second.usable_bytes == 9000 * MIB - GIB < second.budget_bytes
+
+
+class Driver:
+    """What the driver says: of each GPU what is free, and who holds what of it."""
+
+    def __init__(self, uses: dict[str, GpuUse]) -> None:
+        self.uses = uses
+
+    def read(self, gpu_id: str) -> GpuUse | None:
+        """Answer."""
+        return self.uses.get(gpu_id)
+
+
+def test_what_a_worker_holds_of_its_gpu_is_usable_and_what_others_take_is_not() -> None:
+    """From the moment at which the driver names a worker, each GPU is measured each time."""
+    driver = Driver({FIRST: GpuUse(GIB, {}), SECOND: GpuUse(FREE_BESIDE, {PID: HELD, 7: GIB})})
+    probe = CudaProbe(Limits(reserve_bytes=0), gpus=GPUS, meter=driver)
+
+    first, second = probe.read((PID, NO_PROCESS))
+
+    assert (first.usable_bytes, first.held_bytes) == (GIB, 0)
+    assert (second.usable_bytes, second.held_bytes) == (FREE_BESIDE + HELD, HELD)
+    driver.uses = {SECOND: GpuUse(FREE_BESIDE, {})}
+    first, second = probe.read(())
+    assert first.usable_bytes == 143156 * MIB  # it does not say, and the start is what is known
+    assert (second.usable_bytes, second.held_bytes) == (FREE_BESIDE, 0)
+
+
+def test_until_the_driver_has_named_a_worker_the_start_is_what_is_known() -> None:
+    """In a container it names others' ids only: a worker's memory must not pass for others'."""
+    driver = Driver({FIRST: GpuUse(GIB, {}), SECOND: GpuUse(GIB, {40_616: HELD})})
+    probe = CudaProbe(Limits(reserve_bytes=0), gpus=GPUS, meter=driver)
+
+    for device in probe.read((PID,)):
+        assert (device.usable_bytes, device.held_bytes) == (143156 * MIB, 0)

@@ -13,9 +13,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_controller.launcher.environment import worker_environment
+from mlxd_controller.launcher.environment import own_environment, worker_environment
 from mlxd_controller.launcher.output import CUT_MARK, LineCutter
 from mlxd_controller.launcher.ready import parse_ready_line
+from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_shared import config
 from mlxd_shared.errors import (
     BackendProblem,
@@ -229,3 +230,22 @@ def test_a_ready_line_is_complete_or_refused(line: bytes) -> None:
     """Whatever stands in for a ready line raises; it never becomes half a worker."""
     with pytest.raises(WorkerStartFailed):
         parse_ready_line(line, model="m")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("device", "seen"), [("gpu1", "gpu1 GPU-2a79"), ("cpu", "cpu 0,1"), ("", " 0,1")]
+)
+async def test_a_worker_sees_the_gpu_that_it_is_placed_on_alone(device: str, seen: str) -> None:
+    """Its environment names the GPU by the driver's id; without one it is the controller's own."""
+    launcher = SubprocessLauncher(
+        command=fake_command("device"),
+        environment={**own_environment(), "CUDA_VISIBLE_DEVICES": "0,1"},
+        gpu_ids={"gpu0": "GPU-6bee", "gpu1": "GPU-2a79", "cpu": ""},
+    )
+    try:
+        process = await launcher.launch(model="m", incarnation="i-1", device=device)
+        await process.close()
+        assert process.last_lines()[0] == seen
+    finally:
+        launcher.close()

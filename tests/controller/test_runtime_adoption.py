@@ -14,6 +14,8 @@ from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.adoption import enrolled
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import Phase, State
+from mlxd_controller.crew import with_survivors
+from mlxd_controller.nvidia import Gpu
 from mlxd_controller.ports import Holding, ModelRef, Ports, Survivor
 from mlxd_controller.runtime import Runtime
 from mlxd_shared.requests import LoadSpec, SamplingOptions
@@ -28,7 +30,12 @@ OTHER = replace(REF, digest="e", name="n")
 
 
 async def survivor(
-    workers: FakeWorkers, ref: ModelRef = REF, *, spec: LoadSpec | None = None, load_s: float = 1.0
+    workers: FakeWorkers,
+    ref: ModelRef = REF,
+    *,
+    spec: LoadSpec | None = None,
+    load_s: float = 1.0,
+    on: str = "cpu",
 ) -> Survivor:
     """Return a ready worker that somebody has launched before."""
     process = await workers.launcher.launch(model=ref.name, incarnation=f"old-{ref.name}")
@@ -43,7 +50,10 @@ async def survivor(
         rows_max=2,
         weights=types_pb2.WEIGHTS_FORMAT_FLOAT32,
         kv_format=types_pb2.KV_FORMAT_MODEL,
-        memory=status_pb2.WorkerMemory(mlx_active_bytes=workers.script.arrays_bytes),
+        memory=status_pb2.WorkerMemory(
+            mlx_active_bytes=workers.script.arrays_bytes,
+            devices=[status_pb2.DeviceMemory(device=on)],
+        ),
     )
     holding = Holding(ref.digest, ref.name, str(ref.path), spec or LoadSpec(), load_s)
     return Survivor(process, link, status_pb2.Status(workers=[own]), holding, ref)
@@ -159,3 +169,13 @@ async def test_word_is_left_of_what_is_ready_and_of_nothing_else() -> None:
         assert process.holding is None
         call.cancel()
         await unloading
+
+
+@pytest.mark.asyncio
+async def test_what_adopted_workers_hold_of_a_gpu_is_not_others() -> None:
+    """Each GPU is taken as it was before any worker ran: what its own workers hold comes back."""
+    workers = FakeWorkers()
+    gpus = tuple(Gpu(index, f"GPU-{index}", "H200", 5000, 3000) for index in range(2))
+    found = [await survivor(workers, on="gpu1"), await survivor(workers, OTHER, on="gpu1")]
+    free = [gpu.free_bytes for gpu in with_survivors(gpus, found)]
+    assert free == [3000, 3000 + 2 * workers.script.arrays_bytes]

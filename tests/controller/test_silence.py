@@ -101,6 +101,7 @@ async def test_a_worker_that_answers_nothing_is_ended_and_its_stream_goes_on() -
         call = stack.inference.Generate(request())
         messages = aiter(call)
         got = [await anext(messages) for _ in range(script.tokens)]
+        await script.parked.wait()
         script.status_gate.clear()
         script.endless = False
         await until_ended(stack)

@@ -69,15 +69,18 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.processes: list[FakeProcess] = []
+        self.devices: list[str] = []
+        """Where each is to run."""
         self.failure: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.given_up = 0
 
-    async def launch(self, *, model: str, incarnation: str) -> FakeProcess:
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> FakeProcess:
         """Launch, once the gate is open."""
         process = FakeProcess(1000 + len(self.processes), incarnation)
         self.processes.append(process)
+        self.devices.append(device)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -114,6 +117,8 @@ class LinkScript:
     stages: tuple[str, ...] = ("starting", "reading weights", "ready")
     tokens: int = 3
     endless: bool = False
+    parked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a stream has said its tokens and, being endless, waits."""
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[Refusal] = field(default_factory=list)
     shift: int = 0
@@ -158,6 +163,7 @@ class FakeStream:
         if not self._begun and not self._script.first_gate.is_set():
             await self._until_over(self._script.first_gate)
         if self._sent == self._script.tokens and self._script.endless:
+            self._script.parked.set()
             await self._until_over()
         if self._cancelled.is_set():
             raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here")

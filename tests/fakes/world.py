@@ -27,11 +27,12 @@ class FakeClock:
 class FakeProbe:
     """Implements ports.DeviceProbe."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *others: Device) -> None:
         self.device = device
+        self.others = others
         self.pids: tuple[int, ...] = ()
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
-        """Return the test's device; remember whose memory was asked for."""
+        """Return the test's devices; remember whose memory was asked for."""
         self.pids = tuple(own_pids)
-        return (self.device,)
+        return (self.device, *self.others)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from mlxd_controller.core.fit import Device
 from mlxd_shared import config
@@ -33,6 +34,8 @@ class Process:
     number: int
     digest: str
     need_bytes: int
+    device: str
+    began_at_s: float = 0.0
     stage: Stage = Stage.LOADING
     ready_at_s: float = 0.0
     alive: bool = True
@@ -65,13 +68,47 @@ class Request:
     released: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the device with most room and the machine would have left: bytes, and slots."""
+
+    free_bytes: int
+    slots: float
+
+    def can_make_room(self, nbytes: int, count: int) -> bool:
+        """Return whether so many models of so many bytes in all would fit, on one device."""
+        return nbytes <= self.free_bytes and count <= self.slots
+
+
+@dataclass(slots=True)
+class Worth:
+    """What the absence of each model costs: seconds of its last load by its share of all uses."""
+
+    load_s: dict[str, float] = field(default_factory=dict)
+    uses: dict[str, list[float]] = field(default_factory=dict)
+    """When each model was asked for."""
+
+    def of(self, digest: str) -> float:
+        """Return a model's worth; each use counts half after a while."""
+        times = [at_s for all_ in self.uses.values() for at_s in all_]
+        last_s = max(times, default=0.0)
+
+        def decayed(moments: list[float]) -> float:
+            return math.fsum(0.5 ** ((last_s - at_s) / config.USES_HALF_LIFE_S) for at_s in moments)
+
+        share = (decayed(self.uses.get(digest, [])) + config.USES_MIN) / (
+            decayed(times) + config.USES_MIN
+        )
+        return self.load_s.get(digest, 0.0) * min(1.0, share)
+
+
 @dataclass(slots=True)
 class Books:
     """Processes, requests and pins, kept from events sent and actions received alone."""
 
     needs: dict[str, int]
     """Bytes that a model cannot do without, by digest."""
-    device: Device
+    devices: dict[str, Device]
     max_loaded: int | None
     age_min_s: float = 0.0
     processes: dict[int, Process] = field(default_factory=dict)
@@ -86,10 +123,24 @@ class Books:
     wanted: dict[str, float] = field(default_factory=dict)
     """Loads of operators, which go on though nobody waits."""
     leases: dict[str, int] = field(default_factory=dict)
-    excess_bytes: int = 0
-    """What workers were last measured to hold above the soft mark."""
-    pressed: bool = False
-    """Whether the hard mark was passed, and the soft one not since."""
+    excess: dict[str, int] = field(default_factory=dict)
+    """What workers were last measured to hold above the soft mark of each device."""
+    pressed: set[str] = field(default_factory=set)
+    """Where the hard mark was passed, and the soft one not since."""
+    worth: Worth = field(default_factory=Worth)
+
+    def on(self, device: str) -> list[Process]:
+        """Return the processes that live on a device."""
+        return [process for process in self.processes.values() if process.device == device]
+
+    def can_hold(self, digest: str) -> bool:
+        """Return whether any device could hold a model, were it alone."""
+        return any(self.needs[digest] <= device.budget_bytes for device in self.devices.values())
+
+    def closed(self, digest: str) -> bool:
+        """Return whether a device that could hold a model is above its marks."""
+        need = self.needs[digest]
+        return any(need <= self.devices[name].budget_bytes for name in self.pressed)
 
     def process_of(self, digest: str) -> Process | None:
         """Return the process that serves, or will serve, a model."""
@@ -108,9 +159,9 @@ class Books:
         same = [r for r in self.waiting.values() if r.digest == request.digest]
         return not any(not r.lease for r in same) if not request.lease else not same
 
-    def held_bytes(self) -> int:
-        """What living processes may hold in truth."""
-        return sum(p.need_bytes for p in self.processes.values() if p.alive)
+    def held_bytes(self, device: str) -> int:
+        """What living processes on a device may hold in truth."""
+        return sum(p.need_bytes for p in self.on(device) if p.alive)
 
     def evictable(self, process: Process, now_s: float) -> bool:
         """Return whether the controller may take this one away for another."""
@@ -122,29 +173,30 @@ class Books:
             and now_s >= process.ready_at_s + self.age_min_s
         )
 
-    def measured(self, usable_bytes: int, held_bytes: int) -> None:
+    def measured(self, device: Device, held_bytes: int) -> None:
         """Take note of a measurement that the core is about to hear of."""
-        self.excess_bytes = held_bytes - usable_bytes
-        if self.excess_bytes <= 0:
-            self.pressed = False
-        elif not self.pressed and self.excess_bytes > HARD_MARK * self.device.budget_bytes:
-            self.pressed = True
-            for process in self.processes.values():
+        name, excess_bytes = device.name, held_bytes - device.usable_bytes
+        self.excess[name] = excess_bytes
+        if excess_bytes <= 0:
+            self.pressed.discard(name)
+        elif name not in self.pressed and excess_bytes > HARD_MARK * device.budget_bytes:
+            self.pressed.add(name)
+            for process in self.on(name):
                 process.told = False
 
-    def giving_back(self, now_s: float) -> bool:
+    def giving_back(self, device: str, now_s: float) -> bool:
         """Return whether memory is about to come free: somebody leaves, or was told to shrink."""
         return any(
             process.stage is Stage.STOPPING
             or (process.shrinking and now_s < process.told_at_s + config.SHRINK_TIMEOUT_S)
-            for process in self.processes.values()
+            for process in self.on(device)
         )
 
-    def to_be_told(self, now_s: float) -> list[Process]:
+    def to_be_told(self, device: str, now_s: float) -> list[Process]:
         """Return the ready processes that have not been told to shrink of late."""
         return [
             process
-            for process in self.processes.values()
+            for process in self.on(device)
             if process.stage is Stage.READY
             and process.digest not in self.draining
             and process.known
@@ -159,20 +211,49 @@ class Books:
         busy = {process.digest for process in self.processes.values()}
         return sorted((d for d in since if d not in busy), key=lambda d: (since[d], d))
 
-    def can_make_room(self, digest: str, before: list[str], now_s: float) -> bool:
-        """Return whether `digest` would fit, beside all of `before`, once all that may leave left.
+    def left(self, now_s: float, *, closed_too: bool = False) -> Left:
+        """Return what there would be once all that may leave has left.
 
-        The naive model: add up what must stay, and compare.
+        The naive model: add up what must stay, device by device, those above their marks left out
+        but with `closed_too`.
         """
-        staying = [
-            process
-            for process in self.processes.values()
-            if process.stage is not Stage.STOPPING
-            and process.digest not in self.draining
-            and not self.evictable(process, now_s)
-        ]
-        nbytes = sum(process.need_bytes for process in staying) + self.needs[digest]
-        nbytes += sum(self.needs[other] for other in before)
-        slots = len(staying) + len(before) + 1
-        within_slots = self.max_loaded is None or slots <= self.max_loaded
-        return nbytes <= self.device.usable_bytes and within_slots
+        staying = [p for p in self.processes.values() if not self.may_leave(p, now_s)]
+        free = {
+            name: device.usable_bytes
+            for name, device in self.devices.items()
+            if closed_too or name not in self.pressed
+        }
+        for process in staying:
+            if process.device in free:
+                free[process.device] -= process.need_bytes
+        slots = math.inf if self.max_loaded is None else self.max_loaded - len(staying)
+        return Left(max(free.values(), default=0), slots)
+
+    def may_leave(self, process: Process, now_s: float) -> bool:
+        """Return whether a process is on its way out, or may be sent there."""
+        going = process.stage is Stage.STOPPING or process.digest in self.draining
+        return going or self.evictable(process, now_s)
+
+    def cheapest_eviction(self, digest: str, offered: list[Process]) -> float | None:
+        """Return what the cheapest set of `offered` costs that makes room for `digest`.
+
+        The naive way: every set, on every device below its marks. None where no set is enough.
+        """
+        costs = (
+            sum(self.worth.of(process.digest) for process in chosen)
+            for size in range(len(offered) + 1)
+            for chosen in combinations(offered, size)
+            if self._enough(digest, frozenset(process.number for process in chosen))
+        )
+        return min(costs, default=None)
+
+    def _enough(self, digest: str, gone: frozenset[int]) -> bool:
+        left = [process for process in self.processes.values() if process.number not in gone]
+        if self.max_loaded is not None and len(left) >= self.max_loaded:
+            return False
+        return any(
+            sum(p.need_bytes for p in left if p.device == name) + self.needs[digest]
+            <= device.usable_bytes
+            for name, device in self.devices.items()
+            if name not in self.pressed
+        )

@@ -50,6 +50,7 @@ class Checks:
         """Note that a load is complete."""
         process.stage = Stage.READY
         process.ready_at_s = self._now_s
+        self.books.worth.load_s[process.digest] = self._now_s - process.began_at_s
         self.books.wanted.pop(process.digest, None)
 
     def adopt(self, process: Process) -> None:
@@ -61,10 +62,10 @@ class Checks:
     def adopted(self, process: Process) -> None:
         """Judge whether it stays: exactly where it fits beside those who do."""
         staying = [p for p in self.books.processes.values() if p.stage is Stage.READY]
-        total = sum(p.need_bytes for p in {p.number: p for p in [*staying, process]}.values())
-        slots = len({p.number for p in [*staying, process]})
-        within = self.books.max_loaded is None or slots <= self.books.max_loaded
-        fits = total <= self.books.device.budget_bytes and within
+        together = {p.number: p for p in [*staying, process]}.values()
+        total = sum(p.need_bytes for p in together if p.device == process.device)
+        within = self.books.max_loaded is None or len(together) <= self.books.max_loaded
+        fits = total <= self.books.devices[process.device].budget_bytes and within
         self.hold((process in staying) == fits, "who fits stays, and nobody else")
         self.seen["adopted" if fits else "surplus"] += 1
 
@@ -102,22 +103,35 @@ class Checks:
         """Judge a load: within memory, one a model, one at a time on a GPU."""
         books = self.books
         number, digest = action.worker, action.digest
-        need = action.plan.need_bytes
+        need, name = action.plan.need_bytes, action.plan.device
+        self.hold(name in books.devices, "a model is placed on a device that there is")
+        device, there = books.devices[name], books.on(name)
         self.hold(number not in books.processes, "a serial number is used once")
         self.hold(books.process_of(digest) is None, "one process a model")
         self.hold(need >= books.needs[digest], "a plan needs what the model needs")
-        total = sum(process.need_bytes for process in books.processes.values()) + need
-        self.hold(total <= books.device.usable_bytes, "never over what is usable")
-        if books.device.kind != "cpu":
-            moving = [p for p in books.processes.values() if p.stage is not Stage.READY]
+        total = sum(process.need_bytes for process in there) + need
+        self.hold(total <= device.usable_bytes, "never over what is usable")
+        if device.kind != "cpu":
+            moving = [p for p in there if p.stage is not Stage.READY]
             self.hold(not moving, "a GPU takes one load at a time, none beside an end")
-        self.hold(not books.pressed, "no load begins above the marks")
-        books.processes[number] = Process(number, digest, need)
-        self.hold(books.held_bytes() <= books.device.budget_bytes, "never over budget")
+        self.hold(name not in books.pressed, "no load begins above the marks")
+        self._count_placing(name)
+        books.processes[number] = Process(number, digest, need, name, self._now_s)
+        self.hold(books.held_bytes(name) <= device.budget_bytes, "never over budget")
         slots = books.max_loaded
         self.hold(slots is None or len(books.processes) <= slots, "never more than max_loaded")
         books.pin(digest)
         self._could_start.pop(digest, None)
+
+    def _count_placing(self, device: str) -> None:
+        books = self.books
+        if device != next(iter(books.devices)):
+            self.seen["placed on a second device"] += 1
+        if books.pressed:
+            self.seen["placed beside a device above its marks"] += 1
+        loading = [p for p in books.processes.values() if p.stage is Stage.LOADING]
+        if loading and books.devices[device].kind != "cpu":
+            self.seen["two GPUs load at once"] += 1
 
     def stop(self, action: a.StopWorker) -> None:
         """Judge a stop: of a process that runs, once, never one in use."""
@@ -128,6 +142,8 @@ class Checks:
         if action.reason in (StopReason.ROOM, StopReason.PRESSURE):
             self.hold(self.books.evictable(process, self._now_s), "a victim may be evicted")
             self.seen["eviction"] += 1
+            if process.device != next(iter(self.books.devices)):
+                self.seen["evicted on another device"] += 1
         if action.reason is StopReason.PRESSURE:
             self._evicted_under_pressure(process)
         self._stopped.append(action)
@@ -140,11 +156,12 @@ class Checks:
     def _evicted_under_pressure(self, process: Process) -> None:
         books, now_s = self.books, self._now_s
         self.seen["eviction under pressure"] += 1
-        self.hold(books.pressed, "nobody is evicted below the marks")
-        self.hold(not books.to_be_told(now_s), f"{process.digest} goes before all have shrunk")
+        name = process.device
+        self.hold(name in books.pressed, "nobody is evicted below the marks")
+        due = books.to_be_told(name, now_s)
+        self.hold(not due, f"{process.digest} goes before all have shrunk")
         waiting = any(
-            p.shrinking and now_s < p.told_at_s + config.SHRINK_TIMEOUT_S
-            for p in books.processes.values()
+            p.shrinking and now_s < p.told_at_s + config.SHRINK_TIMEOUT_S for p in books.on(name)
         )
         self.hold(not waiting, "nobody is evicted while another shrinks")
 
@@ -153,9 +170,10 @@ class Checks:
         books, now_s = self.books, self._now_s
         process = books.processes.get(action.worker)
         assert process is not None, "a worker shrinks that is gone"
-        self.hold(books.pressed, "nobody shrinks below the marks")
-        self.hold(not books.giving_back(now_s), "one gives memory back at a time")
-        due = books.to_be_told(now_s)
+        name = process.device
+        self.hold(name in books.pressed, "nobody shrinks below the marks")
+        self.hold(not books.giving_back(name, now_s), "one gives memory back at a time")
+        due = books.to_be_told(name, now_s)
         self.hold(process in due, "a worker that runs shrinks, and not again too soon")
         if books.leases.get(process.digest):
             idle = [p for p in due if not books.leases.get(p.digest)]
@@ -209,7 +227,7 @@ class Checks:
                     self.books.pins_to_come.pop(request.digest, None)
                 self.seen[f"refused: {type(error).__name__}"] += 1
                 if isinstance(error, NoRoom):
-                    fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
+                    fits = self.books.can_hold(request.digest)
                     self.hold(fits, "what can never fit is not told to come back")
                     self._no_room.append(request.digest)
                     waited_s = self._now_s - request.since_s
@@ -217,7 +235,7 @@ class Checks:
                         waited_s >= config.ROOM_WAIT_MAX_S - 1e-6, "nobody is sent away too soon"
                     )
                 if isinstance(error, ModelTooLarge):
-                    fits = self.books.needs[request.digest] <= self.books.device.budget_bytes
+                    fits = self.books.can_hold(request.digest)
                     self.hold(not fits, "what can fit is not refused as too large")
         return request
 
@@ -250,9 +268,10 @@ class Checks:
             self._victims_serve([])
             return
         if not state.stopping:
-            line = [d for d in books.queued() if books.needs[d] <= books.device.budget_bytes]
+            line = [d for d in books.queued() if books.can_hold(d)]
             self._victims_serve(line)
             self.backing_off = {d for d in line if state.models[d].backing_off}
+            self._victims_are_cheapest([d for d in line if d not in self.backing_off])
             self._in_time([d for d in line if d not in self.backing_off])
         self._no_wait_for_ever()
 
@@ -262,39 +281,57 @@ class Checks:
             return
         now_s, books = self._now_s, self.books
         self.hold(bool(line), "nobody is evicted for nobody")
-        served = any(books.can_make_room(digest, [], now_s) for digest in line)
+        left = books.left(now_s, closed_too=True)
+        served = any(left.can_make_room(books.needs[digest], 1) for digest in line)
         self.hold(served, "nobody is evicted for what cannot fit")
         if len(victims) > 1:
             self.seen["several victims"] += 1
         if books.pinned & {p.digest for p in books.processes.values()}:
             self.seen["pins under pressure"] += 1
 
+    def _victims_are_cheapest(self, line: list[str]) -> None:
+        """Hold that one model's room is made where it costs least, on whatever device."""
+        books = self.books
+        victims = {a.worker for a in self._stopped if a.reason is StopReason.ROOM}
+        others = [p for p in books.processes.values() if p.number not in victims]
+        leaving = books.draining or any(p.stage is Stage.STOPPING for p in others)
+        if not victims or len(line) != 1 or leaving:
+            return
+        offered = [books.processes[number] for number in victims]
+        offered += [p for p in others if books.evictable(p, self._now_s)]
+        least = books.cheapest_eviction(line[0], offered)
+        if least is None:
+            return
+        if len({p.device for p in offered}) > 1:
+            self.seen["a choice between evictions on two devices"] += 1
+        paid = sum(books.worth.of(books.processes[number].digest) for number in victims)
+        self.hold(paid <= least * (1 + 1e-6) + 1e-9, "the cheapest eviction of all is chosen")
+
     def _in_time(self, line: list[str]) -> None:
         """Hold the wait of each model in line while room can be made beside all before it."""
+        left, needs, nbytes = self.books.left(self._now_s), self.books.needs, 0
         for place, digest in enumerate(line):
-            possible = not self.books.pressed
-            if not possible or not self.books.can_make_room(digest, line[:place], self._now_s):
+            nbytes += needs[digest]
+            if not left.can_make_room(nbytes, place + 1):
                 self._could_start.pop(digest, None)
                 self.seen["waits for models in use"] += 1
-                self._in_vain(digest)
+                if not left.can_make_room(needs[digest], 1):
+                    self._in_vain(digest)
                 continue
             since_s = self._could_start.setdefault(digest, self._now_s)
             waited_s = self._now_s - since_s
             bound_s = (place + 1) * READY_TO_ACT_S
             self.hold(waited_s <= bound_s, f"{digest} waits though room can be made")
         for digest in self._no_room:
-            before = [d for d in line if d != digest]
-            possible = self.books.can_make_room(digest, before, self._now_s)
-            possible = possible and not self.books.pressed
+            with_it = {*line, digest}
+            possible = left.can_make_room(sum(needs[other] for other in with_it), len(with_it))
             self.hold(not possible, f"{digest} is refused though room can be made")
         for digest in [d for d in self._could_start if d not in line]:
             del self._could_start[digest]
 
     def _in_vain(self, digest: str) -> None:
         """Hold everybody's wait for a model that no eviction makes room for to its bound."""
-        if self.books.pressed or self.books.can_make_room(digest, [], self._now_s):
-            return
-        if digest in self.backing_off:
+        if digest in self.backing_off or self.books.closed(digest):
             return
         waits = [r.since_s for r in self.books.waiting.values() if r.digest == digest]
         waited_s = self._now_s - min(waits, default=self._now_s)
@@ -332,18 +369,16 @@ class Checks:
     def _relieved(self, state: State) -> None:
         """Hold that memory is given back above the marks, while anybody has any to give."""
         books, now_s = self.books, self._now_s
-        if not books.pressed or state.stopping or books.giving_back(now_s):
-            return
-        self.seen["pressure that only streams can end"] += 1
-        self.hold(not books.to_be_told(now_s), "above the marks workers shrink")
-        leaving = sum(
-            process.need_bytes
-            for process in books.processes.values()
-            if process.digest in books.draining
-        )
-        if books.excess_bytes > leaving:
-            idle = [p for p in books.processes.values() if books.evictable(p, now_s)]
-            self.hold(not idle, "above the marks idle models go")
+        for name in () if state.stopping else sorted(books.pressed):
+            if books.giving_back(name, now_s):
+                continue
+            self.seen["pressure that only streams can end"] += 1
+            self.hold(not books.to_be_told(name, now_s), "above the marks workers shrink")
+            there = books.on(name)
+            leaving = sum(p.need_bytes for p in there if p.digest in books.draining)
+            if books.excess[name] > leaving:
+                idle = [p for p in there if books.evictable(p, now_s)]
+                self.hold(not idle, "above the marks idle models go")
 
     # --- ends ------------------------------------------------------------------------------------
 

@@ -37,38 +37,48 @@ class Memory:
         self._setting = setting
         self._books = books
         self._seen = seen
-        self._taken = 0.0
+        self._taken = dict.fromkeys(books.devices, 0.0)
         self._resting = False
 
     def rest(self) -> None:
         """Have others give back what they took, and workers hold no more than they may."""
-        self._resting, self._taken = True, 0.0
+        self._resting = True
         for process in self._books.processes.values():
             process.arrays_bytes = min(process.arrays_bytes, process.need_bytes)
 
     def read(self) -> ev.MemoryRead:
         """Measure; others take some of the budget for a while, at times."""
-        if self._resting:
-            self._taken = 0.0
-        elif not self._setting.greedy:
-            few = self._rng.random() < self._setting.fault
-            self._taken = self._rng.uniform(0, TAKEN_MAX) if few else 0.0
-        elif self._rng.random() < GREED:
-            self._taken = self._rng.uniform(0, TAKEN_GREEDY_MAX)
-        elif self._rng.random() < GIVEN_BACK:
-            self._taken = 0.0
-        usable_bytes = int(self._setting.device.budget_bytes * (1 - self._taken))
         arrays = {}
         for process in self._books.processes.values():
             process.known = process.stage is Stage.READY and process.alive
             if process.known:
                 arrays[process.number] = process.arrays_bytes
-        held_bytes = sum(arrays.values())
-        told_bytes = held_bytes if self._setting.device.kind == "cpu" else 0
-        device = replace(self._books.device, usable_bytes=usable_bytes, held_bytes=told_bytes)
-        self._books.device = device
-        self._books.measured(usable_bytes, held_bytes)
-        return ev.MemoryRead((device,), arrays)
+        for name in self._books.devices:
+            self._read(name)
+        return ev.MemoryRead(tuple(self._books.devices.values()), arrays)
+
+    def _read(self, name: str) -> None:
+        """Measure one device."""
+        self._taken[name] = self._others(self._taken[name])
+        device = self._books.devices[name]
+        usable_bytes = int(device.budget_bytes * (1 - self._taken[name]))
+        held_bytes = sum(p.arrays_bytes for p in self._books.on(name) if p.known)
+        told_bytes = held_bytes if device.kind == "cpu" else 0
+        if (usable_bytes, told_bytes) != (device.usable_bytes, device.held_bytes):
+            device = replace(device, usable_bytes=usable_bytes, held_bytes=told_bytes)
+            self._books.devices[name] = device
+        self._books.measured(device, held_bytes)
+
+    def _others(self, taken: float) -> float:
+        """Return what part of a device others hold now, who held `taken`."""
+        if self._resting:
+            return 0.0
+        if not self._setting.greedy:
+            few = self._rng.random() < self._setting.fault
+            return self._rng.uniform(0, TAKEN_MAX) if few else 0.0
+        if self._rng.random() < GREED:
+            return self._rng.uniform(0, TAKEN_GREEDY_MAX)
+        return 0.0 if self._rng.random() < GIVEN_BACK else taken
 
     def grow(self, process: Process) -> None:
         """Have a worker that serves hold more than before; at times more than was promised."""

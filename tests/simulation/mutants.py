@@ -62,14 +62,38 @@ MUTANTS = (
     Mutant(
         "what others hold counts as free",
         "room.py",
-        "free_bytes = state.device.usable_bytes\n",
-        "free_bytes = state.device.budget_bytes\n",
+        "{device.name: device.usable_bytes for",
+        "{device.name: device.budget_bytes for",
+    ),
+    Mutant(
+        "room of another device is counted",
+        "room.py",
+        "{device.name: device.usable_bytes for",
+        "{device.name: sum(one.usable_bytes for one in state.devices) for",
+    ),
+    Mutant(
+        "who lives elsewhere is counted on the first device",
+        "room.py",
+        "home = state.home_of(model)\n",
+        "home = state.devices[0].name\n",
+    ),
+    Mutant(
+        "the dearer eviction is chosen",
+        "victims.py",
+        "return min(found, key=",
+        "return max(found, key=",
+    ),
+    Mutant(
+        "the second device is not looked at",
+        "homes.py",
+        "for plan in model.plans]\n    open_",
+        "for plan in model.plans[:1]]\n    open_",
     ),
     Mutant(
         "two loads at once on a GPU",
         "room.py",
-        'gpu = state.device.kind != "cpu"',
-        'gpu = state.device.kind == "metal"',
+        'gpu = device.kind != "cpu"',
+        'gpu = device.kind == "metal"',
     ),
     Mutant(
         "those who were refused go on waiting",
@@ -135,14 +159,20 @@ MUTANTS = (
     Mutant(
         "above the hard mark nothing is given back",
         "pressure.py",
-        "if state.pressed else above_hard_mark(state)",
-        "if state.pressed else False",
+        "if was else above_hard_mark(state, device)",
+        "if was else False",
     ),
     Mutant(
         "memory is relieved down to the hard mark only",
         "pressure.py",
-        "pressed = state.excess_bytes > 0 if state.pressed else above_hard_mark(state)",
-        "pressed = above_hard_mark(state)",
+        "state.excess_on(device) > 0 if was else above_hard_mark(state, device)",
+        "above_hard_mark(state, device)",
+    ),
+    Mutant(
+        "pressure on one device evicts from another",
+        "pressure.py",
+        "for model in candidates(state, turn.now_s) if state.lives_on(model, device)]",
+        "for model in candidates(state, turn.now_s)]",
     ),
     Mutant(
         "a lost answer is waited for for ever",
@@ -165,14 +195,14 @@ MUTANTS = (
     Mutant(
         "a load begins above the marks",
         "placing.py",
-        "if turn.state.pressed:\n            return stuck",
-        "if turn.state.stopping:\n            return stuck",
+        "if fitting and fitting[0].device.name in turn.state.pressed:",
+        "if fitting and turn.state.stopping:",
     ),
     Mutant(
         "workers of a former controller stay though they do not fit",
         "adopting.py",
-        "return sum(staying) + need_bytes <= state.device.budget_bytes",
-        "return need_bytes <= state.device.budget_bytes",
+        "return here + need_bytes <= device.budget_bytes",
+        "return need_bytes <= device.budget_bytes",
     ),
     Mutant(
         "what has no room is forgotten while it still lives",

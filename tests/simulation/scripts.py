@@ -5,6 +5,7 @@ core answers stands below each event, indented. `python -m tests.simulation.scri
 the present answers in place of those that stand there; the change is read as a diff.
 
     machine 2.0 [kind=cuda] [max_loaded=N] [age=S] [keep_alive=S]   room for two models of size 1
+    machine 2.0 3.0 [...]                                           two devices, gpu0 and gpu1
     arrive TICKET MODEL [size=MIB] [keep_alive=S]
     load TICKET MODEL [size=MIB] [pinned=yes|no] [priority=N] [keep_alive=S] [context=N]
     adopt MODEL [size=MIB] [pinned=yes]                     a ready worker of a former controller
@@ -12,7 +13,7 @@ the present answers in place of those that stand there; the change is read as a 
     ready MODEL | fail MODEL | die MODEL | gone MODEL               news of the model's own worker
     shrunk MODEL                                                    it has answered to a shrink
     late ready|gone|died|shrunk WORKER                              news of a worker by its number
-    memory ROOM [MODEL=MIB ...]                     what is usable, and what workers say they hold
+    memory ROOM ... [MODEL=MIB ...]        what is usable of each device, what workers say they hold
     wait S | shutdown S
 """
 
@@ -43,21 +44,23 @@ WAKES_MAX = 20
 
 def machine(words: list[str]) -> State:
     """Return the state that a `machine` line describes."""
-    room, options = words[0], _options(words[1:])
+    rooms, options = [word for word in words if "=" not in word], _options(words)
+    kind = options.get("kind", "cpu")
+    names = ["cpu"] if len(rooms) == 1 else [f"gpu{index}" for index in range(len(rooms))]
     return State(
-        devices=(_device(room, options.get("kind", "cpu")),),
+        devices=tuple(_device(room, kind, name) for room, name in zip(rooms, names, strict=True)),
         max_loaded=int(options["max_loaded"]) if "max_loaded" in options else None,
         age_min_s=float(options.get("age", "0")),
         keep_alive_s=float(options.get("keep_alive", "300")),
     )
 
 
-def _device(room: str, kind: str) -> Device:
-    return device(math.ceil(float(room) * need_mib(SIZE_MIB)), kind=kind)
+def _device(room: str, kind: str, name: str) -> Device:
+    return device(math.ceil(float(room) * need_mib(SIZE_MIB)), kind=kind, name=name)
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in words)
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 class Script:
@@ -73,7 +76,7 @@ class Script:
         verb, *words = line.split()
         if verb == "wait":
             return self._wait(float(words[0]))
-        return [_text(action) for action in self._send(self._event(verb, words))]
+        return [self._text(action) for action in self._send(self._event(verb, words))]
 
     def _wait(self, seconds: float) -> list[str]:
         """Let time pass, with a tick whenever the core asked for one."""
@@ -82,7 +85,8 @@ class Script:
         for _ in range(WAKES_MAX):
             self.now_s = max(self.now_s, min(until_s, next_wake_s(self.state)))
             passed = self.now_s - until_s + seconds
-            found += [f"{_text(action)} after {passed:g} s" for action in self._send(ev.Tick())]
+            said = [self._text(action) for action in self._send(ev.Tick())]
+            found += [f"{text} after {passed:g} s" for text in said]
             if self.now_s >= until_s:
                 return found
         raise AssertionError("the core wakes up for nothing, again and again")
@@ -94,7 +98,7 @@ class Script:
 
     def _event(self, verb: str, words: list[str]) -> ev.Event:
         named = [word for word in words if "=" not in word]
-        options = _options([word for word in words if "=" in word])
+        options = _options(words)
         match verb, named:
             case (("arrive" | "load"), [ticket, name]):
                 return self._asked(verb, ticket, name, options)
@@ -110,15 +114,28 @@ class Script:
                 return _news(verb, self.state.models[name].worker, name)
             case "late", [what, worker]:
                 return _news({"died": "die"}.get(what, what), int(worker), "m")
-            case "memory", [room]:
-                usable = _device(room, "cpu").usable_bytes
-                workers = {name: model.worker for name, model in self.state.models.items()}
-                arrays = {workers[name]: int(mib) * MIB for name, mib in options.items()}
-                return ev.MemoryRead((replace(self.state.device, usable_bytes=usable),), arrays)
+            case "memory", rooms:
+                return self._memory(rooms, options)
             case "shutdown", [grace_s]:
                 return ev.ShutDown(float(grace_s))
             case _:
                 raise ValueError(f"not an event: {verb} {words}")
+
+    def _memory(self, rooms: list[str], options: dict[str, str]) -> ev.Event:
+        measured = tuple(
+            replace(known, usable_bytes=_device(room, known.kind, known.name).usable_bytes)
+            for known, room in zip(self.state.devices, rooms, strict=True)
+        )
+        workers = {name: model.worker for name, model in self.state.models.items()}
+        arrays = {workers[name]: int(mib) * MIB for name, mib in options.items()}
+        return ev.MemoryRead(measured, arrays)
+
+    def _text(self, action: a.Action) -> str:
+        """Return an action as text; where it begins a load, if there is a choice."""
+        text = _text(action)
+        if not isinstance(action, a.StartLoad) or len(self.state.devices) == 1:
+            return text
+        return f"{text}, on {action.plan.device}"
 
     def _asked(self, verb: str, ticket: str, name: str, options: dict[str, str]) -> ev.Event:
         self._models[ticket] = name
@@ -136,10 +153,19 @@ class Script:
 
     def _adopted(self, name: str, options: dict[str, str]) -> ev.Event:
         model = facts(int(options.get("size", SIZE_MIB)))
-        choice = replace(fit.plan(model, LoadSpec(), self.state.device).choice, prefix_bytes=0)
+        home = self.state.device_named(options.get("on", ""))
+        choice = replace(fit.plan(model, LoadSpec(), home).choice, prefix_bytes=0)
         spec = LoadSpec(pinned=options.get("pinned") == "yes")
         return ev.Adopted(
-            self.state.next_worker, name, name, f"/{name}", model, choice, spec, load_s=1.0
+            self.state.next_worker,
+            name,
+            name,
+            f"/{name}",
+            model,
+            choice,
+            home.name,
+            spec,
+            load_s=1.0,
         )
 
 

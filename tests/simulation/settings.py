@@ -38,7 +38,7 @@ def need_of(mib: int) -> int:
 class Setting:
     """One world before its first event."""
 
-    device: Device
+    devices: tuple[Device, ...]
     sizes: dict[str, int]
     weights: tuple[float, ...]
     """How often each model is asked for, in the order of `sizes`."""
@@ -55,6 +55,17 @@ class Setting:
     """Whether others take memory, and workers hold more than they were promised."""
 
 
+def _shares(rng: Random, budget: int, *, largest: int, least: int) -> list[int]:
+    """Split memory between one, two or three devices, one of which holds the largest model."""
+    count = rng.choice((1, 1, 2, 2, 3))
+    if count == 1:
+        return [budget]
+    shares = [max(least, int(budget / count * rng.uniform(0.6, 1.2))) for _ in range(count)]
+    at = rng.randrange(count)
+    shares[at] = max(shares[at], largest)
+    return shares
+
+
 def setting_of(rng: Random) -> Setting:
     """Draw a setting: from calm and roomy to crowded and broken."""
     count = rng.randint(3, 7)
@@ -63,10 +74,15 @@ def setting_of(rng: Random) -> Setting:
     greedy = rng.random() < 0.25
     most = rng.uniform(0.2, 0.9)
     budget = max(needs[-1], int(sum(needs) * (0.9 if greedy else most)))
+    budgets = _shares(rng, budget, largest=needs[-1], least=needs[0])
+    kind = rng.choice(("cpu", "cpu", "cuda"))
     sizes[HUGE] = 4000
     alpha = rng.choice((0.0, 0.7, 1.5))
     drawn = Setting(
-        device=device(-(-budget // MIB), kind=rng.choice(("cpu", "cpu", "cuda"))),
+        devices=tuple(
+            device(-(-nbytes // MIB), kind=kind, name=f"{kind}{index}")
+            for index, nbytes in enumerate(budgets)
+        ),
         sizes=sizes,
         weights=(*((i + 1) ** -alpha for i in range(count)), 0.05),
         max_loaded=rng.choice((None, None, 1, 2, 3)),

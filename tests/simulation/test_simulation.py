@@ -17,6 +17,7 @@ SHARDS = 10 if IN_CI else 3
 SEEDS = 200 * SHARDS * FACTOR
 """2,000 in CI. A shard of 200 is large enough to meet every hard state."""
 HARD_STATES = (
+    "a choice between evictions on two devices",
     "adopted",
     "arrival while draining",
     "arrival while failed",
@@ -28,6 +29,7 @@ HARD_STATES = (
     "death in use",
     "death while stopping",
     "duplicate event",
+    "evicted on another device",
     "eviction",
     "eviction under pressure",
     "hang while loading",
@@ -40,6 +42,8 @@ HARD_STATES = (
     "lying answer to shrink",
     "memory while loading",
     "pins under pressure",
+    "placed beside a device above its marks",
+    "placed on a second device",
     "refused: ModelTooLarge",
     "refused: NoRoom",
     "several victims",
@@ -51,6 +55,7 @@ HARD_STATES = (
     "stop while loading",
     "streams aborted",
     "surplus",
+    "two GPUs load at once",
 )
 
 

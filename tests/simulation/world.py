@@ -52,15 +52,14 @@ class World:
         self.rng = Random(seed)
         self.setting = setting_of(self.rng)
         self.state = State(
-            devices=(self.setting.device,),
+            devices=self.setting.devices,
             max_loaded=self.setting.max_loaded,
             keep_alive_s=self.setting.keep_alive_s,
             age_min_s=self.setting.age_min_s,
         )
         needs = {name: need_of(mib) for name, mib in self.setting.sizes.items()}
-        self.books = Books(
-            needs, self.setting.device, self.setting.max_loaded, self.setting.age_min_s
-        )
+        devices = {device.name: device for device in self.setting.devices}
+        self.books = Books(needs, devices, self.setting.max_loaded, self.setting.age_min_s)
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
         self.memory = Memory(self.rng, self.setting, self.books, self.seen)
@@ -141,16 +140,18 @@ class World:
             return
         names = rng.sample(self._names, rng.randint(1, len(self._names)))
         for number, name in enumerate(names, start=1):
-            facts, whole = facts_of(self.setting.sizes[name]), self.setting.device
+            facts = facts_of(self.setting.sizes[name])
+            whole = rng.choice(self.setting.devices)
             choice = replace(fit.plan(facts, LoadSpec(), whole).choice, prefix_bytes=0)
             pinned = rng.choice((None, True))
             if pinned:
                 self.books.pinned.add(name)
-            process = Process(number, name, fit.reckon(facts, whole, choice).need_bytes)
+            need_bytes = fit.reckon(facts, whole, choice).need_bytes
+            process = Process(number, name, need_bytes, whole.name)
             self.checks.adopt(process)
             self.memory.grow(process)
             spec = LoadSpec(pinned=pinned)
-            event = ev.Adopted(number, name, name, f"/{name}", facts, choice, spec, 1.0)
+            event = ev.Adopted(number, name, name, f"/{name}", facts, choice, whole.name, spec, 1.0)
             self.send(event)
             self.checks.adopted(process)
 
@@ -226,6 +227,8 @@ class World:
         model = self.state.models.get(name)
         if model is not None:
             self.seen[f"arrival while {model.phase.value}"] += 1
+        if not self.state.stopping and name not in self.books.draining:
+            self.books.worth.uses.setdefault(name, []).append(self.now_s)
 
     def _load(self, name: str) -> None:
         self._measure()

@@ -105,6 +105,7 @@ async def controller_stack(
     *,
     store: ModelStore | None = None,
     memory: Device = ROOMY,
+    others: tuple[Device, ...] = (),
     max_loaded: int | None = None,
     stall_timeout_s: float = 60.0,
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
@@ -112,8 +113,8 @@ async def controller_stack(
 ) -> AsyncIterator[Stack]:
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})
-    workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory)
-    state = State(devices=(memory,), max_loaded=max_loaded, age_min_s=0.0)
+    workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory, *others)
+    state = State(devices=(memory, *others), max_loaded=max_loaded, age_min_s=0.0)
     ports = Ports(workers.launcher, workers.connect, probe, clock)
     runtime = Runtime(
         ports, state, stall_timeout_s=stall_timeout_s, silent_max_s=silent_max_s, poll_s=poll_s

@@ -209,11 +209,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--life-fd", type=int, required=True)
     parser.add_argument("--orphan-grace", type=float, required=True)
+    parser.add_argument("--device", default="")
     parser.add_argument("--log-format", choices=["json"], required=True)
     return parser.parse_args()
 
 
-def _before_ready(script: str, ready_fd: int, life_fd: int) -> None:
+def _before_ready(script: str, ready_fd: int, life_fd: int, device: str) -> None:
     """Do what a script does instead of becoming ready, or just before."""
     match script:
         case "exit":
@@ -240,6 +241,8 @@ def _before_ready(script: str, ready_fd: int, life_fd: int) -> None:
             command = [sys.executable, "-c", wait, str(life_fd)]
             subprocess.Popen(command, pass_fds=(life_fd,))
             os._exit(EXIT_CODE)
+        case "device":
+            say(f"{device} {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}\n")
         case "stubborn":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -268,7 +271,7 @@ async def _serve(given: argparse.Namespace) -> None:
 def main() -> None:
     """Run as the command line says."""
     given = _options()
-    _before_ready(given.script, given.ready_fd, given.life_fd)
+    _before_ready(given.script, given.ready_fd, given.life_fd, given.device)
     asyncio.run(_serve(given))
 
 

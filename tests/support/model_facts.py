@@ -34,6 +34,7 @@ def device(
     usable_mib: int | None = None,
     kind: str = "cpu",
     prefix_fraction: float = 0.0,
+    name: str = "cpu",
 ) -> Device:
     """Return a device with a budget, all of it usable unless said otherwise.
 
@@ -41,7 +42,7 @@ def device(
     """
     budget = budget_mib * MIB
     usable = budget if usable_mib is None else usable_mib * MIB
-    return Device("cpu", kind, 2 * budget, budget, budget, usable, prefix_fraction)
+    return Device(name, kind, 2 * budget, budget, budget, usable, prefix_fraction)
 
 
 def need_mib(weights_mib: int) -> int:

@@ -29,6 +29,8 @@ from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import LoadJob, Progress
 from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
 from mlxd_worker.machine.blas_library import BlasReport
+from mlxd_worker.options import parse_options
+from mlxd_worker.status_report import device_name
 from mlxd_worker.worker import Identity, Phase, Worker
 from tests.support.engines import GREEDY, Collected
 from tests.support.tiny_model import write_tiny_model
@@ -86,11 +88,21 @@ async def started() -> AsyncIterator[Started]:
     await engine.stop()
 
 
-def worker_on(started: Started) -> Worker:
+def worker_on(started: Started, device: str = "") -> Worker:
     """Return a worker without a server around a running engine thread."""
     blas = BlasReport("reference", "", "", 1, "")
     backend = Backend(kind(), "mlx", "0", compile_allowed=False, compile_reason="", blas=blas)
-    return Worker(Identity("me", "", backend), started.engine, Health(), stopping=asyncio.Event())
+    identity = Identity("me", "", backend, device)
+    return Worker(identity, started.engine, Health(), stopping=asyncio.Event())
+
+
+@pytest.mark.asyncio
+async def test_a_worker_calls_its_device_what_it_was_told(started: Started) -> None:
+    """Its status names the device as its controller does; without one, by the kind."""
+    own = "cpu" if kind().value == "cpu" else "gpu0"
+
+    assert device_name(worker_on(started, parse_options(["--device", "gpu1"]).device)) == "gpu1"
+    assert device_name(worker_on(started, parse_options([]).device)) == own
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ async def serve(
         health = Health()
         server = new_server(health, security)
         address = _listen(server, options, security, stack)
-        identity = Identity(options.incarnation, address, backend)
+        identity = Identity(options.incarnation, address, backend, options.device)
         worker = Worker(
             identity,
             engine,

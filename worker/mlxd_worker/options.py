@@ -25,6 +25,7 @@ class Options:
     allow_remote: bool
     security: ListenerFiles
     incarnation: str
+    device: str
     ready_fd: int | None
     life_fd: int | None
     orphan_grace_s: float
@@ -63,6 +64,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             given.tls_cert, given.tls_key, given.tls_client_ca, given.token_file, given.open_health
         ),
         incarnation=given.incarnation or uuid.uuid4().hex,
+        device=given.device,
         ready_fd=given.ready_fd,
         life_fd=given.life_fd,
         orphan_grace_s=given.orphan_grace,
@@ -95,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         add(name, type=Path, metavar="FILE", help=text)
     add("--open-health", action="store_true", help="answer health checks without the token")
     add("--incarnation", default="", help="this process's name; default: a random one")
+    add("--device", default="", metavar="NAME", help="what to call the device in its status")
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (

@@ -112,9 +112,9 @@ def progress_to_pb(progress: Progress) -> types_pb2.LoadProgress:
 
 
 def device_name(worker: Worker) -> str:
-    """Return the device that the model lives on."""
+    """Return the device that the model lives on, as the controller calls it where there is one."""
     kind = worker.identity.backend.kind.value
-    return kind if kind == "cpu" else "gpu0"
+    return worker.identity.device or (kind if kind == "cpu" else "gpu0")
 
 
 def memory_to_pb(figures: Figures, *, device: str, rss: int) -> status_pb2.WorkerMemory:

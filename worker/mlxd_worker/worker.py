@@ -55,11 +55,15 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this worker is. `started_s` is in seconds since the epoch."""
+    """Who this worker is. `started_s` is in seconds since the epoch.
+
+    `device` is what its controller calls the device that it sees; "" without one.
+    """
 
     incarnation: str
     address: str
     backend: Backend
+    device: str = ""
     started_s: float = field(default_factory=time.time)
 
 

@@ -76,7 +76,7 @@ Models = Annotated[
 MemoryLimit = Annotated[
     int | None,
     typer.Option(
-        parser=o.size, metavar="SIZE", help="What all models together may use, such as 12G."
+        parser=o.size, metavar="SIZE", help="What all models on a device may use, such as 12G."
     ),
 ]
 Reserve = Annotated[

@@ -87,8 +87,11 @@ def _show(status: Status, *, as_json: bool) -> None:
                 (
                     device.name,
                     (
-                        f"{device.kind}, {format_bytes(device.reserved_nbytes)} promised of"
-                        f" {format_bytes(device.budget_nbytes)}"
+                        f"{device.product or device.kind},"
+                        f" {format_bytes(device.reserved_nbytes)} promised of"
+                        f" {format_bytes(device.budget_nbytes)},"
+                        f" {format_bytes(device.held_nbytes)} held"
+                        f"{', above its marks' if device.pressed else ''}"
                     ),
                 )
                 for device in status.devices

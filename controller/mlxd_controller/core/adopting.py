@@ -1,7 +1,8 @@
 """A worker of a former controller becomes the model's own, or is unloaded for want of room. Pure.
 
 Invariants:
-- Who stays fits, with all who stay, into the budget and into `max_loaded`; who comes first stays.
+- Who stays fits, with all who stay, into its device's budget and into `max_loaded`; who comes
+  first stays.
 - Who does not stay is UNLOADING until it is gone: its memory counts, and its model is not loaded
   again before.
 """
@@ -26,7 +27,8 @@ def adopt(turn: Turn, event: Adopted) -> None:
         # Two workers of one model, or one that comes too late: nobody is to use it.
         turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
         return
-    plan = fit.reckon(event.facts, state.device, event.choice)
+    device = state.device_named(event.device)
+    plan = fit.reckon(event.facts, device, event.choice)
     given_s = event.spec.keep_alive_s
     model = Model(
         event.digest,
@@ -43,20 +45,17 @@ def adopt(turn: Turn, event: Adopted) -> None:
         load_s=event.load_s,
         ready_s=turn.now_s,
     )
-    if state.stopping or not _fits(state, plan.need_bytes):
+    if state.stopping or not _fits(state, device, plan.need_bytes):
         turn.stop_worker(replace(model, drain_reason=StopReason.SURPLUS), StopReason.SURPLUS)
     else:
         turn.put(model)
 
 
-def _fits(state: State, need_bytes: int) -> bool:
+def _fits(state: State, device: fit.Device, need_bytes: int) -> bool:
     """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
     leaving = (Phase.DRAINING, Phase.UNLOADING)
-    staying = [
-        model.reserved_bytes
-        for model in state.models.values()
-        if model.worker and model.phase not in leaving
-    ]
+    staying = [m for m in state.models.values() if m.worker and m.phase not in leaving]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    return sum(staying) + need_bytes <= state.device.budget_bytes
+    here = sum(model.reserved_bytes for model in staying if state.lives_on(model, device))
+    return here + need_bytes <= device.budget_bytes

@@ -71,6 +71,7 @@ class Adopted:
     path: str
     facts: ModelFacts
     choice: Choice
+    device: str
     spec: LoadSpec
     load_s: float
 

@@ -30,6 +30,14 @@ class Victim:
     """Higher stays longer."""
 
 
+def dearness(chosen: tuple[Victim, ...]) -> tuple[int, Rank]:
+    """Return by what sets of different devices are compared: the highest priority, then the cost.
+
+    Among equally dear ones the smaller goes, and so on as in `choose`.
+    """
+    return max((victim.priority for victim in chosen), default=0), _rank(chosen)
+
+
 def choose(
     victims: tuple[Victim, ...], *, shortfall_bytes: int, shortfall_slots: int
 ) -> tuple[Victim, ...] | None:

@@ -63,6 +63,9 @@ class ModelFacts:
 class Device:
     """One memory: `budget_bytes` is what mlxd may ever use of it, after the reserve.
 
+    `name` tells it from the machine's others, and is what a plan names. A GPU has an `id` of its
+    own, by which it is made visible to a worker, and is of a `product`.
+
     `usable_bytes`, at most the budget, leaves out what other programs hold now. `prefix_fraction`
     of the budget is what one model keeps of former prompts, where nobody says. `held_bytes` is what
     workers were measured to hold; 0 where only they can tell.
@@ -76,6 +79,8 @@ class Device:
     usable_bytes: int
     prefix_fraction: float = config.PREFIX_MEMORY_FRACTION
     held_bytes: int = 0
+    id: str = ""
+    product: str = ""
 
 
 @dataclass(frozen=True, slots=True)

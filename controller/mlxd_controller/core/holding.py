@@ -5,7 +5,7 @@ would be refused again and again.
 
 Invariants:
 - Held are only ready models that may be evicted, for one that has been overtaken for long enough;
-  no more of them than make enough room together with those that are idle.
+  no more of them than make enough room together with those that are idle, on one device.
 - A hold lasts at most HOLD_MAX_S, ends when nobody waits for it any more, and the same model is not
   held again within HOLD_PAUSE_S: its own requests must not starve either.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mlxd_controller.core.state import Model
 from mlxd_controller.core.turn import Turn
-from mlxd_controller.core.victims import candidates, choose
+from mlxd_controller.core.victims import Short, candidates, cheapest
 from mlxd_shared import config
 
 
@@ -25,21 +25,27 @@ def overtaken_s(model: Model) -> float:
     return model.waits_since_s + config.OVERTAKEN_MAX_S
 
 
-def hold_for(turn: Turn, short_bytes: int, short_slots: int) -> None:
-    """Hold the cheapest models that are enough, if any are; those that are held stay first."""
+def hold_for(turn: Turn, shorts: list[Short]) -> str | None:
+    """Hold the cheapest models that are enough, if any are; those that are held stay first.
+
+    Return the device on which they are.
+    """
     may_go = candidates(turn.state, turn.now_s, in_use=True)
     known = [model for model in may_go if model.idle or model.held]
-    chosen = choose(turn.state, known, short_bytes, short_slots)
+    chosen = cheapest(turn.state, known, shorts)
     if chosen is None:
         more = [model for model in may_go if model not in known]
         known += [model for model in more if turn.now_s >= model.hold_again_s]
-        chosen = choose(turn.state, known, short_bytes, short_slots)
-    for victim in chosen or ():
+        chosen = cheapest(turn.state, known, shorts)
+    if chosen is None:
+        return None
+    for victim in chosen[1]:
         model = turn.state.models[victim.digest]
         if model.held or turn.now_s < model.hold_again_s:
             continue
         until_s = turn.now_s + config.HOLD_MAX_S
         turn.put(replace(model, held_until_s=until_s, hold_again_s=until_s + config.HOLD_PAUSE_S))
+    return chosen[0].name
 
 
 def end_holds(turn: Turn) -> None:

@@ -1,42 +1,37 @@
 """Who gets memory next: each model that waits for it gets a start, room, or a claim. Pure.
 
 Invariants:
-- A load starts only when its need fits into what is usable less what all resident models count.
-  Nobody is evicted, and nobody waits, for what only an open prefix cache would take.
+- A load starts only on a device where its need fits into what is usable less what all models that
+  live there count. Nobody is evicted, and nobody waits, for what only an open prefix cache takes.
+- Of the devices where a model fits it goes to the one with most room; if it fits on none it waits
+  for who leaves already; else those are evicted, on one device, who are the cheapest of all.
 - Nobody is evicted for a model that would not fit afterwards, nor more than is needed.
 - Earlier places first: a later one may overtake only into room that no earlier one is waiting for.
   One that waits for models in use is overtaken for OVERTAKEN_MAX_S; then what comes free is its,
   and models in use are held for it.
-- A GPU takes one load at a time, and none while a worker is leaving it. No load begins while memory
-  is above its marks.
+- A GPU takes one load at a time, and none while a worker is leaving it; other GPUs go on. No load
+  begins on a device that is above its marks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlxd_controller.core import fit
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.holding import hold_for
+from mlxd_controller.core.homes import Home, Line, homes_of
 from mlxd_controller.core.queueing import backs_off, look_again_s, stuck, unstuck
-from mlxd_controller.core.room import busy_device, room_of
+from mlxd_controller.core.room import busy_device
 from mlxd_controller.core.state import Model, Phase, Progress, StopReason
 from mlxd_controller.core.turn import Turn
-from mlxd_controller.core.victims import candidates, choose
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What earlier models in the queue have a claim on, and the place after them (1: none)."""
-
-    claimed_bytes: int
-    claimed_slots: int
-    position: int
+from mlxd_controller.core.victims import candidates, cheapest
 
 
 def place_all(turn: Turn) -> None:
     """Start, or make room for, or refuse each queued model, in the order of their places."""
-    claimed_bytes = claimed_slots = 0
+    claimed_bytes: dict[str, int] = {}
+    claimed_slots = 0
     queued = [model for model in turn.models() if model.phase is Phase.QUEUED]
     if not queued:
         return
@@ -44,45 +39,51 @@ def place_all(turn: Turn) -> None:
         if backs_off(turn, model):
             continue
         line = Line(claimed_bytes, claimed_slots, position)
-        if _place(turn, turn.state.models[model.digest], line):
-            assert model.plan is not None
-            claimed_bytes += model.plan.least_bytes
+        home = _place(turn, turn.state.models[model.digest], line)
+        if home is not None:
+            name = home.device.name
+            claimed_bytes[name] = claimed_bytes.get(name, 0) + home.plan.least_bytes
             claimed_slots += 1
     again_s = look_again_s(turn.state, turn.now_s)
     if again_s != turn.state.look_again_s:
         turn.state = replace(turn.state, look_again_s=again_s)
 
 
-def _place(turn: Turn, model: Model, line: Line) -> bool:
-    """Return whether `model` goes on waiting, with a claim on what becomes free."""
-    assert model.plan is not None
-    room = room_of(turn.state)
-    short_bytes = model.plan.least_bytes + line.claimed_bytes - room.free_bytes
-    short_slots = 1 + line.claimed_slots - room.free_slots
-    if short_bytes <= 0 and short_slots <= 0:
-        if turn.state.pressed:
-            return stuck(turn, model, line.position)
-        if busy_device(turn.state):
-            unstuck(turn, model)
-            return True
-        _start(turn, model, model.plan.within(room.free_bytes - line.claimed_bytes))
-        return False
-    short_bytes -= room.coming_bytes
-    short_slots -= room.coming_slots
-    if short_bytes <= 0 and short_slots <= 0:
+def _place(turn: Turn, model: Model, line: Line) -> Home | None:
+    """Return where `model` has a claim on what becomes free, if it goes on waiting with one."""
+    homes = homes_of(turn.state, model, line)
+    fitting = [home for home in homes if home.fits]
+    if fitting and fitting[0].device.name in turn.state.pressed:
+        return fitting[0] if stuck(turn, model, line.position) else None
+    for home in fitting:
+        if not busy_device(turn.state, home.device):
+            _start(turn, model, home.plan.within(home.free_bytes))
+            return None
+    awaited = fitting or [home for home in homes if home.comes]
+    if awaited:
         unstuck(turn, model)
-        return True
-    idle = candidates(turn.state, turn.now_s)
-    chosen = choose(turn.state, idle, short_bytes, short_slots)
+        return awaited[0]
+    return _make_room(turn, model, homes, line)
+
+
+def _make_room(turn: Turn, model: Model, homes: list[Home], line: Line) -> Home | None:
+    """Evict the cheapest that are enough, or have the model wait for those in use."""
+    shorts = [home.coming for home in homes]
+    chosen = cheapest(turn.state, candidates(turn.state, turn.now_s), shorts)
     if chosen is None:
-        first = stuck(turn, model, line.position)
-        if first:
-            hold_for(turn, short_bytes, short_slots)
-        return first
+        if not stuck(turn, model, line.position):
+            return None
+        return _home_on(homes, hold_for(turn, shorts))
     unstuck(turn, model)
-    for victim in chosen:
+    device, victims = chosen
+    for victim in victims:
         turn.stop_worker(turn.state.models[victim.digest], StopReason.ROOM)
-    return True
+    return _home_on(homes, device.name)
+
+
+def _home_on(homes: list[Home], name: str | None) -> Home:
+    """Return the home on the device of this name; the one with most room where there is none."""
+    return next((home for home in homes if home.device.name == name), homes[0])
 
 
 def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
@@ -106,6 +107,7 @@ def _start(turn: Turn, model: Model, plan: fit.Plan) -> None:
             model,
             phase=Phase.LOADING,
             plan=plan,
+            plans=(),
             worker=worker,
             stuck=False,
             backing_off=False,

@@ -3,6 +3,9 @@
 The soft mark is what is usable: at it the reserve is whole. The hard mark lies HARD_MARK_FRACTION
 of the budget above it. What counts is what workers hold by measure, not what they were promised.
 
+Each device has marks of its own. What follows is said of one device and the models that live on it:
+pressure on one leaves the others alone.
+
 Invariants:
 - Nothing is done before the hard mark is passed, nor once memory is below the soft one again; in
   between no load begins.
@@ -20,26 +23,38 @@ import math
 from dataclasses import replace
 
 from mlxd_controller.core.actions import Shrink
+from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, Phase, State, StopReason
 from mlxd_controller.core.turn import Turn
-from mlxd_controller.core.victims import candidates, choose
+from mlxd_controller.core.victims import Short, candidates, choose
 from mlxd_shared import config
 
 
-def above_hard_mark(state: State) -> bool:
+def above_hard_mark(state: State, device: Device) -> bool:
     """Return whether workers hold more than the hard mark."""
-    return state.excess_bytes > config.HARD_MARK_FRACTION * state.device.budget_bytes
+    return state.excess_on(device) > config.HARD_MARK_FRACTION * device.budget_bytes
 
 
 def note_memory(turn: Turn) -> None:
     """Note whether the measurement that has just come passes a mark."""
     state = turn.state
-    pressed = state.excess_bytes > 0 if state.pressed else above_hard_mark(state)
+    pressed = frozenset(device.name for device in state.devices if _pressed(state, device))
     if pressed == state.pressed:
         return
     turn.state = replace(state, pressed=pressed)
+    for device in state.devices:
+        if device.name in pressed - state.pressed:  # they may have kept much the last time
+            _ask_again(turn, device)
+
+
+def _pressed(state: State, device: Device) -> bool:
+    was = device.name in state.pressed
+    return state.excess_on(device) > 0 if was else above_hard_mark(state, device)
+
+
+def _ask_again(turn: Turn, device: Device) -> None:
     for model in turn.models():
-        if pressed and turn.now_s < model.shrink_again_s:  # it may have kept much the last time
+        if turn.state.lives_on(model, device) and turn.now_s < model.shrink_again_s:
             turn.put(replace(model, shrink_again_s=-math.inf))
 
 
@@ -48,55 +63,68 @@ def note_shrunk(turn: Turn, model: Model) -> None:
     turn.put(replace(model, shrink_until_s=-math.inf))
 
 
-def _relieving(state: State, now_s: float) -> bool:
+def _relieving(state: State, device: Device, now_s: float) -> bool:
     """Return whether memory is being given back, so that what is held now tells little."""
     return any(
-        model.phase is Phase.UNLOADING or now_s < model.shrink_until_s
+        (model.phase is Phase.UNLOADING or now_s < model.shrink_until_s)
+        and state.lives_on(model, device)
         for model in state.models.values()
     )
 
 
 def relieve(turn: Turn) -> None:
-    """Have the next one give memory back, if marks say so and nobody is about to."""
-    if turn.state.pressed and not turn.state.stopping and not _relieving(turn.state, turn.now_s):
-        asked = _next_to_shrink(turn)
-        if asked is not None:
-            _shrink(turn, asked)
-        else:
-            _evict(turn)
+    """Have the next one on each device give memory back, if marks say so and nobody is about to."""
+    for device in turn.state.devices:
+        pressed = device.name in turn.state.pressed and not turn.state.stopping
+        if pressed and not _relieving(turn.state, device, turn.now_s):
+            _relieve(turn, device)
     again_s = _again_s(turn)
     if again_s != turn.state.relieve_again_s:
         turn.state = replace(turn.state, relieve_again_s=again_s)
 
 
-def _next_to_shrink(turn: Turn) -> Model | None:
+def _relieve(turn: Turn, device: Device) -> None:
+    asked = _next_to_shrink(turn, device)
+    if asked is not None:
+        _shrink(turn, asked, device)
+    else:
+        _evict(turn, device)
+
+
+def _next_to_shrink(turn: Turn, device: Device) -> Model | None:
     ready = [
         model
         for model in turn.state.models.values()
         if model.phase is Phase.READY
+        and turn.state.lives_on(model, device)
         and turn.now_s >= model.shrink_again_s
         and turn.state.arrays.get(model.worker, 0) > 0
     ]
     return min(ready, key=lambda m: (bool(m.leases), m.last_used_s, m.digest), default=None)
 
 
-def _shrink(turn: Turn, model: Model) -> None:
+def _shrink(turn: Turn, model: Model, device: Device) -> None:
     held_bytes = turn.state.arrays[model.worker]
-    target_bytes = max(0, held_bytes - turn.state.excess_bytes)
+    target_bytes = max(0, held_bytes - turn.state.excess_on(device))
     turn.do(Shrink(model.worker, model.digest, target_bytes))
     until_s = turn.now_s + config.SHRINK_TIMEOUT_S
     again_s = turn.now_s + config.SHRINK_PAUSE_S
     turn.put(replace(model, shrink_until_s=until_s, shrink_again_s=again_s))
 
 
-def _evict(turn: Turn) -> None:
+def _evict(turn: Turn, device: Device) -> None:
     """Evict the cheapest idle models that are enough; all of them where they are too few."""
-    idle = candidates(turn.state, turn.now_s)
-    leaving = sum(m.reserved_bytes for m in turn.models() if m.phase is Phase.DRAINING)
-    excess_bytes = turn.state.excess_bytes - leaving
+    state = turn.state
+    idle = [model for model in candidates(state, turn.now_s) if state.lives_on(model, device)]
+    leaving = sum(
+        model.reserved_bytes
+        for model in turn.models()
+        if model.phase is Phase.DRAINING and state.lives_on(model, device)
+    )
+    excess_bytes = state.excess_on(device) - leaving
     if excess_bytes <= 0:
         return
-    chosen = choose(turn.state, idle, excess_bytes, 0)
+    chosen = choose(state, idle, Short(device, excess_bytes, 0))
     digests = [model.digest for model in idle] if chosen is None else [v.digest for v in chosen]
     for digest in sorted(digests):
         turn.stop_worker(turn.state.models[digest], StopReason.PRESSURE)

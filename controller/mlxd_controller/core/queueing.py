@@ -11,27 +11,32 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mlxd_controller.core import fit
 from mlxd_controller.core.actions import Refuse
 from mlxd_controller.core.holding import overtaken_s
-from mlxd_controller.core.room import room_of, too_large
+from mlxd_controller.core.homes import plans_for
+from mlxd_controller.core.room import room_of
 from mlxd_controller.core.state import Model, Phase, State, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, NoRoom
+from mlxd_shared.errors import MlxdError, ModelTooLarge, NoRoom
 
 
 def enqueue(turn: Turn, model: Model) -> Model:
     """Plan a load of `model` and give it a place in the queue, or refuse all who wait for it."""
-    plan = fit.plan(model.facts, model.spec, turn.state.device)
-    error = too_large(model, plan, turn.state.device)
-    if error is not None:
-        return _refuse(turn, model, error)
+    plans = plans_for(model, model.spec, turn.state.devices)
+    if isinstance(plans, ModelTooLarge):
+        return _refuse(turn, model, plans)
     place = turn.state.next_place
     turn.state = replace(turn.state, next_place=place + 1)
     return turn.put(
         replace(
-            model, phase=Phase.QUEUED, plan=plan, queued_at=place, queued_s=turn.now_s, stuck=False
+            model,
+            phase=Phase.QUEUED,
+            plan=plans[0],
+            plans=plans,
+            queued_at=place,
+            queued_s=turn.now_s,
+            stuck=False,
         )
     )
 
@@ -44,11 +49,16 @@ def place_of(state: State, model: Model) -> int:
 
 def no_room(state: State, model: Model, position: int) -> NoRoom:
     """Return what to tell those who wait for a queued model in vain."""
-    assert model.plan is not None
-    free_bytes = 0 if state.pressed else max(0, room_of(state).free_bytes)
-    return NoRoom(
-        model.name, model.plan.least_bytes, free_bytes, config.NO_ROOM_RETRY_AFTER_S, position
+    least_bytes, free_bytes = max(
+        ((plan.least_bytes, _free_bytes(state, plan.device)) for plan in model.plans),
+        key=lambda pair: pair[1] - pair[0],
     )
+    return NoRoom(model.name, least_bytes, free_bytes, config.NO_ROOM_RETRY_AFTER_S, position)
+
+
+def _free_bytes(state: State, name: str) -> int:
+    device = state.device_named(name)
+    return 0 if device.name in state.pressed else max(0, room_of(state, device).free_bytes)
 
 
 def backs_off(turn: Turn, model: Model) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mlxd_controller.core import evict, fit
+from mlxd_controller.core.homes import plans_of
 from mlxd_controller.core.options import merged
 from mlxd_controller.core.room import room_of
-from mlxd_controller.core.state import JOINABLE, RESIDENT, State
-from mlxd_controller.core.victims import victims_of
+from mlxd_controller.core.state import JOINABLE, RESIDENT, Model, State
+from mlxd_controller.core.victims import Short, victims_of
 from mlxd_shared.requests import LoadSpec
 
 
@@ -28,37 +30,69 @@ class Report:
 def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> Report:
     """Return what a load of this model with `spec` would need, evict and come up against.
 
-    A resident model is reckoned as if its own memory were free; by the plan in force while it keeps
-    that, which `options.conflict` says of a `spec`.
+    On the device where it would go. A resident model is reckoned as if its own memory were free; by
+    the plan in force while it keeps that, which `options.conflict` says of a `spec`.
     """
     model = state.models.get(digest)
-    device = state.device
     if model is not None:
         spec = merged(spec, model.spec)
-    room = room_of(state)
-    resident = model is not None and model.phase in RESIDENT
-    available, slots = room.free_bytes, room.free_slots
-    if model is not None and resident:
-        available, slots = available + model.reserved_bytes, slots + 1
-    in_force = model.plan if model is not None and model.phase in JOINABLE else None
-    plan = in_force or fit.plan(facts, spec, device)
-    ever = plan.need_bytes <= device.budget_bytes
-    now = plan.least_bytes <= available and slots > 0 and not state.pressed
-    chosen = None
-    if ever and not now:
-        chosen = evict.choose(
-            victims_of(state),
-            shortfall_bytes=plan.least_bytes - available,
-            shortfall_slots=1 - slots,
-        )
-    if in_force is None and (now or chosen):
-        plan = plan.within(available + sum(victim.nbytes for victim in chosen or ()))
+    in_force = model is not None and model.phase in JOINABLE
+    if model is not None and in_force:
+        assert model.plan is not None
+        plans = model.plans or (model.plan,)
+    else:
+        plans = plans_of(facts, spec, state.devices)
+    looks = [_look(state, model, plan) for plan in plans]
+    best = min(looks, key=lambda look: look.rank)
+    plan = best.plan
+    if not in_force and (best.fits_now or best.victims):
+        freed = sum(victim.nbytes for victim in best.victims or ())
+        plan = plan.within(best.available_bytes + freed)
     return Report(
         plan=plan,
-        device=device,
-        fits_now=now,
-        fits_ever=ever,
-        available_bytes=max(0, available),
-        would_evict=tuple(victim.digest for victim in chosen or ()),
-        suggestions=() if ever else fit.suggestions(facts, plan, device),
+        device=best.device,
+        fits_now=best.fits_now,
+        fits_ever=best.fits_ever,
+        available_bytes=max(0, best.available_bytes),
+        would_evict=tuple(victim.digest for victim in best.victims or ()),
+        suggestions=() if best.fits_ever else fit.suggestions(facts, plan, best.device),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one device would have for the model; `victims` None where no eviction makes room."""
+
+    plan: fit.Plan
+    device: fit.Device
+    pressed: bool
+    available_bytes: int
+    fits_now: bool
+    fits_ever: bool
+    victims: tuple[evict.Victim, ...] | None
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By what the best is found, in the order in which `placing` does."""
+        short_bytes = self.plan.least_bytes - self.available_bytes
+        dearness = evict.dearness(self.victims or ())
+        return (self.pressed, not self.fits_now, self.victims is None, dearness, short_bytes)
+
+
+def _look(state: State, model: Model | None, plan: fit.Plan) -> _Look:
+    device = state.device_named(plan.device)
+    pressed = device.name in state.pressed
+    room = room_of(state, device)
+    available, slots = room.free_bytes, room.free_slots
+    if model is not None and model.phase in RESIDENT:
+        available += model.reserved_bytes if state.lives_on(model, device) else 0
+        slots += 1
+    ever = plan.need_bytes <= device.budget_bytes
+    now = plan.least_bytes <= available and slots > 0 and not pressed
+    victims: tuple[evict.Victim, ...] | None = None
+    if ever and not now:
+        short = Short(device, plan.least_bytes - available, 1 - slots)
+        victims = evict.choose(
+            victims_of(state, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots
+        )
+    return _Look(plan, device, pressed, available, now, ever, victims)

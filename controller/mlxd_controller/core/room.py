@@ -1,9 +1,10 @@
-"""What memory is free, what is about to be, and what can never be had. Pure.
+"""What memory of a device is free, what is about to be, and what can never be had. Pure.
 
 Invariants:
-- What counts is what models were promised. What they are measured to hold has marks of its own: see
-  `pressure`.
-- A slot is counted for each resident model; without a limit there is always one more.
+- What counts is what the models on the device were promised. What they are measured to hold has
+  marks of its own: see `pressure`.
+- A slot is counted for each resident model, on whatever device; without a limit there is always
+  one more.
 """
 
 from __future__ import annotations
@@ -25,32 +26,44 @@ class Room:
     coming_slots: int
 
 
-def room_of(state: State) -> Room:
-    """Return what is free now and what is about to be."""
-    free_bytes = state.device.usable_bytes
+def rooms_of(state: State) -> dict[str, Room]:
+    """Return what is free on each device now and what is about to be; the slots are everybody's."""
+    free_bytes = {device.name: device.usable_bytes for device in state.devices}
+    coming_bytes = dict.fromkeys(free_bytes, 0)
     free_slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
-    coming_bytes = coming_slots = 0
+    coming_slots = 0
     for model in state.models.values():
         nbytes = model.reserved_bytes
         if not nbytes:
             continue
-        free_bytes -= nbytes
+        home = state.home_of(model)
         free_slots -= 1
+        free_bytes[home] -= nbytes
         if model.phase is Phase.DRAINING or model.phase is Phase.UNLOADING:
-            coming_bytes += nbytes
+            coming_bytes[home] += nbytes
             coming_slots += 1
-    return Room(free_bytes, free_slots, coming_bytes, coming_slots)
+    return {
+        name: Room(nbytes, free_slots, coming_bytes[name], coming_slots)
+        for name, nbytes in free_bytes.items()
+    }
 
 
-def busy_device(state: State) -> bool:
+def room_of(state: State, device: fit.Device) -> Room:
+    """Return the room on one device."""
+    return rooms_of(state)[device.name]
+
+
+def busy_device(state: State, device: fit.Device) -> bool:
     """Return whether a load must wait for another load, or for the end of a worker, to be over.
 
     What a load takes of a GPU at its peak is in no figure until it is over, and what a worker held
     is given back by the driver only when its process is gone. Host memory is the kernel's account.
     """
     moving = (Phase.LOADING, Phase.UNLOADING)
-    gpu = state.device.kind != "cpu"
-    return gpu and any(model.phase in moving for model in state.models.values())
+    gpu = device.kind != "cpu"
+    return gpu and any(
+        model.phase in moving and state.lives_on(model, device) for model in state.models.values()
+    )
 
 
 def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:

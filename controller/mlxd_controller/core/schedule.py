@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from mlxd_controller.core import fit
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
 from mlxd_controller.core.events import (
@@ -34,15 +33,22 @@ from mlxd_controller.core.events import (
     WorkerDied,
 )
 from mlxd_controller.core.holding import end_holds
+from mlxd_controller.core.homes import plans_for
 from mlxd_controller.core.options import conflict, merged
 from mlxd_controller.core.placing import place_all
 from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
 from mlxd_controller.core.queueing import enqueue
-from mlxd_controller.core.room import too_large
 from mlxd_controller.core.state import COLD, JOINABLE, Model, Phase, State, StopReason, Waiter, Want
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, ModelDraining, ModelUnloaded, QueueFull, ShuttingDown
+from mlxd_shared.errors import (
+    MlxdError,
+    ModelDraining,
+    ModelTooLarge,
+    ModelUnloaded,
+    QueueFull,
+    ShuttingDown,
+)
 from mlxd_shared.requests import LoadSpec
 
 Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk
@@ -171,8 +177,8 @@ def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None
     """Return why `given` cannot be had, before anything of it is remembered."""
     if model.phase in JOINABLE:
         return conflict(model, given)
-    plan = fit.plan(model.facts, merged(given, model.spec), turn.state.device)
-    return too_large(model, plan, turn.state.device)
+    plans = plans_for(model, merged(given, model.spec), turn.state.devices)
+    return plans if isinstance(plans, ModelTooLarge) else None
 
 
 def _released(turn: Turn, event: Released) -> None:

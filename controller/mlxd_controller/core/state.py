@@ -113,6 +113,9 @@ class Model:
     before: Fixed | None = None
     """What was fixed before a load that has not begun; in force again if that is refused."""
     plan: Plan | None = None
+    """How it lives, and on which device. In the queue: the first of `plans`."""
+    plans: tuple[Plan, ...] = ()
+    """In the queue: how it would live on each device that can hold it."""
     worker: int = 0
     leases: frozenset[str] = frozenset()
     waiters: tuple[Waiter, ...] = ()
@@ -206,33 +209,44 @@ class State:
     models: Mapping[str, Model] = field(default_factory=dict)
     arrays: Mapping[int, int] = field(default_factory=dict)
     """What workers last said that their arrays hold, by their numbers."""
-    pressed: bool = False
-    """Above the hard mark, and not below the soft one since; see `pressure`."""
+    pressed: frozenset[str] = frozenset()
+    """Devices above the hard mark, and not below the soft one since; see `pressure`."""
     relieve_again_s: float = math.inf
     """When time alone lets more be done about that."""
     next_worker: int = 1
     next_place: int = 1
     stopping: bool = False
 
-    @property
-    def device(self) -> Device:
-        """Where models are placed."""
+    def device_named(self, name: str) -> Device:
+        """Return a device; the first in the place of one that is gone, or has another name now."""
+        for device in self.devices:
+            if device.name == name:
+                return device
         return self.devices[0]
 
-    @property
-    def reserved_bytes(self) -> int:
-        """What all resident models hold or are promised."""
-        return sum(model.reserved_bytes for model in self.models.values())
+    def home_of(self, model: Model) -> str:
+        """Return the name of the device on which a model lives, or is to; "" without a plan."""
+        return "" if model.plan is None else self.device_named(model.plan.device).name
 
-    @property
-    def held_bytes(self) -> int:
-        """What all workers were measured to hold, or say that they do."""
-        return self.device.held_bytes or sum(self.arrays.values())
+    def lives_on(self, model: Model, device: Device) -> bool:
+        """Return whether a model lives on `device`, or is to."""
+        return self.home_of(model) == device.name
 
-    @property
-    def excess_bytes(self) -> int:
-        """What workers hold above the soft mark: more than is usable; negative below it."""
-        return self.held_bytes - self.device.usable_bytes
+    def reserved_on(self, device: Device) -> int:
+        """Return what all models that live on a device hold or are promised."""
+        models = self.models.values()
+        return sum(m.reserved_bytes for m in models if m.worker and self.lives_on(m, device))
+
+    def held_on(self, device: Device) -> int:
+        """Return what all workers were measured to hold on a device, or say that they do."""
+        if device.held_bytes:
+            return device.held_bytes
+        here = {m.worker for m in self.models.values() if m.worker and self.lives_on(m, device)}
+        return sum(nbytes for worker, nbytes in self.arrays.items() if worker in here)
+
+    def excess_on(self, device: Device) -> int:
+        """Return what workers hold above a device's soft mark, which is what is usable."""
+        return self.held_on(device) - device.usable_bytes
 
     @property
     def waiters(self) -> int:

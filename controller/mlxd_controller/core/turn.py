@@ -118,6 +118,7 @@ class Turn:
                 held_until_s=-math.inf,
                 error=error,
                 plan=None,
+                plans=(),
                 worker=0,
                 before=None,
                 leases=frozenset(),

@@ -270,7 +270,13 @@ class AttachedLauncher:
         for station in self.stations:
             station.keeps_model = True
 
-    async def launch(self, *, model: str, incarnation: str) -> AttachedProcess:  # noqa: ARG002
+    async def launch(
+        self,
+        *,
+        model: str,
+        incarnation: str,  # noqa: ARG002 - the worker has its own
+        device: str = "",  # noqa: ARG002 - likewise
+    ) -> AttachedProcess:
         """Take a free worker, if need be as soon as one answers; it keeps its own incarnation.
 
         One that has `model` ready is taken first, then one that holds nothing.

@@ -12,6 +12,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlxd_controller.nvidia import VISIBLE_VARIABLE
+
 # Folders of shared libraries that wheels bring, relative to site-packages: BLAS, then CUDA.
 LIBRARY_FOLDERS = (
     "scipy_openblas32/lib",
@@ -53,6 +55,14 @@ def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) ->
     if folders:
         changed[variable] = os.pathsep.join(folders)
     return {**base, **changed}
+
+
+def device_environment(gpu_id: str) -> dict[str, str]:
+    """Return what a worker's environment says so that it sees one GPU, by the driver's id of it.
+
+    An id means the same GPU in whatever order CUDA counts them; the worker sees it as its first.
+    """
+    return {VISIBLE_VARIABLE: gpu_id} if gpu_id else {}
 
 
 def own_environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 
 from structlog.typing import FilteringBoundLogger
 
-from mlxd_controller.launcher.environment import own_environment
+from mlxd_controller.launcher.environment import device_environment, own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
@@ -46,10 +46,12 @@ class SubprocessLauncher:
         stall_timeout_s: float = config.LOAD_STALL_TIMEOUT_S,
         orphan_grace_s: float = config.ORPHAN_GRACE_S,
         waiting_max: int | None = None,
+        gpu_ids: Mapping[str, str] | None = None,
     ) -> None:
         """Own `run_dir`, where sockets and records lie; None makes a temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
+        gpu_ids: the driver's ids of the devices that a worker sees alone, by their names.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
@@ -59,17 +61,18 @@ class SubprocessLauncher:
         """What all workers are started with."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
         self._name = os.urandom(4).hex()  # no process id: those come again, files may be there
+        self._gpu_ids = dict(gpu_ids or {})
         self._launches = 0
 
     def close(self) -> None:
         """Remove what this launcher made; to be called when no worker is left."""
         self.run_dir.close()
 
-    async def launch(self, *, model: str, incarnation: str) -> SubprocessWorker:
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
-        log = _log.bind(model=model, incarnation=incarnation)
+        log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
-            worker, ready = await self._start(incarnation, log)
+            worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             reason = f"{self._command[0]}: {error.strerror}"
             raise WorkerStartFailed(model, (reason,)) from error
@@ -83,7 +86,7 @@ class SubprocessLauncher:
         return worker
 
     async def _start(
-        self, incarnation: str, log: FilteringBoundLogger
+        self, incarnation: str, device: str, log: FilteringBoundLogger
     ) -> tuple[SubprocessWorker, PipeReader]:
         """Start the process; return it with the reader of its ready pipe, or leave nothing."""
         self._launches += 1
@@ -99,12 +102,13 @@ class SubprocessLauncher:
                 *("--listen", files.address, "--incarnation", incarnation),
                 *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
                 *self.arguments,
+                *(("--device", device) if device else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_fd,
                 stderr=output.write_fd,
                 start_new_session=True,
                 pass_fds=(ready.write_fd, life.read_fd),
-                env=self._environment,
+                env={**self._environment, **device_environment(self._gpu_ids.get(device, ""))},
             )
             unowned.pop_all()
         ready.close(ready.write_fd)

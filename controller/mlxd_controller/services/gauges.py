@@ -26,10 +26,15 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
     errors = {
         labels(model=name): peak / plan.arrays_bytes - 1 for name, plan, peak in peaks if peak
     }
-    held = {labels(device=state.device.name): float(state.held_bytes)}
-    pressed = {labels(device=state.device.name): float(state.pressed)}
-    budgets = {labels(device=d.name): float(d.budget_bytes) for d in state.devices}
-    reserved = {labels(model=m.name): float(m.reserved_bytes) for m in models}
+    devices = state.devices
+    held = {labels(device=d.name): float(state.held_on(d)) for d in devices}
+    pressed = {labels(device=d.name): float(d.name in state.pressed) for d in devices}
+    budgets = {labels(device=d.name): float(d.budget_bytes) for d in devices}
+    reserved = {
+        labels(model=m.name, device=m.plan.device): float(m.reserved_bytes)
+        for m in models
+        if m.plan is not None
+    }
     return [
         gauge_to_pb(
             "mlxd_requests_running", "Streams being decoded.", each(lambda w: w.streams_running)
@@ -63,8 +68,10 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
             "How far the peak is from what was planned, process apart; above 0 it was too little.",
             errors,
         ),
-        gauge_to_pb("mlxd_memory_reserved_bytes", "What a model's plan reserves.", reserved),
-        gauge_to_pb("mlxd_memory_budget_bytes", "What models may use in all.", budgets),
+        gauge_to_pb(
+            "mlxd_memory_reserved_bytes", "What a model's plan reserves on its device.", reserved
+        ),
+        gauge_to_pb("mlxd_memory_budget_bytes", "What models may use in all, by device.", budgets),
         gauge_to_pb("mlxd_memory_held_bytes", "What workers hold in all, measured.", held),
         gauge_to_pb(
             "mlxd_memory_pressed",

@@ -16,7 +16,7 @@ import psutil
 
 from mlxd.v1 import status_pb2, status_pb2_grpc
 from mlxd_controller.core.fit import Device
-from mlxd_controller.core.state import RESIDENT, State
+from mlxd_controller.core.state import State
 from mlxd_controller.device import resident_bytes
 from mlxd_controller.ports import Clock
 from mlxd_controller.runtime import Runtime
@@ -114,11 +114,10 @@ def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:
         kind=device.kind,
         total_bytes=device.total_bytes,
         budget_bytes=device.budget_bytes,
-        reserved_bytes=sum(
-            model.reserved_bytes
-            for model in state.models.values()
-            if model.phase in RESIDENT
-            and model.plan is not None
-            and model.plan.device == device.name
-        ),
+        reserved_bytes=state.reserved_on(device),
+        usable_bytes=device.usable_bytes,
+        held_bytes=state.held_on(device),
+        pressed=device.name in state.pressed,
+        id=device.id,
+        product=device.product,
     )

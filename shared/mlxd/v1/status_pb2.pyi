@@ -235,8 +235,13 @@ class DeviceStatus(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    USABLE_BYTES_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    PRESSED_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    PRODUCT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """cpu, gpu0, ..."""
+    """cpu, gpu0, ...; what Model.device and FitReport.device name."""
     kind: _builtins.str
     """cpu, cuda or metal."""
     total_bytes: _builtins.int
@@ -244,6 +249,16 @@ class DeviceStatus(_message.Message):
     """What mlxd may use of it, after the reserve."""
     reserved_bytes: _builtins.int
     """Promised to models, loading ones included."""
+    usable_bytes: _builtins.int
+    """What of the budget other programs leave now: models may use it in all."""
+    held_bytes: _builtins.int
+    """What workers were measured to hold, or say that they do."""
+    pressed: _builtins.bool
+    """From when workers pass the hard mark until they are below the soft one: no load begins here."""
+    id: _builtins.str
+    """The driver's id of a GPU, as CUDA_VISIBLE_DEVICES takes it; empty where there is none."""
+    product: _builtins.str
+    """For example NVIDIA H200; empty where it is not known."""
     def __init__(
         self,
         *,
@@ -252,10 +267,15 @@ class DeviceStatus(_message.Message):
         total_bytes: _builtins.int = ...,
         budget_bytes: _builtins.int = ...,
         reserved_bytes: _builtins.int = ...,
+        usable_bytes: _builtins.int = ...,
+        held_bytes: _builtins.int = ...,
+        pressed: _builtins.bool = ...,
+        id: _builtins.str = ...,
+        product: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "kind", b"kind", "name", b"name", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "held_bytes", b"held_bytes", "id", b"id", "kind", b"kind", "name", b"name", "pressed", b"pressed", "product", b"product", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "usable_bytes", b"usable_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
