@@ -36,6 +36,7 @@ HARD_STATES = (
     "lost answer to shrink",
     "lost reply while loading",
     "lying answer to shrink",
+    "measured",
     "memory while loading",
     "pins under pressure",
     "refused: ModelTooLarge",

@@ -30,12 +30,13 @@ from tests.simulation.settings import (
     STALL_S,
     STOP_S_MAX,
     facts_of,
-    need_of,
     setting_of,
 )
 
 POLL_S = 10.0
 """How often memory is measured in greedy worlds, whatever happens."""
+MEASURED = 0.5
+"""How likely the figures of a worker that has become ready are told."""
 TICKS_MAX = 50
 """So many wake-ups at one moment mean that the core does not act on what it woke up for."""
 SETTLING_EVENTS_MAX = 20_000
@@ -54,7 +55,7 @@ class World:
             keep_alive_s=self.setting.keep_alive_s,
             age_min_s=self.setting.age_min_s,
         )
-        needs = {name: need_of(mib) for name, mib in self.setting.sizes.items()}
+        needs = {name: self.setting.need_of(name) for name in self.setting.sizes}
         self.books = Books(
             needs, self.setting.device, self.setting.max_loaded, self.setting.age_min_s
         )
@@ -317,11 +318,23 @@ class World:
                 self.memory.grow(process)
                 if self._broken():
                     self.later(self.rng.uniform(0, 60), lambda: self._die(process))
+                if self.rng.random() < MEASURED:
+                    self.later(self.rng.uniform(0, 5), lambda: self._say_what_it_takes(process))
             case ev.LoadFailed():
                 self.checks.ended(process)
             case _:
                 pass
         self.send(event)
+
+    def _say_what_it_takes(self, process: Process) -> None:
+        """A ready worker is measured to take more or less than was reckoned."""
+        books = self.books
+        known = process.number in books.processes and process.digest not in books.draining
+        if process.stage is not Stage.READY or not known or self.state.stopping:
+            return
+        figures = self.memory.figures(process)
+        self.seen["measured"] += 1
+        self.send(ev.Measured(process.number, figures))
 
     def _die(self, process: Process) -> None:
         """A ready worker dies; its end is reported a moment later, its streams break."""

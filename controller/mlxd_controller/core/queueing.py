@@ -23,7 +23,7 @@ from mlxd_shared.errors import MlxdError, NoRoom
 
 def enqueue(turn: Turn, model: Model) -> Model:
     """Plan a load of `model` and give it a place in the queue, or refuse all who wait for it."""
-    plan = fit.plan(model.facts, model.spec, turn.state.device)
+    plan = fit.plan(model.facts, model.spec, turn.state.device, known=model.measured)
     error = too_large(model, plan, turn.state.device)
     if error is not None:
         return _refuse(turn, model, error)
@@ -46,8 +46,15 @@ def no_room(state: State, model: Model, position: int) -> NoRoom:
     """Return what to tell those who wait for a queued model in vain."""
     assert model.plan is not None
     free_bytes = 0 if state.pressed else max(0, room_of(state).free_bytes)
+    least = model.plan.within(0)
     return NoRoom(
-        model.name, model.plan.least_bytes, free_bytes, config.NO_ROOM_RETRY_AFTER_S, position
+        model.name,
+        least.need_bytes,
+        free_bytes,
+        config.NO_ROOM_RETRY_AFTER_S,
+        position,
+        state.device.reserve_bytes,
+        *least.term_bytes,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd_controller.core import evict, fit
+from mlxd_controller.core import advice, evict, fit
 from mlxd_controller.core.options import merged
 from mlxd_controller.core.room import room_of
 from mlxd_controller.core.state import JOINABLE, RESIDENT, State
@@ -41,16 +41,21 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
     if model is not None and resident:
         available, slots = available + model.reserved_bytes, slots + 1
     in_force = model.plan if model is not None and model.phase in JOINABLE else None
-    plan = in_force or fit.plan(facts, spec, device)
+    known = () if model is None else model.measured
+    plan = in_force or fit.plan(facts, spec, device, known=known)
     ever = plan.need_bytes <= device.budget_bytes
     now = plan.least_bytes <= available and slots > 0 and not state.pressed
-    chosen = None
-    if ever and not now:
-        chosen = evict.choose(
-            victims_of(state),
-            shortfall_bytes=plan.least_bytes - available,
-            shortfall_slots=1 - slots,
-        )
+    chosen: tuple[evict.Victim, ...] | None = None
+    suggestions: tuple[str, ...] = ()
+    if not ever:
+        suggestions = advice.suggestions(facts, plan, device)
+    elif not now:
+        victims = victims_of(state)
+        short_bytes, short_slots = plan.least_bytes - available, 1 - slots
+        chosen = evict.choose(victims, shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+        if chosen is None and len(victims) >= short_slots:
+            could_bytes = available + sum(victim.nbytes for victim in victims)
+            suggestions = advice.suggestions(facts, plan, device, room_bytes=could_bytes)
     if in_force is None and (now or chosen):
         plan = plan.within(available + sum(victim.nbytes for victim in chosen or ()))
     return Report(
@@ -60,5 +65,5 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
         fits_ever=ever,
         available_bytes=max(0, available),
         would_evict=tuple(victim.digest for victim in chosen or ()),
-        suggestions=() if ever else fit.suggestions(facts, plan, device),
+        suggestions=suggestions,
     )

@@ -20,6 +20,7 @@ from mlxd_controller.core.events import (
     Event,
     LoadAsked,
     LoadFailed,
+    Measured,
     MemoryRead,
     Progressed,
     Ready,
@@ -32,6 +33,7 @@ from mlxd_controller.core.events import (
     WorkerDied,
 )
 from mlxd_controller.core.holding import end_holds
+from mlxd_controller.core.measured import learnt
 from mlxd_controller.core.options import conflict, merged
 from mlxd_controller.core.placing import place_all
 from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
@@ -72,6 +74,8 @@ def _apply(turn: Turn, event: Event) -> None:
             _unload_asked(turn, event)
         case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded() | Shrunk():
             _reported(turn, event)
+        case Measured():
+            _measured(turn, event)
         case MemoryRead(devices, arrays):
             turn.state = replace(turn.state, devices=devices, arrays=arrays)
             note_memory(turn)
@@ -169,7 +173,8 @@ def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None
     """Return why `given` cannot be had, before anything of it is remembered."""
     if model.phase in JOINABLE:
         return conflict(model, given)
-    plan = fit.plan(model.facts, merged(given, model.spec), turn.state.device)
+    spec = merged(given, model.spec)
+    plan = fit.plan(model.facts, spec, turn.state.device, known=model.measured)
     return too_large(model, plan, turn.state.device)
 
 
@@ -263,6 +268,16 @@ def _reported(turn: Turn, event: Report) -> None:
             _unloaded(turn, model)
         case _:
             pass  # late news of a worker that is being stopped; Unloaded will come
+
+
+def _measured(turn: Turn, event: Measured) -> None:
+    """Reckon with what a model takes from now on, and remember it for its next load."""
+    model = turn.state.by_worker(event.worker)
+    if model is None or model.phase is not Phase.READY:
+        return
+    assert model.plan is not None
+    known = learnt(model.measured, model.plan.choice.way, event.figures)
+    turn.put(replace(model, measured=known, plan=fit.corrected(model.plan, known)))
 
 
 def _unloaded(turn: Turn, model: Model) -> None:
