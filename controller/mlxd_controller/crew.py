@@ -53,6 +53,17 @@ class Crew:
             self.attached.leave()
 
 
+def limits_of(settings: ServeSettings) -> Limits:
+    """Return what the operator allows of each device's memory."""
+    return Limits(
+        memory_limit_bytes=settings.memory_limit_bytes,
+        reserve_bytes=settings.reserve_bytes,
+        reserve_fraction=settings.reserve_fraction,
+        gpu_overhead_bytes=settings.gpu_overhead_bytes,
+        gpu_overhead_fraction=settings.gpu_overhead_fraction,
+    )
+
+
 @asynccontextmanager
 async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> AsyncIterator[Crew]:
     """Have workers around the body, in which no more of them are used at its end.
@@ -63,11 +74,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         BadCredentials: a file of `settings.worker_security` cannot be used.
         ExceptionGroup: a bug.
     """
-    limits = Limits(
-        memory_limit_bytes=settings.memory_limit_bytes,
-        reserve_bytes=settings.reserve_bytes,
-        reserve_fraction=settings.reserve_fraction,
-    )
+    limits = limits_of(settings)
     if settings.workers:
         async with _attached(settings, limits, clock) as crew:
             yield crew

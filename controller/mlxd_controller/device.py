@@ -24,21 +24,34 @@ from mlxd_controller.core.fit import Device
 from mlxd_controller.nvidia import VISIBLE_VARIABLE, Gpu, nvidia_gpus, visible
 from mlxd_controller.nvml import GpuUse, open_nvml
 from mlxd_shared import config
+from mlxd_shared.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
 _CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13")
+_log = get_logger("device")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the operator allows: `reserve_bytes`, else a fraction of the total, stays free."""
+    """What the operator allows: `reserve_bytes`, else a fraction of the total, stays free.
+
+    Of each GPU `gpu_overhead_bytes`, and a fraction of its memory, stay free besides.
+    """
 
     memory_limit_bytes: int | None = None
     reserve_bytes: int | None = None
     reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
+    gpu_overhead_bytes: int = 0
+    gpu_overhead_fraction: float = 0.0
+
+    def overhead(self, kind: str, total_bytes: int) -> int:
+        """Return what stays free of one device besides the reserve: of a GPU alone."""
+        if kind == "cpu":
+            return 0
+        return self.gpu_overhead_bytes + int(total_bytes * self.gpu_overhead_fraction)
 
 
 class HostProbe:
@@ -139,6 +152,8 @@ def make_device(
     reserve = limits.reserve_bytes
     if reserve is None:
         reserve = int(total_bytes * limits.reserve_fraction)
+    overhead = limits.overhead(kind, total_bytes)
+    reserve += overhead
     budget = max(0, total_bytes - reserve)
     if limits.memory_limit_bytes is not None:
         budget = min(budget, limits.memory_limit_bytes)
@@ -209,6 +224,8 @@ def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | Cud
         return HostProbe(limits, kind="metal")
     if gpus:
         return CudaProbe(limits, gpus=gpus, meter=open_nvml())
+    if limits.gpu_overhead_bytes or limits.gpu_overhead_fraction:
+        _log.warning("there is no GPU here, of which an overhead could be kept free")
     return HostProbe(limits, kind="cpu")
 
 

@@ -85,6 +85,11 @@ class Errands:
         """Have a worker give memory back; Shrunk when it has answered, or has not in time."""
         self._tasks.create_task(self._shrink(self._worker(number), target_bytes))
 
+    def learn(self) -> None:
+        """Tell what ready workers are newly known to take."""
+        for number, figures in self._workers.news():
+            self._post(ev.Measured(number, figures))
+
     def _worker(self, number: int) -> Worker:
         worker = self._workers.get(number)
         assert worker is not None, number
@@ -115,6 +120,7 @@ class Errands:
             worker.loading = None
             worker.ready_s = clock.now_s()
             self._post(ev.Ready(worker.number))
+            self.learn()
             self.watch(worker)
         finally:
             seconds = clock.now_s() - begun_s

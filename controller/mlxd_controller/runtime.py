@@ -27,6 +27,7 @@ from mlxd_controller.core.queueing import no_room, place_of
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model, State, next_wake_s
 from mlxd_controller.errands import Errands
+from mlxd_controller.learning import same_but_measured
 from mlxd_controller.loading import end_worker
 from mlxd_controller.measuring import counts_on_memory, memory_read
 from mlxd_controller.metrics import Metrics
@@ -254,7 +255,7 @@ class Runtime:
             self._perform(action)
         for digest, model in self._state.models.items():
             former = before.models.get(digest)
-            if former is not model:
+            if former is not model and not same_but_measured(former, model):
                 self.changes.publish(former, model)
                 worker = self.workers.get(model.worker)
                 leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
@@ -318,5 +319,6 @@ class Runtime:
             await self.workers.refresh(self.workers.live(), wait_s=self._poll_s)
             if self._state.models:
                 self.measure()  # others may have taken memory, or given it back
+            self._errands.learn()
             for worker in self._silence.hung(self.workers.live()):
                 self._tasks.create_task(end_hung(worker))

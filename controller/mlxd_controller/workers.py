@@ -15,6 +15,8 @@ from itertools import islice
 
 from mlxd.v1 import status_pb2
 from mlxd_controller.core.fit import Plan
+from mlxd_controller.core.measured import Figures
+from mlxd_controller.learning import figures_of, is_news
 from mlxd_controller.ports import Clock, WorkerLink, WorkerProcess
 from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.logs import get_logger
@@ -51,6 +53,8 @@ class Worker:
     error: MlxdError | None = None
     figures: status_pb2.WorkerStatus | None = None
     figures_s: float = 0.0
+    told: Figures | None = None
+    """What the scheduler knows of them."""
     cpu_s: float = 0.0
     """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -150,6 +154,18 @@ class Workers:
     def dead(self) -> tuple[Worker, ...]:
         """Return the last failed worker of each model, oldest first."""
         return tuple(self._dead.values())
+
+    def news(self) -> list[tuple[int, Figures]]:
+        """Return what workers that are ready are newly known to take, each by its number."""
+        found: list[tuple[int, Figures]] = []
+        for worker in self._live.values():
+            if worker.ready_s is None or worker.figures is None:
+                continue
+            figures = figures_of(worker.figures)
+            if figures is not None and is_news(worker.told, figures):
+                worker.told = figures
+                found.append((worker.number, figures))
+        return found
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the living that are processes of this machine."""

@@ -28,9 +28,9 @@ RECURRENT_STEP_LAYERS = 4
 """Layers whose states, those of all rows, are there once more at a step's peak: gathered, in the
 making, not yet given back (measured: 2.3 for a batch that stays, 3.2 for one that changed)."""
 
-CONVOLVED_VALUES = 12
+CONVOLVED_VALUES = 8
 """How often the width of a recurrent layer's convolution is there at once for each position, in
-values of two bytes: its taps, the unit keys, the blocks (measured: 6 to 7 times in float32)."""
+float32: its taps, the unit keys, the blocks (measured: 6 to 7.5 times)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,20 @@ class CacheSizes:
         groups = " or ".join(str(group) for group in KV_GROUP_VALUES)
         return f"heads of {self.head_dim} values do not divide into groups of {groups}"
 
-    def held(self, *, context_max: int, rows_max: int, kv_format: KVFormat) -> Held:
+    def held(self, *, context_max: int, rows_max: int, kv_format: KVFormat, on_cpu: bool) -> Held:
         """Return the most that rows ever take, however they come and go: arenas and states.
 
-        A step replaces states; what it needs for that is included.
+        A step replaces states; what it needs for that is included. Where all that is kept of
+        positions slides, a CPU has arenas of one class, and no more slots than rows.
         """
         tokens, slots = kv_tokens_bound(context_max, rows_max), slots_bound(rows_max)
-        # A slot holds no more of a window than its capacity, and all capacities are `tokens`.
+        if on_cpu and not self.kv_values_per_token:
+            slots = rows_max
+        # A slot holds no more of a window than its capacity, and all capacities are `tokens`; a
+        # window that no row outgrows is no ring.
         sliding = sum(
-            min(tokens, slots * layers.window) * layers.kv_values_per_token
+            (min(tokens, slots * layers.window) if layers.window < context_max else tokens)
+            * layers.kv_values_per_token
             for layers in self.windows
         )
         kv = kv_held(tokens * self.kv_values_per_token, kv_format, head_dim=self.head_dim)

@@ -119,19 +119,29 @@ class InvalidModel(MlxdError):
 
 @dataclass(eq=False)
 class ModelTooLarge(MlxdError):
-    """A model that cannot fit, whoever is evicted."""
+    """A model that cannot fit, whoever is evicted.
+
+    The fields from `weights_bytes` on are the terms of its need.
+    """
 
     model: str
     need_bytes: int
     budget_bytes: int
     reserve_bytes: int
     hint: str = ""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    prefix_bytes: int = 0
+    activations_bytes: int = 0
+    pool_bytes: int = 0
+    process_bytes: int = 0
 
     def describe(self) -> str:
-        """Give both figures."""
+        """Give what is needed, by its terms, and what there is."""
         return (
-            f"{self.model} needs {self.need_bytes} bytes, {self.budget_bytes} available after "
-            f"{self.reserve_bytes} reserved" + (f"; {self.hint}" if self.hint else "")
+            f"{self.model} needs {self.need_bytes} bytes{_named(self)}, "
+            f"{self.budget_bytes} available after {self.reserve_bytes} reserved"
+            + (f"; {self.hint}" if self.hint else "")
         )
 
 
@@ -139,7 +149,8 @@ class ModelTooLarge(MlxdError):
 class NoRoom(MlxdError):
     """A model that fits, but not now: everything that could make room is busy or pinned.
 
-    `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none.
+    `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none. The
+    fields from `weights_bytes` on are the terms of its need.
     """
 
     model: str
@@ -147,14 +158,37 @@ class NoRoom(MlxdError):
     available_bytes: int
     retry_after_s: float
     queue_position: int = 0
+    reserve_bytes: int = 0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    prefix_bytes: int = 0
+    activations_bytes: int = 0
+    pool_bytes: int = 0
+    process_bytes: int = 0
 
     def describe(self) -> str:
-        """Give both figures."""
+        """Give what is needed, by its terms, and what there is."""
         return (
-            f"{self.model} needs {self.need_bytes} bytes, {self.available_bytes} available now, "
+            f"{self.model} needs {self.need_bytes} bytes{_named(self)}, "
+            f"{self.available_bytes} available now after {self.reserve_bytes} reserved, "
             "and nothing idle can be evicted"
             + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")
         )
+
+
+def _named(need: ModelTooLarge | NoRoom) -> str:
+    """Return the terms of a need in brackets; nothing where none were given."""
+    terms = {
+        "weights": need.weights_bytes,
+        "kv": need.kv_bytes,
+        "prefix": need.prefix_bytes,
+        "activations": need.activations_bytes,
+        "pool": need.pool_bytes,
+        "process": need.process_bytes,
+    }
+    if not any(terms.values()):
+        return ""
+    return f" ({', '.join(f'{name} {nbytes}' for name, nbytes in terms.items())})"
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
     "mlxd.v1.GenerateRequest": {
         "chat": (),
     },
-    "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,), "require_full": (True,)},
+    "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,)},
 }
 
 

@@ -11,7 +11,12 @@ import pytest
 import typer
 
 from mlxd_controller.cli.outcome import model_argument
-from mlxd_controller.cli.serve import _named_folder, _reserve
+from mlxd_controller.cli.serve import _named_folder, _reserve, _with_kept_free
+from mlxd_controller.crew import limits_of
+from mlxd_controller.device import CudaProbe
+from mlxd_controller.nvidia import Gpu
+from mlxd_controller.settings import ServeSettings
+from mlxd_shared.config import GIB
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.cli import LIMIT_S, mlxd
 
@@ -53,6 +58,7 @@ async def test_no_server_is_its_own_code() -> None:
         (("load",), "Missing argument"),
         (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
         (("serve", "--reserve", "100%"), "a share from 0% to 99%"),
+        (("serve", "--gpu-overhead", "much"), "--gpu-overhead much: write a size"),
         (("serve", "--memory-limit", "much"), "'much' is not a size"),
         (("serve", "--waiting-max", "65537"), "less than or equal to 65536"),
         (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
@@ -115,6 +121,25 @@ def test_serve_reads_names_and_folders(tmp_path: Path) -> None:
 def test_serve_reads_the_reserve(text: str | None, reserve: tuple[Any, ...]) -> None:
     """Bytes, or a share of the memory."""
     assert _reserve(text) == pytest.approx(reserve)
+
+
+@pytest.mark.parametrize(
+    ("text", "overhead_bytes"), [(None, 0), ("0", 0), ("1G", GIB), ("5%", 80 * GIB // 20)]
+)
+def test_serve_keeps_an_overhead_free_of_each_gpu(text: str | None, overhead_bytes: int) -> None:
+    """From the command line to the devices: bytes, or a share of each GPU's memory."""
+    settings = _with_kept_free(ServeSettings(), reserve="1G", gpu_overhead=text)
+    gpus = tuple(
+        Gpu(index, f"GPU-{index}", "H200", 80 * GIB, free)
+        for index, free in enumerate((60 * GIB, 80 * GIB))
+    )
+    probe = CudaProbe(limits_of(settings), gpus=gpus)
+
+    first, second = probe.read(())
+
+    assert first.reserve_bytes == second.reserve_bytes == GIB + overhead_bytes
+    assert first.budget_bytes == second.budget_bytes == 79 * GIB - overhead_bytes
+    assert first.usable_bytes == 59 * GIB - overhead_bytes
 
 
 @pytest.mark.asyncio

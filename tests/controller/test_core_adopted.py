@@ -53,7 +53,9 @@ def test_a_request_is_served_by_an_adopted_worker_at_once() -> None:
 
 def test_it_counts_on_the_device_that_it_lives_on() -> None:
     """Beside one on another GPU it stays; a second one where it lives is too many."""
-    gpus = tuple(device(need_mib(10), kind="cuda", name=f"gpu{index}") for index in range(2))
+    gpus = tuple(
+        device(need_mib(10, kind="cuda"), kind="cuda", name=f"gpu{index}") for index in range(2)
+    )
     talk = Conversation(*gpus)
     for number, (name, on) in enumerate([("a", "gpu1"), ("b", "gpu0"), ("c", "gpu1")], start=1):
         talk.send(adopted(name, number, on=on))

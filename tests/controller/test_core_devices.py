@@ -18,7 +18,7 @@ from mlxd_shared.requests import LoadSpec
 from tests.controller.core_conversation import Conversation
 from tests.support.model_facts import device, facts, need_mib
 
-ONE = need_mib(10)
+ONE = need_mib(10, kind="cuda")
 
 
 def gpus(*rooms: float, kind: str = "cuda") -> tuple[Device, ...]:

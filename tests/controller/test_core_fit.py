@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
+from mlxd_controller.core.fit import Taken
 from mlxd_shared.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
@@ -203,32 +204,32 @@ def test_unpacked_weights_count_where_they_stay_packed() -> None:
         assert found == without + more
 
 
-def test_eight_bits_are_suggested_only_where_heads_divide_into_groups() -> None:
-    """Of heads 64 wide they make a long context fit; of heads 8 wide they cannot be had."""
-    wide = replace(LONG, caches=CacheSizes(4 * 2 * 64, kv_heads=1, head_dim=64))
-    asked = LoadSpec(context_length=1 << 16, weights=Weights.FLOAT32, prefix_cache_nbytes=0)
-    packed = fit.plan(wide, replace(asked, kv_format=KVFormat.Q8), WIDE)
-    small = device(packed.need_bytes // MIB + 1)
-    hint = "keys and values in 8 bits (kv_format q8)"
-    assert hint in fit.suggestions(wide, fit.plan(wide, asked, small), small)
-    assert hint not in fit.suggestions(LONG, fit.plan(LONG, asked, small), small)
+def test_a_load_that_puts_large_tensors_together_is_within_its_need() -> None:
+    """Where what runs later takes less than a tensor in two forms and its parts, that counts."""
+    tied = Taken(values=50 * MIB, stored_bytes=100 * MIB, joined=False)
+    joined = Taken(values=30 * MIB, stored_bytes=60 * MIB, joined=True)
+    model = replace(HALVES, taken=(tied, joined))
+    spec = LoadSpec(weights=Weights.FLOAT32, prefix_cache_nbytes=0)
+    plan = fit.plan(model, spec, WIDE)
+    assert named(plan)["activations"] + named(plan)["kv"] == (60 + 4 * 30) * MIB
+    as_it_is = fit.plan(model, replace(spec, weights=Weights.STORED), WIDE)
+    assert named(as_it_is)["activations"] + named(as_it_is)["kv"] == 60 * MIB
+    early = replace(joined, later_values=10 * MIB, later_bytes=20 * MIB)
+    not_last = fit.plan(replace(model, taken=(early,)), spec, WIDE)
+    assert named(not_last)["activations"] + named(not_last)["kv"] == (60 + 4 * 30 - 4 * 10) * MIB
+    kept = fit.plan(model, replace(spec, prefix_cache_nbytes=500 * MIB), WIDE)
+    assert named(kept)["activations"] == named(fit.plan(HALVES, spec, WIDE))["activations"]
 
 
-def test_every_suggestion_would_fit() -> None:
-    """What the report suggests was reckoned: following it fits."""
-    asked = LoadSpec(context_length=1 << 16)
-    small = device(400)
-    plan = fit.plan(LONG, asked, small)
-    found = fit.suggestions(LONG, plan, small)
-
-    assert found
-    words = found[0].split()
-    shorter = replace(asked, context_length=int(words[3]), weights=plan.weights)
-    assert fit.plan(LONG, shorter, small).need_bytes <= small.budget_bytes
+def test_what_is_stored_and_not_kept_is_no_need() -> None:
+    """A copy of a tied head is left out of weights as stored."""
+    model = replace(HALVES, dropped_bytes=7 * MIB)
+    plan = fit.plan(model, LoadSpec(weights=Weights.STORED), WIDE)
+    assert named(plan)["weights"] == 43 * MIB
 
 
-def test_where_nothing_would_fit_the_memory_needed_is_named() -> None:
-    """No shorter context helps a model whose weights alone are too large."""
-    small = device(50)
-    plan = fit.plan(facts(500), LoadSpec(), small)
-    assert fit.suggestions(facts(500), plan, small)[0].startswith("a machine with ")
+def test_a_tokenizer_counts_by_its_file() -> None:
+    """A process takes more for a larger one."""
+    model = replace(facts(10), tokenizer_bytes=MIB)
+    more = named(fit.plan(model, LoadSpec(), WIDE))["process"]
+    assert more - fit.PROCESS_BYTES - fit.HEAP_BYTES == fit.TOKENIZER_FACTOR * MIB

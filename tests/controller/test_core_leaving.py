@@ -278,6 +278,24 @@ def test_a_report_says_what_a_load_would_do_and_does_nothing() -> None:
     assert never.suggestions
 
 
+def test_a_report_says_what_would_fit_beside_those_who_stay() -> None:
+    """Where the memory is there but cannot be had, because of a pin, or because of models in use:
+    what would do with less; nothing where only a slot is missing."""
+    budget_mib = need_mib(10) + need_mib(200) - 50
+    talk = Conversation(device(budget_mib))
+    talk.load("m", LoadSpec(pinned=True))
+    talk.ready("m")
+
+    asked = LoadSpec(weights=Weights.FLOAT32)
+    found = report(talk.state, "large", facts(200), asked)
+    assert (found.fits_now, found.fits_ever, found.would_evict) == (False, True, ())
+    assert found.suggestions == ("weights as bfloat16",)
+    smaller = report(talk.state, "large", facts(200), LoadSpec(weights=Weights.BFLOAT16))
+    assert (smaller.fits_now, smaller.suggestions) == (True, ())
+    talk.state = replace(talk.state, max_loaded=1)
+    assert report(talk.state, "large", facts(200), asked).suggestions == ()
+
+
 def test_a_report_about_a_loaded_model_describes_the_plan_in_force() -> None:
     """Its own memory counts as its own: it fits."""
     talk = Conversation(TWO)

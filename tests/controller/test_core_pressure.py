@@ -196,7 +196,7 @@ def test_no_load_begins_above_the_marks() -> None:
     """Room by promise is not enough: it waits for memory to be below the soft mark."""
     talk = talk_of()
     talk.make_idle("m")
-    measure(talk, 250, m=400)
+    measure(talk, 350, m=500)
 
     ticket, wanted = talk.arrive("other", mib=1)
 

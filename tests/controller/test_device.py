@@ -112,6 +112,19 @@ def test_the_operators_limits_bound_the_budget() -> None:
     assert (over.budget_bytes, over.usable_bytes) == (0, 0)
 
 
+def test_an_overhead_is_kept_free_of_each_gpu_besides_the_reserve() -> None:
+    """In bytes or as a share; out of the budget and out of what is free now; not of a CPU."""
+    for limits in (Limits(gpu_overhead_bytes=50), Limits(gpu_overhead_fraction=0.05)):
+        gpu = make_device("gpu0", "cuda", total_bytes=1000, unheld_bytes=800, limits=limits)
+        assert (gpu.reserve_bytes, gpu.budget_bytes, gpu.usable_bytes) == (150, 850, 650)
+        cpu = make_device("cpu", "cpu", total_bytes=1000, unheld_bytes=800, limits=limits)
+        assert (cpu.reserve_bytes, cpu.budget_bytes, cpu.usable_bytes) == (100, 900, 700)
+    full = make_device(
+        "gpu0", "metal", total_bytes=1000, unheld_bytes=110, limits=Limits(gpu_overhead_bytes=50)
+    )
+    assert full.usable_bytes == 0
+
+
 def test_a_process_that_is_gone_holds_nothing() -> None:
     """It may end between two looks."""
     assert resident_bytes([NO_PROCESS]) == 0

@@ -196,19 +196,20 @@ def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
     assert "DYLD_LIBRARY_PATH" in mac
 
 
-def test_workers_ask_for_large_pages(tmp_path: Path) -> None:
+def test_workers_ask_for_large_pages_and_mappings(tmp_path: Path) -> None:
     """glibc is told so, beside what an operator tells it; who has decided about it is obeyed."""
 
     def tunables(base: dict[str, str], platform: str = "linux") -> str | None:
         found = worker_environment(base, site=tmp_path, platform=platform)
         return found.get("GLIBC_TUNABLES")
 
-    assert tunables({}) == "glibc.malloc.hugetlb=1"
+    own = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608"
+    assert tunables({}) == own
     assert tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}) == (
-        "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"
+        f"glibc.malloc.arena_max=1:{own}"
     )
-    decided = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
-    assert tunables(decided) == "glibc.malloc.hugetlb=0"
+    decided = "glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=1"
+    assert tunables({"GLIBC_TUNABLES": decided}) == decided
     assert tunables({}, "darwin") is None
 
 

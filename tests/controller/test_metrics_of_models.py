@@ -103,7 +103,7 @@ def test_a_plan_is_held_against_the_measured_peak(part: float, error: float) -> 
     )
     silent = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
     worker.figures = status_pb2.WorkerStatus()
-    arrays_bytes = plan.need_bytes - fit.PROCESS_BYTES
+    arrays_bytes = plan.arrays_bytes
     worker.figures.memory.mlx_peak_bytes = int(part * arrays_bytes)
     told = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.store.caches import cache_sizes, projected_values
+from mlxd_controller.store.caches import cache_sizes, projected_values, recurrent_values
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import KVFormat
@@ -108,7 +108,9 @@ def test_the_widest_projection_counts() -> None:
     narrow = {**HYBRID, "head_dim": 64}
     assert projected_values(narrow, "Qwen3_5ForCausalLM") == (2 * 8 + 2 * 2) * 64
     wide = {**HYBRID, "linear_value_head_dim": 500}
-    assert projected_values(wide, "Qwen3_5ForCausalLM") == 13 * (24 + 3000) + 3000 + 2 * 6
+    assert projected_values(wide, "Qwen3_5ForCausalLM") == (24 + 3000) + 3000 + 2 * 6
+    assert recurrent_values(wide, "Qwen3_5ForCausalLM") == 8 * (24 + 3000)
+    assert recurrent_values(PLAIN, "LlamaForCausalLM") == 0
 
 
 @pytest.mark.parametrize(

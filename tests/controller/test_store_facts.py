@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxd_controller.core.fit import Taken
 from mlxd_controller.store.facts import read_folder
 from mlxd_controller.store.folders import FolderStore
 from mlxd_shared.cache_sizes import CacheSizes
@@ -68,6 +69,45 @@ def test_packed_weights_are_counted_as_what_they_stand_for(tmp_path: Path) -> No
     change_config(folder, quantization=None)
     with pytest.raises(InvalidModel, match="quantization"):
         read_folder(folder)
+
+
+def test_what_a_load_makes_and_what_it_leaves_out(tmp_path: Path) -> None:
+    """Each size with what comes after it, and of equal ones the last; a copy of a tied head, an old
+    table and a head for guessing are no need; the tokenizer is."""
+    folder = write_tiny_model(tmp_path / "m")
+    change_config(folder, tie_word_embeddings=True)
+    layer, last = "model.layers.0.", "model.layers.10."
+    write_safetensors(
+        folder / "model.safetensors",
+        {
+            "model.embed_tokens.weight": ("BF16", [100, 4], 800),
+            f"{layer}mlp.gate_proj.weight": ("BF16", [50, 4], 400),
+            f"{layer}mlp.up_proj.weight": ("BF16", [50, 4], 400),
+            f"{layer}mlp.down_proj.weight": ("BF16", [4, 50], 400),
+            f"{last}mlp.gate_proj.weight": ("BF16", [50, 4], 400),
+            f"{last}mlp.up_proj.weight": ("BF16", [50, 4], 400),
+            f"{last}mlp.down_proj.weight": ("BF16", [4, 50], 400),
+            f"{last}self_attn.q_proj.weight": ("BF16", [25, 4], 200),
+            f"{last}self_attn.o_proj.weight": ("BF16", [4, 10], 80),
+            f"{layer}self_attn.rotary_emb.inv_freq": ("F32", [8], 32),
+            "lm_head.weight": ("BF16", [100, 4], 800),
+            "mtp.fc.weight": ("BF16", [500, 4], 4000),
+        },
+    )
+    facts = read_folder(folder).facts
+    assert facts.taken == (
+        Taken(200, 400, joined=False),
+        Taken(400, 800, joined=True, later_values=200, later_bytes=400),
+        Taken(40, 80, joined=False, later_values=600, later_bytes=1200),
+        Taken(100, 200, joined=True, later_values=640, later_bytes=1280),
+        Taken(400, 800, joined=False, later_values=1340, later_bytes=2680),
+    )
+    assert facts.dropped_bytes == 32 + 800 + 4000
+    assert facts.stored_bytes - facts.dropped_bytes == 2 * facts.elements == 3480
+    assert facts.item_bytes == 2
+    assert facts.tokenizer_bytes == (folder / "tokenizer.json").stat().st_size > 0
+    change_config(folder, tie_word_embeddings=None)
+    assert read_folder(folder).facts.dropped_bytes == 32 + 4000
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ class Books:
     wanted: dict[str, float] = field(default_factory=dict)
     """Loads of operators, which go on though nobody waits."""
     leases: dict[str, int] = field(default_factory=dict)
+    takings: dict[str, int] = field(default_factory=dict)
+    """What models were measured to take."""
     excess: dict[str, int] = field(default_factory=dict)
     """What workers were last measured to hold above the soft mark of each device."""
     pressed: set[str] = field(default_factory=set)
@@ -145,6 +147,11 @@ class Books:
     def process_of(self, digest: str) -> Process | None:
         """Return the process that serves, or will serve, a model."""
         return next((p for p in self.processes.values() if p.digest == digest), None)
+
+    def takes(self, process: Process, need_bytes: int) -> None:
+        """Take note of what a model is measured to take: the most that was ever measured of it."""
+        most = max(need_bytes, self.takings.get(process.digest, 0))
+        self.takings[process.digest] = self.needs[process.digest] = process.need_bytes = most
 
     def pin(self, digest: str) -> None:
         """Put into force what the load that begins, or has begun, asked for."""

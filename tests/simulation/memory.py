@@ -12,6 +12,9 @@ from dataclasses import replace
 from random import Random
 
 from mlxd_controller.core import events as ev
+from mlxd_controller.core.fit import HEAP_BYTES, PROCESS_BYTES
+from mlxd_controller.core.measured import Figures
+from mlxd_shared.config import MIB
 from tests.simulation.books import Books, Process, Stage
 from tests.simulation.settings import Setting
 
@@ -27,6 +30,8 @@ WRONG = 0.4
 """How likely a worker grows beyond its promise, or answers wrongly, in greedy worlds."""
 OVER_PROMISE = 3.0
 """What a worker holds at most of what it was promised, in greedy worlds."""
+PROCESS_PARTS = (-0.5, 0.3)
+"""By how much a process is measured to take less, or more, than was reckoned, as a part of that."""
 
 
 class Memory:
@@ -87,6 +92,15 @@ class Memory:
         grown_bytes = int(process.need_bytes * self._rng.uniform(0.6, most))
         process.arrays_bytes = max(process.arrays_bytes, grown_bytes)
         process.least_bytes = int(process.arrays_bytes * self._rng.uniform(0.3, 1.0))
+
+    def figures(self, process: Process) -> Figures:
+        """Measure a worker: its need is as reckoned but for its process, never above the budget."""
+        need_bytes = self._setting.need_of(process.digest)
+        room_bytes = self._books.devices[process.device].budget_bytes - need_bytes
+        more_bytes = int(min(room_bytes, PROCESS_BYTES * self._rng.uniform(*PROCESS_PARTS)))
+        self._books.takes(process, need_bytes + more_bytes)
+        weights = self._setting.sizes[process.digest] * MIB
+        return Figures(weights=weights, peak=0, process=PROCESS_BYTES + HEAP_BYTES + more_bytes)
 
     def fault(self) -> str:
         """Return what is wrong with the next answer to an order to shrink; "": nothing."""

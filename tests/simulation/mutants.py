@@ -145,6 +145,18 @@ MUTANTS = (
         "if ended.wanted:",
     ),
     Mutant(
+        "what a model was measured to take does not count",
+        "schedule.py",
+        "plan=fit.corrected(model.plan, known)",
+        "plan=model.plan",
+    ),
+    Mutant(
+        "what a model was measured to take is forgotten with its worker",
+        "queueing.py",
+        "known=model.measured",
+        "known=()",
+    ),
+    Mutant(
         "a hold never ends",
         "holding.py",
         "if not awaited or model.pinned or turn.now_s >= model.held_until_s:",

@@ -56,7 +56,7 @@ def machine(words: list[str]) -> State:
 
 
 def _device(room: str, kind: str, name: str) -> Device:
-    return device(math.ceil(float(room) * need_mib(SIZE_MIB)), kind=kind, name=name)
+    return device(math.ceil(float(room) * need_mib(SIZE_MIB, kind=kind)), kind=kind, name=name)
 
 
 def _options(words: list[str]) -> dict[str, str]:

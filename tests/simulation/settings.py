@@ -29,9 +29,9 @@ def facts_of(mib: int) -> ModelFacts:
 
 
 @cache
-def need_of(mib: int) -> int:
-    """Return what a model of this size cannot do without."""
-    return fit.plan(facts_of(mib), LoadSpec(), device(1 << 20)).least_bytes
+def need_of(mib: int, kind: str) -> int:
+    """Return what a model of this size cannot do without on a device of this kind."""
+    return fit.plan(facts_of(mib), LoadSpec(), device(1 << 20, kind=kind)).least_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class Setting:
     greedy: bool = False
     """Whether others take memory, and workers hold more than they were promised."""
 
+    def need_of(self, name: str) -> int:
+        """Return what one of the models is reckoned to need."""
+        return need_of(self.sizes[name], self.devices[0].kind)
+
 
 def _shares(rng: Random, budget: int, *, largest: int, least: int) -> list[int]:
     """Split memory between one, two or three devices, one of which holds the largest model."""
@@ -70,14 +74,14 @@ def setting_of(rng: Random) -> Setting:
     """Draw a setting: from calm and roomy to crowded and broken."""
     count = rng.randint(3, 7)
     sizes = {f"m{i}": rng.choice((4, 10, 20, 40, 80, 120)) for i in range(count)}
-    needs = sorted(need_of(mib) for mib in sizes.values())
     greedy = rng.random() < 0.25
     most = rng.uniform(0.2, 0.9)
+    alpha = rng.choice((0.0, 0.7, 1.5))
+    kind = rng.choice(("cpu", "cpu", "cuda"))
+    needs = sorted(need_of(mib, kind) for mib in sizes.values())
     budget = max(needs[-1], int(sum(needs) * (0.9 if greedy else most)))
     budgets = _shares(rng, budget, largest=needs[-1], least=needs[0])
-    kind = rng.choice(("cpu", "cpu", "cuda"))
     sizes[HUGE] = 4000
-    alpha = rng.choice((0.0, 0.7, 1.5))
     drawn = Setting(
         devices=tuple(
             device(-(-nbytes // MIB), kind=kind, name=f"{kind}{index}")

@@ -40,6 +40,7 @@ HARD_STATES = (
     "lost answer to shrink",
     "lost reply while loading",
     "lying answer to shrink",
+    "measured",
     "memory while loading",
     "pins under pressure",
     "placed beside a device above its marks",

@@ -12,19 +12,18 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from random import Random
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
-from mlxd_controller.core import fit
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Phase, Progress, State, next_wake_s
 from mlxd_shared.errors import WorkerExited, WorkerLost, WorkerTimedOut
 from mlxd_shared.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
+from tests.simulation.former import begin_with_former_workers
 from tests.simulation.memory import Memory
 from tests.simulation.settings import (
     EVENTS,
@@ -32,12 +31,13 @@ from tests.simulation.settings import (
     STALL_S,
     STOP_S_MAX,
     facts_of,
-    need_of,
     setting_of,
 )
 
 POLL_S = 10.0
 """How often memory is measured in greedy worlds, whatever happens."""
+MEASURED = 0.5
+"""How likely the figures of a worker that has become ready are told."""
 TICKS_MAX = 50
 """So many wake-ups at one moment mean that the core does not act on what it woke up for."""
 SETTLING_EVENTS_MAX = 20_000
@@ -57,7 +57,7 @@ class World:
             keep_alive_s=self.setting.keep_alive_s,
             age_min_s=self.setting.age_min_s,
         )
-        needs = {name: need_of(mib) for name, mib in self.setting.sizes.items()}
+        needs = {name: self.setting.need_of(name) for name in self.setting.sizes}
         devices = {device.name: device for device in self.setting.devices}
         self.books = Books(needs, devices, self.setting.max_loaded, self.setting.age_min_s)
         self.seen: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class World:
 
     def run(self) -> Counter[str]:
         """Live through EVENTS events, come to rest, shut down; return which hard states came up."""
-        self._begin_with_former_workers()
+        begin_with_former_workers(self)
         self.later(0.0, self._someone)
         if self.setting.greedy:
             self.later(POLL_S, self._poll)
@@ -129,31 +129,6 @@ class World:
         for action in wanted:
             self._perform(action)
         self.checks.decided(self.state, event, wanted)
-
-    def _begin_with_former_workers(self) -> None:
-        """Take workers of a former controller over, in some worlds; they may be too many.
-
-        From a generator of its own, so that all other worlds are what they are without it.
-        """
-        rng = Random(f"former {self.seed}")
-        if rng.random() < 0.7:
-            return
-        names = rng.sample(self._names, rng.randint(1, len(self._names)))
-        for number, name in enumerate(names, start=1):
-            facts = facts_of(self.setting.sizes[name])
-            whole = rng.choice(self.setting.devices)
-            choice = replace(fit.plan(facts, LoadSpec(), whole).choice, prefix_bytes=0)
-            pinned = rng.choice((None, True))
-            if pinned:
-                self.books.pinned.add(name)
-            need_bytes = fit.reckon(facts, whole, choice).need_bytes
-            process = Process(number, name, need_bytes, whole.name)
-            self.checks.adopt(process)
-            self.memory.grow(process)
-            spec = LoadSpec(pinned=pinned)
-            event = ev.Adopted(number, name, name, f"/{name}", facts, choice, whole.name, spec, 1.0)
-            self.send(event)
-            self.checks.adopted(process)
 
     def _perform(self, action: a.Action) -> None:
         match action:
@@ -347,11 +322,23 @@ class World:
                 self.memory.grow(process)
                 if self._broken():
                     self.later(self.rng.uniform(0, 60), lambda: self._die(process))
+                if self.rng.random() < MEASURED:
+                    self.later(self.rng.uniform(0, 5), lambda: self._say_what_it_takes(process))
             case ev.LoadFailed():
                 self.checks.ended(process)
             case _:
                 pass
         self.send(event)
+
+    def _say_what_it_takes(self, process: Process) -> None:
+        """A ready worker is measured to take more or less than was reckoned."""
+        books = self.books
+        known = process.number in books.processes and process.digest not in books.draining
+        if process.stage is not Stage.READY or not known or self.state.stopping:
+            return
+        figures = self.memory.figures(process)
+        self.seen["measured"] += 1
+        self.send(ev.Measured(process.number, figures))
 
     def _die(self, process: Process) -> None:
         """A ready worker dies; its end is reported a moment later, its streams break."""

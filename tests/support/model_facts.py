@@ -45,7 +45,7 @@ def device(
     return Device(name, kind, 2 * budget, budget, budget, usable, prefix_fraction)
 
 
-def need_mib(weights_mib: int) -> int:
+def need_mib(weights_mib: int, *, kind: str = "cpu") -> int:
     """Return the whole need of `facts(weights_mib)` by default, in MiB, rounded up."""
-    plan = fit.plan(facts(weights_mib), LoadSpec(), device(1 << 20))
+    plan = fit.plan(facts(weights_mib), LoadSpec(), device(1 << 20, kind=kind))
     return -(-plan.need_bytes // MIB)

@@ -122,11 +122,15 @@ class WorkerProcess:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    *arguments: str, listen: str | None = None, module: str = "mlxd_worker"
+    *arguments: str,
+    listen: str | None = None,
+    module: str = "mlxd_worker",
+    environ: dict[str, str] | None = None,
 ) -> AsyncIterator[WorkerProcess]:
     """Start `python -m` with `module`, wait for its ready line, yield it, stop and reap it.
 
-    listen: where; None is a socket of the test's own, "" leaves it to the worker.
+    listen: where; None is a socket of the test's own, "" leaves it to the worker. environ: more
+    variables for it.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-test-")))
@@ -136,6 +140,7 @@ async def running_worker(
             f"unix:{folder}/w.sock" if listen is None else listen,
             arguments,
             module=module,
+            environ=environ,
         )
         log_path = folder / "log"
         if "error" in line:

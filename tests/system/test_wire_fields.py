@@ -104,8 +104,6 @@ def _set(message: Message, field: Any) -> None:
         getattr(message, field.name).SetInParent()
     elif field.is_repeated:
         getattr(message, field.name).append(_some_value(field))
-    elif field.name == "require_full":
-        setattr(message, field.name, False)
     else:
         setattr(message, field.name, _some_value(field))
 

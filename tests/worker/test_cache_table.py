@@ -340,3 +340,15 @@ def test_rows_are_known_once() -> None:
     joined(table, B, 1)
     with pytest.raises(RowError, match="2 rows already"):
         table.join(C, tokens=1)
+
+
+def test_rows_of_one_class_have_no_more_slots_than_there_are_rows() -> None:
+    """However they come: the whole context is theirs from the start, and no slot is wasted."""
+    for rows_max in (1, 3, 5, 8):
+        table = RowTable(context_max=2048, rows_max=rows_max, one_class=True)
+        assert table.classes == (2048,)
+        for number in range(rows_max):
+            while table.join(RowId(number), tokens=1 + 300 * (number % 5)) is None:
+                assert table.tend(), "there is always room for a row that may be there"
+            assert sum(arena.slots for arena in table.arenas) <= rows_max
+            assert table.reserve({RowId(number): 2048}) == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlxd_worker.cache.attention import BLOCK_QUERIES, attend_chunk, attend_slots
+from mlxd_shared.pass_sizes import BLOCK_QUERIES
+from mlxd_worker.cache.attention import attend_chunk, attend_slots
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, parts_of, side_by_side
 from mlxd_worker.models.fused import gated_halves
 

@@ -12,6 +12,7 @@ import pytest
 
 from mlxd_shared.arena_sizes import kv_tokens_bound
 from mlxd_shared.errors import InvalidModel, ModelUnloaded
+from mlxd_shared.pass_sizes import POOL_NBYTES
 from mlxd_shared.requests import LoadSpec
 from mlxd_worker.cache.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.base import RowError, RowId
@@ -22,8 +23,8 @@ from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape, shapes_of
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import LoadJob
 from mlxd_worker.host import ModelHost
-from mlxd_worker.machine.backend import choose_backend, installed_versions
-from mlxd_worker.memory.residency import POOL_NBYTES, DeviceKind
+from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
+from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.models.base import Batch, Model
 from tests.support.tiny_model import write_tiny_model
 
@@ -159,10 +160,10 @@ def pool_limit() -> int:
 
 
 def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
-    """MLX keeps of freed buffers what the plan reckons with, and as much as before afterwards,
-    whether the load succeeded or not.
+    """MLX keeps of freed buffers what the plan reckons with, and on a CPU evaluates ahead into no
+    more memory than that says; and as before afterwards, whether the load succeeded or not.
     """
-    before = mx.set_cache_limit(77 << 20)
+    before, whole = mx.set_cache_limit(77 << 20), mx.get_memory_limit()
     kind = choose_backend(installed_versions(), platform=sys.platform).kind
     try:
         host = ModelHost(device=DeviceKind(kind.value))
@@ -170,12 +171,18 @@ def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
         broken = write_tiny_model(tmp_path / "broken")
         (broken / "model.safetensors").write_bytes(b"nothing")
 
-        host.load(LoadJob(folder, "tiny", "d" * 64, LoadSpec()), lambda _: None)
+        host.load(
+            LoadJob(folder, "tiny", "d" * 64, LoadSpec(prefix_cache_nbytes=0)), lambda _: None
+        )
         assert pool_limit() == POOL_NBYTES
+        if kind is BackendKind.CPU:
+            assert mx.get_memory_limit() < 1 << 30
         host.unload(ModelUnloaded("tiny"))
         assert pool_limit() == 77 << 20
+        assert mx.get_memory_limit() == whole
         with pytest.raises(InvalidModel):
             host.load(LoadJob(broken, "tiny", "d" * 64, LoadSpec()), lambda _: None)
         assert pool_limit() == 77 << 20
+        assert mx.get_memory_limit() == whole
     finally:
         mx.set_cache_limit(before)

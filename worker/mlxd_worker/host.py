@@ -46,6 +46,7 @@ class ModelHost:
         self._resident: Resident | None = None
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
         self._pool_limit_nbytes = _pool_limit_nbytes()
+        self._memory_limit_nbytes = mx.get_memory_limit()
         self._counts: dict[str, PrefixCounts] = {}
         self._guesses: dict[str, SpeculationCounts] = {}
         self._unaccounted_nbytes = 0
@@ -71,7 +72,7 @@ class ModelHost:
             )
         except Exception as error:
             _forget_locals(error)
-            mx.set_cache_limit(self._pool_limit_nbytes)
+            self._lift_limits()
             self._sweep()
             raise
         self._ledger.pin_all(accounts.Account.WEIGHTS, resident.model.parameters())
@@ -94,7 +95,7 @@ class ModelHost:
             for name in self._resident.model.parameters():
                 self._ledger.unpin(accounts.Account.WEIGHTS, name)
             self._ledger.detach(accounts.Account.KV, "rows")
-            mx.set_cache_limit(self._pool_limit_nbytes)
+            self._lift_limits()
             self._ledger.detach(accounts.Account.PREFIX, "snapshots")
             self._resident = None
         return self._sweep().active_nbytes
@@ -192,6 +193,11 @@ class ModelHost:
             can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
+
+    def _lift_limits(self) -> None:
+        """Let MLX have what it had before a model set limits."""
+        mx.set_cache_limit(self._pool_limit_nbytes)
+        mx.set_memory_limit(self._memory_limit_nbytes)
 
     def _sweep(self) -> accounts.Audit:
         # A traceback or a cycle may hold what was dropped.

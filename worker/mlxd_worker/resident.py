@@ -28,11 +28,7 @@ from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
-from mlxd_worker.engine.speculation.speculator import (
-    DRAFTED_TOKENS_MAX,
-    SpeculationCounts,
-    Speculator,
-)
+from mlxd_worker.engine.speculation.speculator import SpeculationCounts, Speculator
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.facts import Loaded, LoadJob, Progress, Report
@@ -46,7 +42,6 @@ from mlxd_worker.memory.residency import (
     Packed,
     ResidencyPlan,
     WeightsChoice,
-    activation_values,
     open_contexts,
     plan_residency,
 )
@@ -95,9 +90,8 @@ def make_resident(
 ) -> Resident:
     """Load and warm up the model of `job`; `report` is told of every step.
 
-    MLX's pool is bounded from then on, also where the load fails: the caller restores its limit.
-
-    `counts` is told of every look-up of a prompt, `guesses` of every guess.
+    MLX's memory and its pool are bounded from then on, also where the load fails: the caller
+    restores the limits. `counts` is told of every look-up of a prompt, `guesses` of every guess.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -122,8 +116,7 @@ def make_resident(
         read_nbytes = bytes_total
         report(Progress("reading weights", bytes_read, bytes_total))
 
-    # What MLX keeps of freed buffers is memory too: no more of it than the plan reckons with.
-    mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
+    _set_limits(plan, files.footprint, device)
     model = load_model(files, form=plan.form, progress=progress, packed=plan.packed)
     caches = RowCaches(
         model.new_caches(kv=kv_format, context_max=context_length),
@@ -155,6 +148,17 @@ def make_resident(
     report(Progress("ready", read_nbytes, read_nbytes))
     engine = make_engine(prefix=prefix, speculator=_speculator(model, caches, guesses))
     return Resident(model, caches, prefix, engine, facts)
+
+
+def _set_limits(plan: ResidencyPlan, footprint: Footprint, device: DeviceKind) -> None:
+    """Have MLX keep to the plan: what it keeps of freed buffers, and how far it goes ahead."""
+    mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
+    if device is DeviceKind.CPU:
+        beyond_nbytes = footprint.passes.beyond_nbytes(
+            footprint.caches, context=plan.context_length, item_nbytes=plan.form.nbytes
+        )
+        # Up to this it evaluates ahead; then it waits for what it has begun.
+        mx.set_memory_limit(plan.arrays_nbytes - beyond_nbytes)
 
 
 def _speculator(model: Model, caches: RowCaches, counts: SpeculationCounts | None) -> Speculator:
@@ -271,19 +275,28 @@ def demand_of(
     rows_read = rows_max if device is DeviceKind.CPU else 1
 
     def demand_at(context: int) -> Demand:
-        chunk = activation_values(
-            chunk_tokens=min(config.PREFILL_CHUNK_TOKENS, context),
-            span=context,
-            heads=footprint.heads,
-            per_token=footprint.activation_values_per_token,
-        )
         unpacked = caches.unpacked_values(kv_tokens_bound(context, rows_read), kv_format)
+
+        def pass_nbytes(item_nbytes: int) -> int:
+            evaluated = footprint.passes.nbytes(
+                caches,
+                context=context,
+                rows=rows_max,
+                item_nbytes=item_nbytes,
+                on_cpu=device is DeviceKind.CPU,
+            )
+            return evaluated + unpacked * item_nbytes
+
         return Demand(
             weight_values=weights,
             stored=stored,
-            caches=caches.held(context_max=context, rows_max=rows_max, kv_format=kv_format),
-            activation_values=chunk + unpacked,
-            logits_values=(rows_max + DRAFTED_TOKENS_MAX) * footprint.vocab,
+            caches=caches.held(
+                context_max=context,
+                rows_max=rows_max,
+                kv_format=kv_format,
+                on_cpu=device is DeviceKind.CPU,
+            ),
+            pass_nbytes=pass_nbytes,
             packed=packed,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -85,6 +86,15 @@ Reserve = Annotated[
         metavar="SIZE|PERCENT",
         help="Memory kept free beside what others hold, such as 2G or 10%."
         f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
+    ),
+]
+GpuOverhead = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|PERCENT",
+        help="Memory left free on each GPU besides, such as 1G or 5%; nothing on a CPU."
+        "  [default: 0]",
+        show_default=False,
     ),
 ]
 KeepAlive = Annotated[
@@ -179,6 +189,7 @@ def serve(
     model: Models = None,
     memory_limit: MemoryLimit = None,
     reserve: Reserve = None,
+    gpu_overhead: GpuOverhead = None,
     keep_alive: KeepAlive = None,
     max_loaded: MaxLoaded = None,
     waiting_max: WaitingMax = None,
@@ -208,14 +219,11 @@ def serve(
     worker_security = ChannelSecurity(
         worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
     )
-    reserve_bytes, reserve_fraction = _reserve(reserve)
     logs.configure(level=log_level.value, fmt=log_format.value)  # what is passed over is logged
     settings = ServeSettings(
         address=o.server_address(context, address),
         models=tuple(_named_folder(text) for text in model or ()),
         memory_limit_bytes=memory_limit,
-        reserve_bytes=reserve_bytes,
-        reserve_fraction=reserve_fraction,
         keep_alive_s=keep_alive_s(keep_alive, os.environ),
         max_loaded=max_loaded,
         waiting_max=waiting_max,
@@ -241,15 +249,31 @@ def serve(
         log_level=log_level.value,
         log_format=log_format.value,
     )
-    _run(settings)
+    _run(_checked(_with_kept_free(settings, reserve=reserve, gpu_overhead=gpu_overhead)))
 
 
-def _check_pairs(settings: ServeSettings) -> None:
-    """Refuse options that do not go together."""
+def _with_kept_free(
+    settings: ServeSettings, *, reserve: str | None, gpu_overhead: str | None
+) -> ServeSettings:
+    """Return the settings with what --reserve and --gpu-overhead say."""
+    reserve_bytes, reserve_fraction = _reserve(reserve)
+    overhead_bytes, overhead_fraction = _share("--gpu-overhead", gpu_overhead or "0")
+    return replace(
+        settings,
+        reserve_bytes=reserve_bytes,
+        reserve_fraction=reserve_fraction,
+        gpu_overhead_bytes=overhead_bytes,
+        gpu_overhead_fraction=overhead_fraction,
+    )
+
+
+def _checked(settings: ServeSettings) -> ServeSettings:
+    """Return the settings; refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
         usage_error("--metrics-vllm-aliases means nothing without --metrics")
     if settings.workers and settings.waiting_max is not None:
         usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
+    return settings
 
 
 def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
@@ -265,7 +289,6 @@ def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
 
 def _run(settings: ServeSettings) -> None:
     """Serve on uvloop, where streams cost half as much."""
-    _check_pairs(settings)
     from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
 
     run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
@@ -286,16 +309,22 @@ def _reserve(text: str | None) -> tuple[int | None, float]:
     """Read --reserve as bytes or as a share of the memory."""
     if text is None:
         return None, config.MEMORY_RESERVE_FRACTION
+    nbytes, share = _share("--reserve", text)
+    return (None, share) if text.endswith("%") else (nbytes, config.MEMORY_RESERVE_FRACTION)
+
+
+def _share(option: str, text: str) -> tuple[int, float]:
+    """Read bytes or a share of the memory; what was not given of the two is 0."""
     number = text.removesuffix("%")
     try:
         if number == text:
-            return parse_bytes(text), config.MEMORY_RESERVE_FRACTION
+            return parse_bytes(text), 0.0
         share = float(number) / 100
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        usage_error(f"--reserve {text}: write a size such as 2G, or a share from 0% to 99%")
-    return None, share
+        usage_error(f"{option} {text}: write a size such as 2G, or a share from 0% to 99%")
+    return 0, share
 
 
 async def _serve(settings: ServeSettings) -> ExitCode:

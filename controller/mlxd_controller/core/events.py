@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mlxd_controller.core.fit import Choice, Device, ModelFacts
+from mlxd_controller.core.measured import Figures
 from mlxd_controller.core.state import NOTHING_FIXED, Progress
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.requests import LoadSpec
@@ -92,6 +93,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A ready worker says what it takes."""
+
+    worker: int
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFailed:
     """A load ended without success, and its process is gone."""
 
@@ -154,6 +163,7 @@ Event: TypeAlias = (
     | UnloadAsked
     | Progressed
     | Ready
+    | Measured
     | LoadFailed
     | WorkerDied
     | Unloaded

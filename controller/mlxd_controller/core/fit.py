@@ -12,27 +12,63 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mlxd_controller.core.measured import Known, Way, recalled
 from mlxd_shared import config
 from mlxd_shared.arena_sizes import kv_tokens_bound
 from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.pass_sizes import POOL_NBYTES, PassSizes
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
-from mlxd_shared.units import format_bytes
 
 CONTEXT_FLOOR_TOKENS = 256
 """An open context is not shortened further than to this."""
 
 PREFIX_TERM = "prefix"
 PROCESS_TERM = "process"
-PROCESS_BYTES = 96 * config.MIB
-"""A worker before it holds a model: interpreter, MLX, BLAS, gRPC, tokenizer."""
+TERMS = ("weights", "kv", PREFIX_TERM, "activations", "pool", PROCESS_TERM)
+"""The names of a plan's terms, as errors have them too."""
 
-POOL_FRACTION = 0.5
-"""Freed buffers that MLX keeps for reuse, as a part of the activations that they once held."""
+PROCESS_BYTES = 84 * config.MIB
+"""A worker beside its arrays, its tokenizer apart: interpreter, MLX, BLAS, gRPC. Measured with
+a model of 0.2 MB, after a stream: 87.8 MB; before it holds a model, 75.6."""
+
+HEAP_BYTES = config.OWN_MAPPING_NBYTES
+"""What the C heap keeps between blocks that live: room for one more of the largest that it has.
+From that size on each is a mapping of its own (decision 0026)."""
+
+TOKENIZER_FACTOR = 11
+"""What a tokenizer takes for each byte of its tokenizer.json: 9 (Mistral v3) to 11 (Qwen 3)."""
+
+MEASURED = "measured"
+"""The note of a term that was."""
 
 CONTEXT_USEFUL_TOKENS = 4096
 """Faster weights are not worth a context below this."""
 
 _ITEM_BYTES = {Weights.FLOAT32: 4, Weights.BFLOAT16: 2, Weights.FLOAT16: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One tensor as a load makes it; `joined` of several that are stored apart."""
+
+    values: int
+    stored_bytes: int
+    joined: bool
+    later_values: int = 0
+    """Those of all tensors that are taken after it."""
+    later_bytes: int = 0
+    """The same, as they are stored."""
+
+    def beyond_bytes(self, form_bytes: int | None) -> int:
+        """Return by how much a load is beyond the finished weights while this one is made.
+
+        There are then the tensor as it is stored, and, where it is put together, its parts in the
+        form, of so many bytes a value; what is taken later is not there. None is as stored.
+        """
+        made = self.stored_bytes if form_bytes is None else self.values * form_bytes
+        converted = 0 if made == self.stored_bytes else self.stored_bytes
+        later = self.later_bytes if form_bytes is None else self.later_values * form_bytes
+        return converted + (made if self.joined else 0) - later
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +93,26 @@ class ModelFacts:
     context_length_max: int
     unpacked_values: int = 0
     """The most values of packed weights that are unpacked at once, where they stay packed."""
+    recurrent_values: int = 0
+    """What a recurrent layer makes of one position, in float32."""
+    tokenizer_bytes: int = 0
+    """The size of tokenizer.json."""
+    taken: tuple[Taken, ...] = ()
+    """Tensors that a load makes, of each size the one that is made last."""
+    dropped_bytes: int = 0
+    """What is stored and not kept: copies, and what the worker has no use for."""
+
+    @property
+    def pass_sizes(self) -> PassSizes:
+        """The widths that decide what a pass takes."""
+        return PassSizes(
+            hidden=self.hidden_size,
+            projected=self.projected_values,
+            mlp=self.intermediate_size,
+            heads=self.heads,
+            vocab=self.vocab_size,
+            recurrent=self.recurrent_values,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +158,11 @@ class Choice:
     kv_format: KVFormat
     prefix_bytes: int | None
 
+    @property
+    def way(self) -> Way:
+        """What measurements hold for."""
+        return Way(self.weights, self.context_length, self.rows_max, self.kv_format)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -142,6 +203,12 @@ class Plan:
         return sum(term.nbytes for term in self.terms)
 
     @property
+    def term_bytes(self) -> tuple[int, ...]:
+        """Each term by the order of `TERMS`; their sum is the need."""
+        named = {term.name: term.nbytes for term in self.terms}
+        return tuple(named.get(name, 0) for name in TERMS)
+
+    @property
     def least_bytes(self) -> int:
         """The need without what may be given up: an open prefix cache."""
         return self.need_bytes - (self.prefix_bytes if self.choice.prefix_bytes is None else 0)
@@ -161,13 +228,17 @@ class Plan:
         return replace(self, terms=tuple(terms))
 
 
-def plan(facts: ModelFacts, spec: LoadSpec, device: Device) -> Plan:
+def plan(
+    facts: ModelFacts, spec: LoadSpec, device: Device, *, known: tuple[Known, ...] = ()
+) -> Plan:
     """Return the best plan for `device` that honours `spec`; the caller compares its need.
+
+    known: what was measured of the model before.
 
     "Best" is the fastest form of the weights that fits the device's budget, with the longest
     context that does. Where nothing fits, the smallest plan is returned.
     """
-    candidates = [_longest(facts, spec, device, weights) for weights in _forms(spec, device)]
+    candidates = [_longest(facts, spec, device, weights, known) for weights in _forms(spec, device)]
     enough = min(facts.context_length_max, CONTEXT_USEFUL_TOKENS)
     for candidate in candidates:
         fits = candidate.need_bytes <= device.budget_bytes
@@ -183,7 +254,13 @@ def _forms(spec: LoadSpec, device: Device) -> tuple[Weights, ...]:
     return (Weights.FLOAT32, Weights.STORED) if device.kind == "cpu" else (Weights.STORED,)
 
 
-def _longest(facts: ModelFacts, spec: LoadSpec, device: Device, weights: Weights) -> Plan:
+def _longest(
+    facts: ModelFacts,
+    spec: LoadSpec,
+    device: Device,
+    weights: Weights,
+    known: tuple[Known, ...],
+) -> Plan:
     choice = Choice(
         weights=weights,
         context_length=spec.context_length or facts.context_length_max,
@@ -191,33 +268,44 @@ def _longest(facts: ModelFacts, spec: LoadSpec, device: Device, weights: Weights
         kv_format=spec.kv_format or KVFormat.MODEL,
         prefix_bytes=spec.prefix_cache_nbytes,
     )
-    found = reckon(facts, device, choice)
+    found = corrected(reckon(facts, device, choice), known)
     if spec.context_length is not None:
         return found
     while found.need_bytes > device.budget_bytes and found.context_length > CONTEXT_FLOOR_TOKENS:
-        choice = replace(choice, context_length=_power_of_two_below(choice.context_length))
-        found = reckon(facts, device, choice)
+        choice = replace(choice, context_length=power_of_two_below(choice.context_length))
+        found = corrected(reckon(facts, device, choice), known)
     return found
 
 
-def _power_of_two_below(number: int) -> int:
+def power_of_two_below(number: int) -> int:
+    """Return the largest power of two that is less than `number`, at least 2."""
     return 1 << ((number - 1).bit_length() - 1)
+
+
+def corrected(plan: Plan, known: tuple[Known, ...]) -> Plan:
+    """Return the plan with what was measured of such a life in place of what was reckoned."""
+    figures = recalled(known, plan.choice.way)
+    if figures is None:
+        return plan
+    measured = figures.over({term.name: term.nbytes for term in plan.terms})
+    terms = (
+        Term(term.name, measured[term.name], MEASURED) if term.name in measured else term
+        for term in plan.terms
+    )
+    return replace(plan, terms=tuple(terms))
 
 
 def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
     """Return the plan with exactly these choices, whether it fits or not."""
     item_bytes = _ITEM_BYTES.get(choice.weights, facts.item_bytes)
-    activations = _activations(facts, choice, item_bytes=item_bytes, on_cpu=device.kind == "cpu")
+    kv = _kv(facts, choice, item_bytes=item_bytes, on_cpu=device.kind == "cpu")
+    beside_bytes = kv.nbytes + (choice.prefix_bytes or 0)
     rest = (
         _weights(facts, choice.weights),
-        _kv(facts, choice, item_bytes=item_bytes),
-        activations,
-        Term(
-            "pool",
-            int(activations.nbytes * POOL_FRACTION),
-            f"{POOL_FRACTION:.0%} of the activations, kept for reuse",
-        ),
-        Term(PROCESS_TERM, PROCESS_BYTES, "interpreter and libraries"),
+        kv,
+        _activations(facts, device, choice, item_bytes=item_bytes, beside_bytes=beside_bytes),
+        Term("pool", POOL_NBYTES, "freed memory that is kept for reuse"),
+        _process(facts),
     )
     free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
     prefix = _prefix(device, choice, free_bytes=free_bytes)
@@ -226,14 +314,16 @@ def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
 
 def _weights(facts: ModelFacts, weights: Weights) -> Term:
     if weights is Weights.STORED:
-        return Term("weights", facts.stored_bytes, "as stored")
+        return Term("weights", facts.stored_bytes - facts.dropped_bytes, "as stored")
     nbytes = facts.elements * _ITEM_BYTES[weights]
     return Term("weights", nbytes, f"{facts.elements:,} values as {weights.value}")
 
 
-def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int) -> Term:
+def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
     context, rows, caches = choice.context_length, choice.rows_max, facts.caches
-    held = caches.held(context_max=context, rows_max=rows, kv_format=choice.kv_format)
+    held = caches.held(
+        context_max=context, rows_max=rows, kv_format=choice.kv_format, on_cpu=on_cpu
+    )
     tokens = kv_tokens_bound(context, rows)
     form = "" if choice.kv_format is KVFormat.MODEL else f" as {choice.kv_format.value}"
     parts = [f"{tokens} tokens x {caches.kv_values_per_token} values{form}"]
@@ -257,54 +347,35 @@ def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
     return Term(PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
 
 
-def _activations(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
-    """Widest moment of one chunk: residual, norm, projections, the MLP, scores, logits.
+def _activations(
+    facts: ModelFacts, device: Device, choice: Choice, *, item_bytes: int, beside_bytes: int
+) -> Term:
+    """Widest moment of a pass, or of putting a tensor together while nothing else is there yet.
 
     Quantised keys and values are unpacked to be read: on a CPU all rows', elsewhere one prompt's.
     Weights that stay packed are unpacked for a prompt, a few layers' at a time.
     """
-    context = choice.context_length
-    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
-    wide = 3 * facts.hidden_size + facts.projected_values + 3 * facts.intermediate_size
-    scores = 2 * facts.heads * context
+    context, on_cpu = choice.context_length, device.kind == "cpu"
+    nbytes = facts.pass_sizes.nbytes(
+        facts.caches,
+        context=context,
+        rows=choice.rows_max,
+        item_nbytes=item_bytes,
+        on_cpu=on_cpu,
+    )
     read = kv_tokens_bound(context, choice.rows_max if on_cpu else 1)
-    values = chunk * (wide + scores) + facts.caches.unpacked_values(read, choice.kv_format)
-    values += facts.unpacked_values if choice.weights is Weights.STORED else 0
-    nbytes = values * item_bytes + 4 * config.ROWS_MAX_DEFAULT * facts.vocab_size
+    unpacked = facts.caches.unpacked_values(read, choice.kv_format)
+    unpacked += facts.unpacked_values if choice.weights is Weights.STORED else 0
+    nbytes += unpacked * item_bytes
+    form_bytes = None if choice.weights is Weights.STORED else item_bytes
+    making = max((taken.beyond_bytes(form_bytes) for taken in facts.taken), default=0)
+    if making - beside_bytes > nbytes:
+        return Term("activations", making - beside_bytes, "putting a tensor together while loading")
+    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
     note = f"a prefill of {chunk} tokens against a context of {context}"
     return Term("activations", nbytes, note)
 
 
-def suggestions(facts: ModelFacts, chosen: Plan, device: Device) -> tuple[str, ...]:
-    """Return what would make a plan that is over the budget fit, for people; each was reckoned."""
-    found: list[str] = []
-    choice = chosen.choice
-
-    def fits(changed: Choice) -> bool:
-        return reckon(facts, device, changed).need_bytes <= device.budget_bytes
-
-    context = choice.context_length
-    while context > CONTEXT_FLOOR_TOKENS:
-        context = _power_of_two_below(context)
-        if fits(replace(choice, context_length=context)):
-            found.append(f"a context of {context} tokens")
-            break
-    if choice.rows_max > 1 and fits(replace(choice, rows_max=1)):
-        found.append("one stream at a time (rows_max 1)")
-    if choice.weights is Weights.FLOAT32 and fits(replace(choice, weights=Weights.STORED)):
-        found.append("weights as stored")
-    if choice.prefix_bytes and fits(replace(choice, prefix_bytes=None)):
-        found.append("a smaller prefix cache")
-    packed = _packed(facts, choice)
-    if packed is not None and fits(packed):
-        found.append("keys and values in 8 bits (kv_format q8)")
-    if not found:
-        found.append(f"a machine with {format_bytes(chosen.need_bytes)} for models")
-    return tuple(found)
-
-
-def _packed(facts: ModelFacts, choice: Choice) -> Choice | None:
-    """Return the choice with quantised keys and values, where the model's heads allow it."""
-    if choice.kv_format is not KVFormat.MODEL or facts.caches.kv_format_problem(KVFormat.Q8):
-        return None
-    return replace(choice, kv_format=KVFormat.Q8)
+def _process(facts: ModelFacts) -> Term:
+    nbytes = PROCESS_BYTES + HEAP_BYTES + TOKENIZER_FACTOR * facts.tokenizer_bytes
+    return Term(PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")

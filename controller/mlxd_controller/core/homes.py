@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxd_controller.core import fit
+from mlxd_controller.core.measured import Known
 from mlxd_controller.core.room import Room, rooms_of, too_large
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.victims import Short
@@ -61,16 +62,23 @@ def plans_for(
 
     Or why there is none: by the device that comes closest.
     """
-    plans = plans_of(model.facts, spec, devices)
+    plans = plans_of(model.facts, spec, devices, known=model.measured)
     closest = next(device for device in devices if device.name == plans[0].device)
     return too_large(model, plans[0], closest) or plans
 
 
 def plans_of(
-    facts: fit.ModelFacts, spec: LoadSpec, devices: tuple[fit.Device, ...]
+    facts: fit.ModelFacts,
+    spec: LoadSpec,
+    devices: tuple[fit.Device, ...],
+    *,
+    known: tuple[Known, ...] = (),
 ) -> tuple[fit.Plan, ...]:
-    """Return a plan for each device that can hold such a model; without any, for the largest."""
-    planned = [(fit.plan(facts, spec, device), device) for device in devices]
+    """Return a plan for each device that can hold such a model; without any, for the largest.
+
+    known: what was measured of the model before.
+    """
+    planned = [(fit.plan(facts, spec, device, known=known), device) for device in devices]
     found = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
     if not found:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)

@@ -49,11 +49,19 @@ def place_of(state: State, model: Model) -> int:
 
 def no_room(state: State, model: Model, position: int) -> NoRoom:
     """Return what to tell those who wait for a queued model in vain."""
-    least_bytes, free_bytes = max(
-        ((plan.least_bytes, _free_bytes(state, plan.device)) for plan in model.plans),
-        key=lambda pair: pair[1] - pair[0],
+    plan, free_bytes = max(
+        ((plan.within(0), _free_bytes(state, plan.device)) for plan in model.plans),
+        key=lambda pair: pair[1] - pair[0].need_bytes,
     )
-    return NoRoom(model.name, least_bytes, free_bytes, config.NO_ROOM_RETRY_AFTER_S, position)
+    return NoRoom(
+        model.name,
+        plan.need_bytes,
+        free_bytes,
+        config.NO_ROOM_RETRY_AFTER_S,
+        position,
+        state.device_named(plan.device).reserve_bytes,
+        *plan.term_bytes,
+    )
 
 
 def _free_bytes(state: State, name: str) -> int:

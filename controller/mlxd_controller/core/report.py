@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlxd_controller.core import evict, fit
+from mlxd_controller.core import advice, evict, fit
 from mlxd_controller.core.homes import plans_of
 from mlxd_controller.core.options import merged
 from mlxd_controller.core.room import room_of
@@ -41,7 +41,7 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
         assert model.plan is not None
         plans = model.plans or (model.plan,)
     else:
-        plans = plans_of(facts, spec, state.devices)
+        plans = plans_of(facts, spec, state.devices, known=() if model is None else model.measured)
     looks = [_look(state, model, plan) for plan in plans]
     best = min(looks, key=lambda look: look.rank)
     plan = best.plan
@@ -55,7 +55,7 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
         fits_ever=best.fits_ever,
         available_bytes=max(0, best.available_bytes),
         would_evict=tuple(victim.digest for victim in best.victims or ()),
-        suggestions=() if best.fits_ever else fit.suggestions(facts, plan, best.device),
+        suggestions=_suggestions(facts, best),
     )
 
 
@@ -70,6 +70,8 @@ class _Look:
     fits_now: bool
     fits_ever: bool
     victims: tuple[evict.Victim, ...] | None
+    could_bytes: int | None
+    """What there would be if all went who may, where even that is too little."""
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -90,9 +92,26 @@ def _look(state: State, model: Model | None, plan: fit.Plan) -> _Look:
     ever = plan.need_bytes <= device.budget_bytes
     now = plan.least_bytes <= available and slots > 0 and not pressed
     victims: tuple[evict.Victim, ...] | None = None
+    could_bytes: int | None = None
     if ever and not now:
         short = Short(device, plan.least_bytes - available, 1 - slots)
-        victims = evict.choose(
-            victims_of(state, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots
-        )
-    return _Look(plan, device, pressed, available, now, ever, victims)
+        offered = victims_of(state, short)
+        victims = evict.choose(offered, shortfall_bytes=short.nbytes, shortfall_slots=short.slots)
+        if victims is None and len(offered) >= short.slots:
+            could_bytes = available + sum(
+                victim.nbytes for victim in offered if _lives_on(state, victim, device)
+            )
+    return _Look(plan, device, pressed, available, now, ever, victims, could_bytes)
+
+
+def _lives_on(state: State, victim: evict.Victim, device: fit.Device) -> bool:
+    return state.lives_on(state.models[victim.digest], device)
+
+
+def _suggestions(facts: fit.ModelFacts, look: _Look) -> tuple[str, ...]:
+    """Return what would make it fit: ever, or beside those who stay."""
+    if not look.fits_ever:
+        return advice.suggestions(facts, look.plan, look.device)
+    if look.could_bytes is None:
+        return ()
+    return advice.suggestions(facts, look.plan, look.device, room_bytes=look.could_bytes)

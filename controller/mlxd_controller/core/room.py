@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd_controller.core import fit
+from mlxd_controller.core import advice, fit
 from mlxd_controller.core.state import Model, Phase, State
 from mlxd_shared.errors import ModelTooLarge
 
@@ -70,7 +70,12 @@ def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge
     """Return why `plan` can never fit, whoever is evicted."""
     if plan.need_bytes <= device.budget_bytes:
         return None
-    hint = " or ".join(fit.suggestions(model.facts, plan, device))
+    hint = " or ".join(advice.suggestions(model.facts, plan, device))
     return ModelTooLarge(
-        model.name, plan.need_bytes, device.budget_bytes, device.reserve_bytes, f"it needs {hint}"
+        model.name,
+        plan.need_bytes,
+        device.budget_bytes,
+        device.reserve_bytes,
+        f"it would fit with {hint}",
+        *plan.term_bytes,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from mlxd_controller.core import fit
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
 from mlxd_controller.core.events import (
@@ -21,6 +22,7 @@ from mlxd_controller.core.events import (
     Event,
     LoadAsked,
     LoadFailed,
+    Measured,
     MemoryRead,
     Progressed,
     Ready,
@@ -34,6 +36,7 @@ from mlxd_controller.core.events import (
 )
 from mlxd_controller.core.holding import end_holds
 from mlxd_controller.core.homes import plans_for
+from mlxd_controller.core.measured import learnt
 from mlxd_controller.core.options import conflict, merged
 from mlxd_controller.core.placing import place_all
 from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
@@ -51,7 +54,7 @@ from mlxd_shared.errors import (
 )
 from mlxd_shared.requests import LoadSpec
 
-Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk
+Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk | Measured
 """What workers say, or their ends."""
 
 
@@ -76,8 +79,6 @@ def _apply(turn: Turn, event: Event) -> None:
             _released(turn, event)
         case UnloadAsked():
             _unload_asked(turn, event)
-        case Progressed() | Ready() | LoadFailed() | WorkerDied() | Unloaded() | Shrunk():
-            _reported(turn, event)
         case Adopted():
             adopt(turn, event)
         case MemoryRead(devices, arrays):
@@ -87,6 +88,8 @@ def _apply(turn: Turn, event: Event) -> None:
             _shut_down(turn, grace_s)
         case Tick():
             pass  # time is read in _settle
+        case _:
+            _reported(turn, event)
 
 
 def _settle(turn: Turn, event: Event) -> None:
@@ -253,8 +256,8 @@ def _reported(turn: Turn, event: Report) -> None:
     match event, model.phase:
         case Progressed(_, progress), Phase.LOADING:
             turn.put(replace(model, progress=progress))
-        case Shrunk(), _:
-            note_shrunk(turn, model)
+        case ((Shrunk() | Measured()), _):
+            _told_of_memory(turn, model, event)
         case Ready(), Phase.LOADING:
             took_s = turn.now_s - model.load_began_s
             model = replace(model, phase=Phase.READY, ready_s=turn.now_s, load_s=took_s)
@@ -271,6 +274,18 @@ def _reported(turn: Turn, event: Report) -> None:
             _unloaded(turn, model)
         case _:
             pass  # late news of a worker that is being stopped; Unloaded will come
+
+
+def _told_of_memory(turn: Turn, model: Model, event: Shrunk | Measured) -> None:
+    """Reckon with what a model takes from now on, and remember it for its next load."""
+    if isinstance(event, Shrunk):
+        note_shrunk(turn, model)
+        return
+    if model.phase is not Phase.READY:
+        return
+    assert model.plan is not None
+    known = learnt(model.measured, model.plan.choice.way, event.figures)
+    turn.put(replace(model, measured=known, plan=fit.corrected(model.plan, known)))
 
 
 def _unloaded(turn: Turn, model: Model) -> None:

@@ -2,7 +2,8 @@
 
 Invariants (held by `schedule`, proved by tests):
 - A model is in exactly one phase. It has a worker in LOADING, READY, DRAINING and UNLOADING, and
-  reserves its plan's bytes exactly then; it has a plan in these and in QUEUED.
+  reserves its plan's bytes exactly then; it has a plan in these and in QUEUED. In READY the plan is
+  corrected by what was measured.
 - Leases exist in READY and DRAINING only; waiters in QUEUED, LOADING and UNLOADING only, and in
   READY while the model is held.
 - A ticket is in one place at a time: a lease, a waiter or an unloader of one model.
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.fit import Device, ModelFacts, Plan
+from mlxd_controller.core.measured import Known
 from mlxd_controller.core.reuse import NEVER_USED, Usage
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError
@@ -124,6 +126,8 @@ class Model:
     wanted: bool = False
     """A LoadModel asked for it: the load goes on though nobody waits."""
     last_used_s: float = 0.0
+    measured: tuple[Known, ...] = ()
+    """What its loads were measured to take; outlives them."""
     usage: Usage = NEVER_USED
     """How often it was asked for; outlives its loads."""
     load_began_s: float = 0.0

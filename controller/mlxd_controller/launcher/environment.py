@@ -1,7 +1,8 @@
 """The environment of a worker: the controller's own, with the wheels' libraries found first.
 
 Large blocks of memory come in large pages where the kernel gives them to whoever asks: a GiB of
-keys and values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021).
+keys and values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021). They are
+mappings of their own, so that what is freed is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxd_controller.nvidia import VISIBLE_VARIABLE
+from mlxd_shared import config
 
 # Folders of shared libraries that wheels bring, relative to site-packages: BLAS, then CUDA.
 LIBRARY_FOLDERS = (
@@ -27,6 +29,10 @@ LIBRARY_FOLDERS = (
 ALLOCATOR_VARIABLE = "GLIBC_TUNABLES"
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 """glibc asks for transparent large pages behind what malloc hands out; unknown to other systems."""
+
+OWN_MAPPINGS = f"glibc.malloc.mmap_threshold={config.OWN_MAPPING_NBYTES}"
+"""What is this large is a mapping of its own, and given back as soon as it is freed. By itself
+glibc lets the bound grow to 32 MiB, and keeps what lies between blocks (decision 0026)."""
 
 
 def library_variable(platform: str) -> str:
@@ -45,13 +51,15 @@ def library_folders(site: Path) -> tuple[str, ...]:
 
 
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the wheels' libraries in front, large pages, and unbuffered output."""
+    """Return `base` with the wheels' libraries in front, and settings of malloc and output."""
     variable = library_variable(platform)
     folders = [*library_folders(site), *filter(None, [base.get(variable)])]
     changed = {"PYTHONUNBUFFERED": "1"}
     tunables = base.get(ALLOCATOR_VARIABLE, "")
-    if platform == "linux" and LARGE_PAGES.split("=", maxsplit=1)[0] not in tunables:
-        changed[ALLOCATOR_VARIABLE] = ":".join(filter(None, [tunables, LARGE_PAGES]))
+    if platform == "linux":
+        wanted = (LARGE_PAGES, OWN_MAPPINGS)
+        added = [each for each in wanted if each.partition("=")[0] not in tunables]
+        changed[ALLOCATOR_VARIABLE] = ":".join(filter(None, [tunables, *added]))
     if folders:
         changed[variable] = os.pathsep.join(folders)
     return {**base, **changed}

@@ -45,18 +45,22 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
 
 
 def projected_values(values: Values, architecture: str) -> int:
-    """Return what the widest layer makes of one position: queries, keys, values and gates.
-
-    In a recurrent layer also what its convolution and its recurrence make of them.
-    """
+    """Return what the widest layer projects one position to: queries, keys, values and gates."""
     heads = _heads(values)
     kv_heads = size(values, "num_key_value_heads", default=heads)
     if LINEAR not in _kinds(values, architecture):
         return (heads + 2 * kv_heads) * head_dim(values)
     # Where layers alternate, the attention's output is gated by as many values as it has.
     attention = (2 * heads + 2 * kv_heads) * head_dim(values)
-    mixed, gates = _linear_widths(values)
-    return max(attention, mixed + gates + CONVOLVED_VALUES * mixed)
+    return max(attention, sum(_linear_widths(values)))
+
+
+def recurrent_values(values: Values, architecture: str) -> int:
+    """Return what a recurrent layer makes of what it projects a position to; 0 without one."""
+    if LINEAR not in _kinds(values, architecture):
+        return 0
+    mixed, _ = _linear_widths(values)
+    return CONVOLVED_VALUES * mixed
 
 
 def head_dim(values: Values) -> int:

@@ -125,7 +125,9 @@ class LoadModelRequest(_message.Message):
     name: _builtins.str
     """The name to serve a path under; default: the folder's name."""
     require_full: _builtins.bool
-    """Place the whole model on one device or refuse. Default true."""
+    """Place the whole model on one device or refuse. Default true. False allows a part of it
+    elsewhere; there are no partial placements, so both values do the same.
+    """
     @_builtins.property
     def options(self) -> _types_pb2.LoadOptions: ...
     def __init__(

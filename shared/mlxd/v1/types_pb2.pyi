@@ -569,7 +569,7 @@ class FitTerm(_message.Message):
     """weights, kv, prefix, activations, pool or process."""
     bytes: _builtins.int
     note: _builtins.str
-    """How it was reckoned, for people."""
+    """How it was reckoned, for people; begins with "measured" where it was."""
     def __init__(
         self,
         *,

@@ -102,6 +102,17 @@ async def load_options_take_effect(wire: Wire) -> None:
     await load(wire, model_pb2.LoadModelRequest(model=wire.model))
 
 
+@covering("LoadModelRequest.require_full")
+async def a_whole_model_is_placed(wire: Wire) -> None:
+    """On one device, whether that is required or a part would do."""
+    await unload(wire, wire.model)
+    for required in (True, False):
+        request = model_pb2.LoadModelRequest(model=wire.model, require_full=required)
+        (*_, last) = await load(wire, request)
+        assert last.model.state == types_pb2.MODEL_STATE_READY
+        assert last.model.device
+
+
 @covering("LoadModelRequest.validate_only")
 async def validate_only_reckons(wire: Wire) -> None:
     """The report sums its terms, and nothing is loaded."""

@@ -62,10 +62,20 @@ class Arena:
 class Arenas:
     """All arenas of a table and the places in them. One owner: the row table."""
 
-    def __init__(self, *, context_max: int, rows_max: int, keeps_spares: bool = False) -> None:
-        """Return no arenas, within the bounds for so many tokens a row and so many rows."""
+    def __init__(
+        self,
+        *,
+        context_max: int,
+        rows_max: int,
+        keeps_spares: bool = False,
+        one_class: bool = False,
+    ) -> None:
+        """Return no arenas, within the bounds for so many tokens a row and so many rows.
+
+        one_class: all are of the largest class; there are then no more slots than rows.
+        """
         self._keeps_spares = keeps_spares
-        self.classes = capacity_classes(context_max, rows_max)
+        self.classes = capacity_classes(context_max, rows_max)[-1 if one_class else 0 :]
         self.sizes = slot_sizes(rows_max)
         self.tokens_max = kv_tokens_bound(context_max, rows_max)
         self.slots_max = slots_bound(rows_max)

@@ -11,15 +11,12 @@ Invariants:
 import mlx.core as mx
 
 from mlxd_shared import config
+from mlxd_shared.pass_sizes import BLOCK_QUERIES
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.machine.lanes import side_by_side
 
 CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
 """Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
-
-BLOCK_QUERIES = 128
-"""Queries attended at once where shapes may be any: each block reads only what its last one sees,
-and its scores stay in a core's cache (512 of 512: 168 ms for 8 layers, 314 at once)."""
 
 SCORE_VALUES = 3
 """Exponentials that one score of a single query costs: reading its key and value is two more."""

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
+from mlxd_shared.pass_sizes import PIECE_TOKENS_MIN
 from mlxd_worker.cache.attention import (
     CHUNK_WIDTHS,
     additive,
@@ -31,12 +32,6 @@ from mlxd_worker.cache.attention import (
 )
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
-
-PIECE_TOKENS_MIN = 64
-"""A chunk that wraps is attended in pieces of a window, and of so many tokens at least.
-
-A piece reads the window before it and itself: on a CPU 512 tokens in a window of 128 take 160 ms a
-layer, and 460 ms at once."""
 
 
 class _Arena:
@@ -236,6 +231,8 @@ class RotatingCache:
                 new_keys[:, :, count - kept :],
                 new_values[:, :, count - kept :],
             )
+        # Else what each layer writes, and what that is a view of, would be there to the very end.
+        mx.eval(arena.keys, arena.values)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
     def _chunk_mask(

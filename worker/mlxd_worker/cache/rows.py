@@ -62,6 +62,7 @@ class RowCaches:
             rows_max=rows_max,
             keeps_spares=keeps_spares,
             sinks=not self.bounded_shapes,
+            one_class=not self.bounded_shapes and _only_slides(self.layers),
         )
         self.contents = RowContents(self.layers, self.table.place)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
@@ -278,6 +279,15 @@ class RowCaches:
             places=(place,),
             bounded_shapes=self.bounded_shapes,
         )
+
+
+def _only_slides(layers: Sequence[LayerCache | None]) -> bool:
+    """Tell whether what a row takes ends at a window.
+
+    Then classes save little, and arenas of several take up to three times as much (decision 0026).
+    """
+    kinds = {layer.kind for layer in layers if layer is not None}
+    return Kind.ROTATING in kinds and kinds <= {Kind.ROTATING, Kind.RECURRENT}
 
 
 def _carry_out(change: Change, layer: LayerCache) -> None:

@@ -47,18 +47,25 @@ class RowTable:
         rows_max: int,
         keeps_spares: bool = False,
         sinks: bool = False,
+        one_class: bool = False,
     ) -> None:
         """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each.
 
         keeps_spares: whether arenas without rows are kept for later rows, until `rest`. sinks:
         whether a batch reads an arena's slots up to the last one in use, not all of them: then rows
-        sink within their arena, and a smaller one opens only where memory is tight.
+        sink within their arena, and a smaller one opens only where memory is tight. one_class:
+        whether all rows have room for the whole context from the start.
         """
         self.context_max = context_max
         self.rows_max = rows_max
         self.finished_moves = 0
         """Rows that were moved at once because another one had to cross and found no room."""
-        self._arenas = Arenas(context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
+        self._arenas = Arenas(
+            context_max=context_max,
+            rows_max=rows_max,
+            keeps_spares=keeps_spares,
+            one_class=one_class,
+        )
         self._lengths = RowLengths()
         self._sinks = sinks
         # So few rows never have too many arenas; else one is left for a class to move into.

@@ -15,14 +15,12 @@ from enum import StrEnum
 
 from mlxd_shared import config
 from mlxd_shared.cache_sizes import Held
+from mlxd_shared.pass_sizes import POOL_NBYTES
 from mlxd_shared.units import format_bytes
 
 PREFIX_TERM = "prefix"
 POOL_TERM = "pool"
 KV_TERM = "kv"
-
-POOL_NBYTES = 32 << 20
-"""What MLX keeps of freed buffers for reuse."""
 
 CONTEXT_FLOOR_TOKENS = 256
 """An open context is not shortened further than to this."""
@@ -76,17 +74,15 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model takes, in values (to be multiplied by the bytes of a form)."""
+    """What a model takes, in values (to be multiplied by a form's bytes) where not in bytes."""
 
     weight_values: int
     """All weights, unpacked."""
     stored: FloatType
     caches: Held
     """What rows remember, which must fit beside the weights."""
-    activation_values: int
-    """The widest moment of one prefill chunk."""
-    logits_values: int
-    """Float32 whatever the form."""
+    pass_nbytes: Callable[[int], int]
+    """The widest moment of a pass, by the bytes of a value in the form."""
     packed: Packed | None = None
     """None where no weights are stored packed."""
 
@@ -119,6 +115,11 @@ class ResidencyPlan:
     def nbytes_of(self, name: str) -> int:
         """Return what the terms of one name take."""
         return sum(term.nbytes for term in self.terms if term.name == name)
+
+    @property
+    def arrays_nbytes(self) -> int:
+        """What MLX is to hold at most, but for its pool."""
+        return self.total_nbytes - self.nbytes_of(POOL_TERM)
 
     @property
     def total_nbytes(self) -> int:
@@ -170,12 +171,6 @@ def open_contexts(context_max: int) -> tuple[int, ...]:
     return tuple(contexts)
 
 
-def activation_values(*, chunk_tokens: int, span: int, heads: int, per_token: int) -> int:
-    """Return the values alive at once in a prefill chunk, attention scores (unfused) included."""
-    # The scores exist twice, before and after the softmax.
-    return chunk_tokens * (per_token + 2 * heads * span)
-
-
 def _forms(
     demand: Demand, device: DeviceKind, choice: WeightsChoice
 ) -> tuple[tuple[FloatType, bool, str], ...]:
@@ -206,8 +201,7 @@ def _terms(demand: Demand, form: FloatType, *, packed: bool) -> tuple[Term, ...]
     return (
         Term("weights", weights_nbytes),
         Term(KV_TERM, demand.caches.nbytes(form.nbytes)),
-        Term("activations", (demand.activation_values + unpacked) * form.nbytes),
-        Term("logits", demand.logits_values * FloatType.F32.nbytes),
+        Term("activations", demand.pass_nbytes(form.nbytes) + unpacked * form.nbytes),
         Term(POOL_TERM, POOL_NBYTES),
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.linear import Projection
 from mlxd_worker.models.packing import Packing
@@ -43,10 +44,13 @@ class Footprint:
     context_max: int
     caches: CacheSizes
     """What the layers remember, by kind."""
-    activation_values_per_token: int
-    """The widest intermediates of one position alive at once, the attention scores apart."""
-    heads: int
-    vocab: int
+    passes: PassSizes
+    """The widths that decide what evaluating takes."""
+
+    @property
+    def vocab(self) -> int:
+        """Width of the logits."""
+        return self.passes.vocab
 
 
 class Weights(Protocol):

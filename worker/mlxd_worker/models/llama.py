@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.packed_weights import UNPACKED_LAYERS
+from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.kv import Asked, KVCache
 from mlxd_worker.cache.plan import PassCaches, StepPlan
@@ -295,9 +296,13 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
                 WindowedLayers(window, per_layer * count) for window, count in windows.items()
             ),
         ),
-        activation_values_per_token=4 * config.hidden + 2 * joined + 4 * config.mlp,
-        heads=config.heads,
-        vocab=config.vocab,
+        passes=PassSizes(
+            hidden=config.hidden,
+            projected=joined,
+            mlp=config.mlp,
+            heads=config.heads,
+            vocab=config.vocab,
+        ),
     )
 
 

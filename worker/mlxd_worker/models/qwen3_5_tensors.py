@@ -7,6 +7,7 @@ Invariants:
 from dataclasses import replace
 
 from mlxd_shared.cache_sizes import CONVOLVED_VALUES, CacheSizes
+from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.models.architecture import Footprint, TensorSpec
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.delta_mixer import delta_tensors
@@ -44,11 +45,14 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
             recurrent_values_per_row=delta.state_values * config.full.count(False),
             recurrent_layers=config.full.count(False),
         ),
-        activation_values_per_token=4 * decoder.hidden
-        + max(2 * joined, 2 * delta.projected + CONVOLVED_VALUES * delta.mixed)
-        + 4 * decoder.mlp,
-        heads=decoder.heads,
-        vocab=decoder.vocab,
+        passes=PassSizes(
+            hidden=decoder.hidden,
+            projected=max(joined, delta.projected),
+            mlp=decoder.mlp,
+            heads=decoder.heads,
+            vocab=decoder.vocab,
+            recurrent=CONVOLVED_VALUES * delta.mixed,
+        ),
     )
 
 

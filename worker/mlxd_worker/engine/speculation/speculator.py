@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mlxd_shared.pass_sizes import DRAFTED_TOKENS_MAX
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
@@ -35,9 +36,6 @@ from mlxd_worker.engine.speculation.depth import (
 from mlxd_worker.engine.speculation.drafts import Drafter, Guess, MakeDrafter, PromptLookup
 from mlxd_worker.engine.speculation.verify import Guesses, Run, agreed, decode_wide
 from mlxd_worker.models.base import Model
-
-DRAFTED_TOKENS_MAX: Final = 64
-"""Guesses of one step, all rows together: so many more rows of logits than rows."""
 
 PASS_TOKENS_MAX: Final = 512
 """Rows times width of one step: what the activations of a prompt's chunk have room for."""

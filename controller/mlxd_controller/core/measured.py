@@ -1,0 +1,76 @@
+"""What loads were measured to take, in place of what was reckoned. Pure.
+
+Invariants:
+- Figures hold for one model and one way to live: the form of its weights, context, rows, and the
+  form of keys and values. Of another way nothing is known.
+- They replace what cannot grow: weights, the process. Keys and values that are not used yet, and
+  snapshots, stay promised; activations are never less than reckoned.
+- Of figures of one way the largest count: a worker that was measured later had done more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxd_shared.requests import KVFormat, Weights
+
+KNOWN_MAX = 8
+"""Ways to live that are remembered of one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model lives, as far as it decides what is measured."""
+
+    weights: Weights
+    context_length: int
+    rows_max: int
+    kv_format: KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a worker takes, in bytes."""
+
+    weights: int
+    """The arrays that it keeps for good."""
+    peak: int
+    """The most that its arrays have ever taken."""
+    process: int = 0
+    """What its process takes beside arrays; 0 where that is not known."""
+
+    def over(self, reckoned: Mapping[str, int]) -> dict[str, int]:
+        """Return the terms, by name, that these figures replace."""
+        promised = reckoned.get("kv", 0) + reckoned.get("prefix", 0)
+        found = {"weights": self.weights}
+        if self.peak - self.weights - promised > reckoned.get("activations", 0):
+            found["activations"] = self.peak - self.weights - promised
+        if self.process:
+            found["process"] = self.process
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Figures, and the way that they are of."""
+
+    way: Way
+    figures: Figures
+
+
+def recalled(known: tuple[Known, ...], way: Way) -> Figures | None:
+    """Return what is known of one way to live."""
+    return next((each.figures for each in known if each.way == way), None)
+
+
+def learnt(known: tuple[Known, ...], way: Way, figures: Figures) -> tuple[Known, ...]:
+    """Return what is known after one more measurement; the oldest is forgotten for it."""
+    former = recalled(known, way) or figures
+    largest = Figures(
+        weights=figures.weights,
+        peak=max(former.peak, figures.peak),
+        process=max(former.process, figures.process),
+    )
+    others = tuple(each for each in known if each.way != way)
+    return (*others, Known(way, largest))[-KNOWN_MAX:]

@@ -1,0 +1,28 @@
+"""A few first loads take what they were said to need; all points are in the soak tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.models import Shape
+from tests.support.fit_truth import RATIO_MAX, RATIO_MIN, Point, measure
+
+BROAD = Shape(hidden=1024, layers=4, heads=16, kv_heads=8, mlp=2816, context=1024)
+"""47 million values: 190 MB in float32."""
+
+POINTS = [
+    Point("llama", "bfloat16", 256, 4, BROAD),
+    Point("qwen3_5", "float32", 256, 2, BROAD),
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+async def test_an_estimate_is_what_is_taken(point: Point, tmp_path: Path) -> None:
+    """Of MLX's memory and of the process's, from 3 % too little to 10 % too much."""
+    truth = await measure(point, tmp_path / "model")
+
+    assert RATIO_MIN <= truth.device_ratio <= RATIO_MAX, truth.row()
+    assert RATIO_MIN <= truth.total_ratio <= RATIO_MAX, truth.row()
