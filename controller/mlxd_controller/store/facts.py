@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_controller.core.fit import ModelFacts
-from mlxd_controller.store.caches import cache_sizes, projected_values
+from mlxd_controller.store.caches import cache_sizes, feed_width, projected_values
 from mlxd_controller.store.fields import CONFIG_FILE, invalid, size
 from mlxd_shared import config
 from mlxd_shared.digest import model_digest
@@ -65,7 +65,7 @@ def _facts(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> ModelF
         caches=cache_sizes(values, names[0]),
         projected_values=projected_values(values, names[0]),
         hidden_size=size(values, "hidden_size"),
-        intermediate_size=size(values, "intermediate_size"),
+        intermediate_size=feed_width(values, names[0]),
         vocab_size=size(values, "vocab_size"),
         context_length_max=size(values, "max_position_embeddings"),
         unpacked_values=unpacked_weight_values(_packed_weights(values, tensors)),
