@@ -10,7 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlxd_worker.models.architecture import Stack
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.expert_linear import ExpertProjection
 from mlxd_worker.models.linear import Linear, PackedLinear, Projection
 from mlxd_worker.models.llama import LLAMA
 from mlxd_worker.models.packing import Packing
@@ -124,6 +126,10 @@ class PeerWeights:
         joined = mx.concatenate(parts, axis=0) if len(parts) > 1 else parts[0] + 0
         mx.eval(joined)
         return joined
+
+    def experts(self, stacks: Sequence[Stack]) -> ExpertProjection:
+        """Raise: a Llama has none."""
+        raise AssertionError(f"no experts: {stacks}")
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
         """Return linears over one input as one."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.store.caches import cache_sizes
+from mlxd_controller.store.caches import cache_sizes, feed_width
 from mlxd_worker.models.registry import REGISTRY
 
 BASE: dict[str, Any] = {
@@ -27,6 +27,9 @@ HYBRID: dict[str, Any] = {
     "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
 SLIDING, FULL = "sliding_attention", "full_attention"
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"head_dim": 24}),
@@ -51,6 +54,37 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {"use_sliding_window": True, "sliding_window": 8, "layer_types": [SLIDING, FULL, SLIDING]},
     ),
+    "qwen3 not used": (
+        "Qwen3ForCausalLM", {"head_dim": 32, "sliding_window": 8, "max_window_layers": 0},
+    ),
+    "qwen3 later layers": (
+        "Qwen3ForCausalLM",
+        {"head_dim": 32, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+    ),
+    "qwen3 default window": (
+        "Qwen3ForCausalLM",
+        {
+            "head_dim": 32, "use_sliding_window": True, "max_window_layers": 0,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    "experts": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32}),
+    "gemma 3 default pattern": (
+        "Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 8, "num_hidden_layers": 13},
+    ),
+    "gemma 3 patterns": (
+        "Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 2},
+    ),
+    "gemma 3 pattern, newer key": (
+        "Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 8, "_sliding_window_pattern": 3},
+    ),
+    "gemma 3 named": (
+        "Gemma3ForCausalLM",
+        {"head_dim": 32, "sliding_window": 8, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
+    "gemma 3 window as long as the context": (
+        "Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 4096},
+    ),
     "qwen3.5": ("Qwen3_5ForCausalLM", {**HYBRID, "full_attention_interval": 3}),
     "qwen3.5 named": (
         "Qwen3_5ForCausalLM", {**HYBRID, "layer_types": [FULL, "linear_attention", FULL]},
@@ -66,3 +100,23 @@ def test_both_sides_find_the_same_sizes(name: str) -> None:
     found = REGISTRY.find(architecture)
 
     assert cache_sizes(config, architecture) == found.footprint(found.parse(config)).caches
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        ({}, 2 * (64 + 24)),
+        ({"num_experts_per_tok": 1}, 64 + 24),
+        ({"num_experts_per_tok": 1, "mlp_only_layers": [1]}, 96),
+        ({"decoder_sparse_step": 2}, 2 * (64 + 24)),
+        ({"mlp_only_layers": [0, 1, 2]}, 96),
+        ({"decoder_sparse_step": 4}, 96),
+    ],
+)
+def test_both_sides_find_the_same_width_of_experts(changes: dict[str, Any], width: int) -> None:
+    """The widest part of what a position's experts make is the same, whoever reads the config."""
+    config = {**BASE, **EXPERTS, **changes}
+    architecture = REGISTRY.find("Qwen3MoeForCausalLM")
+
+    assert feed_width(config, "Qwen3MoeForCausalLM") == width
+    assert architecture.parse(config).feed_width == width

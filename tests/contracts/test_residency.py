@@ -10,7 +10,12 @@ import mlx.core as mx
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_controller.store.caches import cache_sizes, projected_values, recurrent_values
+from mlxd_controller.store.caches import (
+    cache_sizes,
+    feed_width,
+    projected_values,
+    recurrent_values,
+)
 from mlxd_shared.arena_sizes import capacity_classes, slots_bound
 from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import GIB, MIB, ROWS_MAX_DEFAULT
@@ -50,6 +55,28 @@ LARGE: dict[str, Any] = {
     "vocab_size": 128_256,
     "max_position_embeddings": 131_072,
 }
+EXPERTS: dict[str, Any] = {
+    **LARGE,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+GEMMA: dict[str, Any] = {
+    **LARGE,
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "sliding_window": 1024,
+}
 HYBRID: dict[str, Any] = {
     **LARGE,
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -86,7 +113,7 @@ def told_by_controller(config: dict[str, Any], budget: int, spec: LoadSpec) -> f
         projected_values=projected_values(config, architecture),
         recurrent_values=recurrent_values(config, architecture),
         hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
+        intermediate_size=feed_width(config, architecture),
         vocab_size=config["vocab_size"],
         context_length_max=config["max_position_embeddings"],
     )
@@ -148,7 +175,9 @@ def test_both_sides_choose_alike(
     assert (told.weights, told.context_length) == (as_told, context)
 
 
-@pytest.mark.parametrize("config", [LARGE, HYBRID], ids=["attention", "hybrid"])
+@pytest.mark.parametrize(
+    "config", [LARGE, HYBRID, EXPERTS, GEMMA], ids=["attention", "hybrid", "experts", "sliding"]
+)
 @pytest.mark.parametrize("kv_format", KVFormat)
 @pytest.mark.parametrize("prefix_nbytes", [None, 0, 123 * MIB])
 def test_both_sides_reckon_caches_alike(

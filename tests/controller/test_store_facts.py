@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxd_controller.core.fit import Taken
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.facts import _made_of, read_folder
 from mlxd_controller.store.folders import FolderStore
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound
@@ -209,3 +209,22 @@ def test_names_are_checked_where_they_are_given(tmp_path: Path) -> None:
     for bad in ("", " ", "a b", "x" * 600, "/abs"):
         with pytest.raises(InvalidRequest, match="name"):
             FolderStore([(bad, tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "made_of"),
+    [
+        ("model.layers.1.mlp.gate_proj.weight", ("model.layers.1.mlp", True)),
+        ("model.layers.1.mlp.down_proj.weight", ("model.layers.1.mlp.down_proj", False)),
+        ("model.layers.1.mlp.experts.7.up_proj.weight", ("model.layers.1.mlp.experts", True)),
+        (
+            "model.layers.1.mlp.experts.7.down_proj.weight",
+            ("model.layers.1.mlp.experts.down_proj", True),
+        ),
+        ("model.layers.1.mlp.switch_mlp.up_proj.weight", ("model.layers.1.mlp.switch_mlp", True)),
+        ("lm_head.weight", ("lm_head", False)),
+    ],
+)
+def test_which_tensors_a_load_puts_together(name: str, made_of: tuple[str, bool]) -> None:
+    """Projections of one input, and the experts of a layer that are stored one by one."""
+    assert _made_of(name) == made_of

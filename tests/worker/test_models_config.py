@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models.config import architecture_of, parse_llama, parse_mistral, read_config
-from mlxd_worker.models.qwen2 import parse_qwen2
+from mlxd_worker.models.config import architecture_of, parse_llama, read_config
+from mlxd_worker.models.packing import Packing
 from mlxd_worker.models.registry import REGISTRY, DuplicateArchitecture, Registry
 from mlxd_worker.models.rope import Llama3Scaling, RopeConfig
 from tests.real_inputs import real_input
@@ -25,6 +25,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "no hidden size": ({"hidden_size": None}, "hidden_size", "missing"),
     "size as text": ({"hidden_size": "32"}, "hidden_size", "not an integer"),
@@ -65,9 +66,23 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
         "quantization.mode", "'mxfp4'",
     ),
-    "one tensor's own packing": (
-        {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 64}}},
-        "quantization.lm_head", "not supported",
+    "one tensor's own odd bits": (
+        {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 7, "group_size": 64}}},
+        "quantization.lm_head.bits", "none of 2, 3, 4",
+    ),
+    "one tensor's other packing": (
+        {"quantization": {"bits": 4, "group_size": 64,
+                          "lm_head": {"bits": 8, "group_size": 32, "mode": "mxfp8"}}},
+        "quantization.lm_head.mode", "'mxfp8'",
+    ),
+    "one tensor's unknown setting": (
+        {"quantization": {"bits": 4, "group_size": 64,
+                          "lm_head": {"bits": 8, "group_size": 32, "scheme": "fp4"}}},
+        "quantization.lm_head.scheme", "not a setting",
+    ),
+    "one tensor's packing as number": (
+        {"quantization": {"bits": 4, "group_size": 64, "lm_head": 8}},
+        "quantization.lm_head", "not an object",
     ),
     "packing as text": ({"quantization": "4bit"}, "quantization", "not an object"),
     "two packings": (
@@ -87,9 +102,32 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "too few layers": ({"layer_types": ["full_attention"]}, "layer_types", "names 1 layers of 2"),
     "rope as list": ({"rope_scaling": []}, "rope_scaling", "not an object"),
     "rope without kind": ({"rope_scaling": {"factor": 2.0}}, "rope_scaling", "no rope_type"),
-    "yarn": ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type", "'yarn'"),
-    "dynamic": (
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type", "'dynamic'",
+    "yarn without factor": (
+        {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor", "missing",
+    ),
+    "yarn without context": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        "rope_scaling.original_max_position_embeddings", "missing",
+    ),
+    "yarn that shortens": (
+        {"rope_scaling": {**YARN, "factor": 0.5}}, "rope_scaling.factor", "below 1",
+    ),
+    "yarn betas crossed": (
+        {"rope_scaling": {**YARN, "beta_fast": 0.5}}, "rope_scaling.beta_fast", "below beta_slow",
+    ),
+    "yarn over no base": (
+        {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_scaling.rope_theta", "not above 1",
+    ),
+    "yarn gain below nothing": (
+        {"rope_scaling": {**YARN, "mscale": -1, "mscale_all_dim": 1}},
+        "rope_scaling.mscale", "above 0",
+    ),
+    "yarn of no attention": (
+        {"rope_scaling": {**YARN, "attention_factor": 0}},
+        "rope_scaling.attention_factor", "above 0",
+    ),
+    "dynamic without factor": (
+        {"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor", "missing",
     ),
     "rope kind not a word": ({"rope_scaling": {"type": 3}}, "rope_scaling.type", "3"),
     "linear without factor": (
@@ -133,101 +171,6 @@ def test_defaults_follow_the_family() -> None:
     assert config.rope == RopeConfig(base=10000.0)
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-FAMILIES = {"mistral": parse_mistral, "qwen2": parse_qwen2}
-WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int | None, int | None]]] = {
-    "mistral without": ("mistral", {}, (None, None)),
-    "mistral": ("mistral", {"sliding_window": 1023}, (1023, 1023)),
-    "mistral as long as the context": ("mistral", {"sliding_window": 1024}, (None, None)),
-    "mistral mixed": (
-        "mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8),
-    ),
-    "mistral whole": ("mistral", {"layer_types": [FULL, FULL]}, (None, None)),
-    "mistral whole as the window is long": (
-        "mistral", {"layer_types": [FULL, FULL], "sliding_window": 4096}, (None, None),
-    ),
-    "qwen2 without": ("qwen2", {}, (None, None)),
-    "qwen2 not used": (
-        "qwen2",
-        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
-        (None, None),
-    ),
-    "qwen2 later layers": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        (None, 8),
-    ),
-    "qwen2 all layers": (
-        "qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, (8, 8),
-    ),
-    "qwen2 by default none of the first 28": (
-        "qwen2", {"use_sliding_window": True, "sliding_window": 8}, (None, None),
-    ),
-    "qwen2 named": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 8, "layer_types": [SLIDING, FULL]},
-        (8, None),
-    ),
-    "qwen2 default window": (
-        "qwen2",
-        {"use_sliding_window": True, "max_window_layers": 1, "max_position_embeddings": 8192},
-        (None, 4096),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_each_layer_gets_its_window(name: str) -> None:
-    """Which layers slide is the family's rule or the list; a window that cannot act is none."""
-    family, changes, windows = WINDOWS[name]
-
-    assert FAMILIES[family](config_with(**changes)).windows == windows
-
-
-REFUSED_WINDOWS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "mistral named, no window": (
-        "mistral", {"layer_types": [SLIDING, FULL]}, "sliding_window", "missing",
-    ),
-    "mistral window, none named": (
-        "mistral", {"layer_types": [FULL, FULL], "sliding_window": 8}, "layer_types", "names no",
-    ),
-    "mistral window of nothing": ("mistral", {"sliding_window": 0}, "sliding_window", "not in 1.."),
-    "mistral window as text": ("mistral", {"sliding_window": "8"}, "sliding_window", "integer"),
-    "qwen2 named, not used": (
-        "qwen2", {"layer_types": [SLIDING, FULL], "sliding_window": 8}, "layer_types",
-        "use_sliding_window is not true",
-    ),
-    "qwen2 use as number": ("qwen2", {"use_sliding_window": 1}, "use_sliding_window", "true or"),
-    "qwen2 whole layers": (
-        "qwen2", {"max_window_layers": -1}, "max_window_layers", "not in 0..",
-    ),
-    "qwen2 without biases": ("qwen2", {"attention_bias": False}, "attention_bias", "false"),
-    "qwen2 of pictures": ("qwen2", {"use_mrope": True}, "use_mrope", "not supported"),
-    "qwen2 rotating in three": (
-        "qwen2", {"rope_scaling": {"type": "mrope"}}, "rope_scaling.type", "'mrope'",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED_WINDOWS)
-def test_a_window_that_leaves_a_doubt_is_refused(name: str) -> None:
-    """Keys of a window that are wrong or contradict each other are refused by name."""
-    family, changes, field, words = REFUSED_WINDOWS[name]
-
-    with pytest.raises(InvalidModel) as caught:
-        FAMILIES[family](config_with(**changes))
-
-    assert caught.value.field == field
-    assert words in caught.value.problem
-
-
-def test_qwen2_has_biases_before_attention_only() -> None:
-    """A Qwen2 adds biases to queries, keys and values whatever its config says, and to no more."""
-    config = parse_qwen2(config_with(attention_bias=None))
-
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
-
-
 def test_llama3_stretches_slow_rotations_only() -> None:
     """Short waves stay, long waves slow by the factor, and between them the blend is monotone."""
     scaling = Llama3Scaling(
@@ -239,6 +182,64 @@ def test_llama3_stretches_slow_rotations_only() -> None:
 
     assert (stretches[0], stretches[1], stretches[-2], stretches[-1]) == (1.0, 1.0, 8.0, 8.0)
     assert stretches == sorted(stretches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gain"),
+    [
+        ({}, 1 + math.log(4) / 10),
+        ({"attention_factor": 1.5, "mscale": 2, "mscale_all_dim": 1}, 1.5),
+        ({"mscale": 2, "mscale_all_dim": 1}, (10 + 2 * math.log(4)) / (10 + math.log(4))),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        ({"mscale": 2}, 1 + math.log(4) / 10),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_yarns_gain_is_stated_or_follows(changes: dict[str, Any], gain: float) -> None:
+    """The gain is `attention_factor`; else of both weights, where both are; else of the factor."""
+    config = parse_llama(config_with(rope_scaling={**YARN, **changes}))
+
+    assert config.rope.gain == pytest.approx(gain)
+
+
+def test_yarn_slows_rare_rotations_only() -> None:
+    """Fast pairs stay, slow ones slow by the factor; not truncated, the blend moves a little."""
+    ropes = [
+        parse_llama(config_with(rope_scaling={**YARN, "truncate": truncate})).rope
+        for truncate in (True, False)
+    ]
+    plain = [10000.0 ** (pair / 64) for pair in range(64)]
+
+    whole, exact = (
+        [got / base for got, base in zip(rope.periods(128) or [], plain, strict=True)]
+        for rope in ropes
+    )
+
+    assert whole[:20] == pytest.approx([1.0] * 20)
+    assert whole[-15:] == pytest.approx([4.0] * 15)
+    assert whole == sorted(whole)
+    assert 1e-3 < max(abs(a - b) for a, b in zip(whole, exact, strict=True)) < 0.5
+
+
+def test_dynamic_scaling_leaves_positions_within_the_context() -> None:
+    """It acts only beyond `max_position_embeddings`, where no row ever is."""
+    config = parse_llama(config_with(rope_scaling={"type": "dynamic", "factor": 2.0}))
+
+    assert config.rope == RopeConfig(base=10000.0)
+
+
+def test_packings_of_their_own() -> None:
+    """A weight named in `quantization` has its own setting, or none; the others the common one."""
+    own = {"lm_head": {"bits": 8, "group_size": 32}, "a": True, "b": False}
+    config = parse_llama(config_with(quantization={"bits": 4, "group_size": 64, **own}))
+    assert config.packing is not None
+
+    found = {stem: config.packing.of(stem, inputs=64) for stem in ("lm_head", "a", "b", "c")}
+
+    assert found == {
+        "lm_head": Packing(32, 8), "a": Packing(64, 4), "b": None, "c": Packing(64, 4),
+    }  # fmt: skip
+    assert config.packing.of("c", inputs=96) is None
 
 
 FILES: dict[str, tuple[bytes | None, str]] = {
@@ -311,6 +312,8 @@ def test_real_configs_parse_or_name_their_key() -> None:
     assert parsed["HuggingFaceTB--SmolLM2-135M-Instruct"].tied_head
     assert parsed["meta-llama--Meta-Llama-3.1-8B"].rope.llama3.factor == 8.0
     assert parsed["meta-llama--Meta-Llama-3.1-8B"].context_max == 131072
+    assert parsed["Qwen--Qwen3-8B"].head_norms
+    assert parsed["Qwen--Qwen3-Coder-480B-A35B-Instruct"].experts.count == 160
 
 
 def test_reading_is_not_rewriting(tmp_path: Path) -> None:

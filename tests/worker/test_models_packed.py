@@ -14,7 +14,7 @@ from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.memory.residency import DeviceKind, FloatType, WeightsChoice, plan_residency
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.linear import Linear, PackedLinear
+from mlxd_worker.models.linear import Linear, PackedLinear, SideBySide
 from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
 from mlxd_worker.models.packing import Packing
 from mlxd_worker.resident import demand_of
@@ -24,6 +24,7 @@ from tests.worker.tiny import (
     difference,
     forced_logits,
     ignore_progress,
+    load,
     random_weights,
     write_model,
 )
@@ -121,27 +122,53 @@ def test_the_fit_counts_packed_weights_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_may_leave_matrices_unpacked(tmp_path: Path) -> None:
-    """What has no scales beside it is numbers; but not one of three that are joined."""
+    """What has no scales beside it is numbers, also one of three that would be joined."""
+    config = packed_config(attention_bias=True)
+    stored = pack(config, random_weights(config))
+    plain = unpack(config, stored)
+    twin = {k: v for k, v in config.items() if not k.startswith("quantization")}
+    expected = logits(load(write_model(tmp_path / "plain", twin, plain)))
+    down = "model.layers.1.mlp.down_proj"
+    tensors = {n: a for n, a in stored.items() if not n.startswith((f"{down}.", f"{Q0}."))}
+    for stem in (down, Q0):
+        tensors |= {n: a for n, a in plain.items() if n.startswith(f"{stem}.")}
+    files = inspect_model(write_model(tmp_path / "loose", config, tensors))
+
+    kept = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=True)
+    loose = load_model(files, form=FloatType.F32, progress=ignore_progress)
+
+    dtypes = {name: array.dtype for name, array in kept.parameters().items()}
+    assert dtypes["layers.1.down.weight"] == mx.float32
+    assert dtypes["layers.0.down.weight"] == mx.uint32
+    assert [dtypes[f"layers.0.qkv.{part}.weight"] for part in range(3)] == [
+        mx.float32, mx.uint32, mx.uint32,
+    ]  # fmt: skip
+    assert difference(logits(kept), expected) < 1e-3
+    assert difference(logits(loose), expected) < 1e-4
+    with pytest.raises(AssertionError):
+        SideBySide((Linear(mx.zeros((2, 2))),)).lookup(mx.array([0]))
+
+
+def test_weights_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    """A recipe that mixes bits, within what would be joined too, gives what the numbers say."""
     config = packed_config()
     stored = pack(config, random_weights(config))
     plain = unpack(config, stored)
+    value = "model.layers.1.self_attn.v_proj"
+    settings = {**config["quantization"], value: {"bits": 8, "group_size": 64}, "lm_head": False}
+    words, scales, biases = mx.quantize(plain[f"{value}.weight"], group_size=64, bits=8)
+    stored |= {f"{value}.weight": words, f"{value}.scales": scales, f"{value}.biases": biases}
+    plain[f"{value}.weight"] = mx.dequantize(words, scales, biases, group_size=64, bits=8)
+    stored = {n: a for n, a in stored.items() if not n.startswith("lm_head.")}
+    stored["lm_head.weight"] = plain["lm_head.weight"]
+    config |= {"quantization": settings, "quantization_config": settings}
+    twin = {k: v for k, v in config.items() if not k.startswith("quantization")}
+    expected = logits(load(write_model(tmp_path / "plain", twin, plain)))
+    files = inspect_model(write_model(tmp_path / "packed", config, stored))
 
-    def loose(stem: str) -> Path:
-        tensors = {n: a for n, a in stored.items() if not n.startswith(f"{stem}.")}
-        tensors[f"{stem}.weight"] = plain[f"{stem}.weight"]
-        return write_model(tmp_path / stem, config, tensors)
-
-    down = "model.layers.1.mlp.down_proj"
-    model = load_model(
-        inspect_model(loose(down)), form=FloatType.F32, progress=ignore_progress, packed=True
-    )
-    assert model.parameters()["layers.1.down.weight"].dtype == mx.float32
-    assert model.parameters()["layers.0.down.weight"].dtype == mx.uint32
-    with pytest.raises(InvalidModel) as caught:
-        load_model(
-            inspect_model(loose(Q0)), form=FloatType.F32, progress=ignore_progress, packed=True
-        )
-    assert caught.value.field == f"{Q0}.weight"
+    for packed, bound in ((True, 1e-3), (False, 1e-4)):
+        model = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=packed)
+        assert difference(logits(model), expected) < bound
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared-keys": {},
     "tied": {"tie_word_embeddings": True},
@@ -54,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "other-theta": {"rope_parameters": {**ROPE, "rope_theta": 500.0}},
     "linear-rope": {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}},
     "llama3-rope": {"rope_parameters": {**ROPE, **LLAMA3}},
+    "yarn": {"rope_parameters": {**ROPE, **YARN}},
 }
 
 
@@ -82,6 +84,7 @@ def test_variants_differ(tmp_path: Path) -> None:
         "other-theta",
         "linear-rope",
         "llama3-rope",
+        "yarn",
     ):
         model = load(write_hybrid(tmp_path / name, **VARIANTS[name]))
         results[name] = forced_logits(model, caches_of(model), ROWS[0], tokens, cuts=[])

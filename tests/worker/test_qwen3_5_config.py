@@ -41,9 +41,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "other-kind": ("layer_types", {"layer_types": ["sliding_attention"] * 4}),
     "too-few-kinds": ("layer_types", {"layer_types": [LINEAR, FULL]}),
     "no-theta": ("rope_theta", {"rope_parameters": {"rope_type": "default"}}),
-    "yarn": (
+    "longrope": (
         "rope_parameters.rope_type",
-        {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {**ROPE, "rope_type": "longrope", "factor": 4.0}},
     ),
     "odd-part": (
         "rope_parameters.partial_rotary_factor",

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from mlxd_controller.store.fields import Values, invalid, size
 from mlxd_shared.cache_sizes import CONVOLVED_VALUES, CacheSizes, WindowedLayers
+from mlxd_shared.expert_sizes import routed_width
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
 
-QWEN2_WINDOW_DEFAULT = 4096
-QWEN2_WHOLE_LAYERS_DEFAULT = 28
+QWEN_WINDOW_DEFAULT = 4096
+QWEN_WHOLE_LAYERS_DEFAULT = 28
 QWEN3_5_FULL_INTERVAL_DEFAULT = 4
+GEMMA3_PATTERN_DEFAULT = 6
+
+_QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def cache_sizes(values: Values, architecture: str) -> CacheSizes:
@@ -63,6 +67,31 @@ def recurrent_values(values: Values, architecture: str) -> int:
     return CONVOLVED_VALUES * mixed
 
 
+def feed_width(values: Values, architecture: str) -> int:
+    """Return the widest inner part of a feed-forward, for one position."""
+    dense = size(values, "intermediate_size")
+    if architecture != "Qwen3MoeForCausalLM":
+        return dense
+    chosen, inner = size(values, "num_experts_per_tok"), size(values, "moe_intermediate_size")
+    routed = routed_width(chosen, size(values, "hidden_size"), inner)
+    sparse = _sparse_layers(values)
+    if all(sparse):
+        return routed
+    return max(dense, routed) if any(sparse) else dense
+
+
+def _sparse_layers(values: Values) -> list[bool]:
+    """Return which layers have experts."""
+    step = size(values, "decoder_sparse_step", default=1)
+    dense = values.get("mlp_only_layers")
+    if dense is None:
+        dense = []
+    if not isinstance(dense, list):
+        raise invalid("mlp_only_layers", f"{dense!r} is not a list")
+    layers = range(size(values, "num_hidden_layers"))
+    return [(index + 1) % step == 0 and index not in dense for index in layers]
+
+
 def head_dim(values: Values) -> int:
     """Return the width of one head."""
     hidden = size(values, "hidden_size")
@@ -95,9 +124,13 @@ def _by_rule(values: Values, architecture: str, layers: int) -> list[str]:
     match architecture:
         case "MistralForCausalLM" if values.get("sliding_window") is not None:
             return [SLIDING] * layers
-        case "Qwen2ForCausalLM" if values.get("use_sliding_window") is True:
-            whole = _count(values, "max_window_layers", default=QWEN2_WHOLE_LAYERS_DEFAULT)
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" if values.get("use_sliding_window") is True:
+            whole = _count(values, "max_window_layers", default=QWEN_WHOLE_LAYERS_DEFAULT)
             return [FULL if index < whole else SLIDING for index in range(layers)]
+        case "Gemma3ForCausalLM":
+            older = size(values, "_sliding_window_pattern", default=GEMMA3_PATTERN_DEFAULT)
+            pattern = size(values, "sliding_window_pattern", default=older)
+            return [SLIDING if (index + 1) % pattern else FULL for index in range(layers)]
         case "Qwen3_5ForCausalLM":
             interval = size(
                 values, "full_attention_interval", default=QWEN3_5_FULL_INTERVAL_DEFAULT
@@ -108,7 +141,7 @@ def _by_rule(values: Values, architecture: str, layers: int) -> list[str]:
 
 
 def _window(values: Values, architecture: str) -> int:
-    default = QWEN2_WINDOW_DEFAULT if architecture == "Qwen2ForCausalLM" else None
+    default = QWEN_WINDOW_DEFAULT if architecture in _QWEN else None
     return size(values, "sliding_window", default=default)
 
 

@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_controller.core.fit import ModelFacts, Taken
-from mlxd_controller.store.caches import cache_sizes, projected_values, recurrent_values
+from mlxd_controller.store.caches import (
+    cache_sizes,
+    feed_width,
+    projected_values,
+    recurrent_values,
+)
 from mlxd_controller.store.fields import CONFIG_FILE, invalid, size
 from mlxd_shared import config
 from mlxd_shared.digest import model_digest
@@ -31,6 +36,9 @@ TOKENIZER_FILE = "tokenizer.json"
 
 _JOINED = re.compile(r"(.*)\.(?:[qkv]_proj|gate_proj|up_proj|in_proj_\w+)\.\w+")
 """Names of tensors that are put together with others of their module while they are read."""
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+"""In names of tensors that are stored expert by expert, and put together while they are read."""
 
 _LAYER = re.compile(r".*\blayers\.(\d+)\.(\w+)(?:\..*)?")
 """Names of modules of a layer: its number, and the module's first name."""
@@ -78,7 +86,7 @@ def _facts(
         caches=cache_sizes(values, names[0]),
         projected_values=projected_values(values, names[0]),
         hidden_size=size(values, "hidden_size"),
-        intermediate_size=size(values, "intermediate_size"),
+        intermediate_size=feed_width(values, names[0]),
         vocab_size=size(values, "vocab_size"),
         context_length_max=size(values, "max_position_embeddings"),
         unpacked_values=unpacked_weight_values(_packed_weights(values, kept)),
@@ -141,9 +149,7 @@ def _taken(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> tuple[
     names = {tensor.name for tensor in tensors}
     groups: dict[tuple[str, bool], list[TensorFact]] = {}
     for tensor in tensors:
-        found = _JOINED.fullmatch(tensor.name)
-        stem, _, _ = tensor.name.rpartition(".")
-        groups.setdefault((found[1] if found else stem, found is not None), []).append(tensor)
+        groups.setdefault(_made_of(tensor.name), []).append(tensor)
     last: dict[tuple[int, int, bool], Taken] = {}
     later_values = later_bytes = 0
     for stem, joined in sorted(groups, key=lambda group: _turn(*group), reverse=True):
@@ -154,6 +160,14 @@ def _taken(values: Mapping[str, Any], tensors: tuple[TensorFact, ...]) -> tuple[
         last.setdefault((count, nbytes, joined), taken)
         later_values, later_bytes = later_values + count, later_bytes + nbytes
     return tuple(last.values())
+
+
+def _made_of(name: str) -> tuple[str, bool]:
+    """Return which tensors make one together, by a common stem, and whether they are joined."""
+    together, experts = _EXPERT.subn(".experts.", name)
+    found = _JOINED.fullmatch(together)
+    stem = found[1] if found else together.rpartition(".")[0]
+    return stem, found is not None or experts > 0
 
 
 def _turn(stem: str, joined: bool) -> tuple[int, int, int]:  # noqa: FBT001 - the parts of a key

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.expert_linear import ExpertProjection
 from mlxd_worker.models.linear import Projection
 from mlxd_worker.models.packing import Packing
 
@@ -35,6 +36,8 @@ class TensorSpec:
     """How its rows are packed, where the checkpoint stores scales beside it."""
     packed: bool = False
     """Whether it holds packed words, rather than numbers."""
+    parts: tuple[str, ...] = ()
+    """Names of its slices along the first axis, which checkpoints may store in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ class Footprint:
     def vocab(self) -> int:
         """Width of the logits."""
         return self.passes.vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A weight `[experts, outputs, inputs]`, by names without `.weight`."""
+
+    stem: str
+    parts: tuple[str, ...]
+    """Each expert's own, where a checkpoint stores these."""
 
 
 class Weights(Protocol):
@@ -76,9 +88,14 @@ class Weights(Protocol):
         """Return linears over one input as one, their outputs in this order.
 
         A stem is a weight's name without `.weight`. They stay packed where the plan keeps that.
+        """
+        ...
+
+    def experts(self, stacks: Sequence[Stack]) -> ExpertProjection:
+        """Return experts' linears over one input as one, their outputs in this order.
 
         Raises:
-            InvalidModel: some of them are stored packed and others are not.
+            InvalidModel: some of them are packed unlike others.
         """
         ...
 

@@ -8,14 +8,16 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.expert_sizes import routed_width
 from mlxd_shared.model_files import parse_json_object, read_file
 from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
-from mlxd_worker.models.packing import Packing, parse_packing
+from mlxd_worker.models.packing import Packings, parse_packing
 from mlxd_worker.models.rope import RopeConfig, parse_rope
 from mlxd_worker.models.windows import Windows, mistral_windows, refuse_sliding
 
@@ -49,9 +51,31 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
+class Activation(StrEnum):
+    """What gates a layer's values."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Layers that choose a few of many small networks for each token."""
+
+    count: int
+    chosen: int
+    """How many a token goes through."""
+    mlp: int
+    """The inner width of one."""
+    normalised: bool
+    """Whether the chosen ones' weights are made to sum to one."""
+    layers: tuple[bool, ...]
+    """Which layers do; the others are dense."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a Llama-like decoder: pre-norm, gated SiLU, grouped attention, rotary."""
+    """The shape of a Llama-like decoder: gated products, grouped attention, rotary, RMS norms."""
 
     hidden: int
     layers: int
@@ -69,8 +93,41 @@ class DecoderConfig:
     mlp_bias: bool
     windows: Windows
     """One entry a layer."""
-    packing: Packing | None = None
+    packing: Packings | None = None
     """How the weights are packed, where they are."""
+    head_norms: bool = False
+    """Whether each head's queries and keys are normalised before they rotate."""
+    experts: ExpertsConfig | None = None
+    activation: Activation = Activation.SILU
+    norms_from_one: bool = False
+    """Whether norms are stored as their distance from one."""
+    output_norms: bool = False
+    """Whether what a layer's two halves make is normalised before it is added."""
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied by: a number that bfloat16 holds."""
+    score_scale: float | None = None
+    """What products of queries and keys are multiplied by; None: by the head's width."""
+    ropes: tuple[RopeConfig, ...] | None = None
+    """One entry a layer, where they differ."""
+    logits_cap: float | None = None
+    """Logits are bent so that they stay within this, on both sides."""
+
+    @property
+    def feed_width(self) -> int:
+        """The widest inner part of a feed-forward, for one position."""
+        if self.experts is None:
+            return self.mlp
+        routed = routed_width(self.experts.chosen, self.hidden, self.experts.mlp)
+        return routed if all(self.experts.layers) else max(self.mlp, routed)
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """Return how a layer rotates."""
+        return self.rope if self.ropes is None else self.ropes[layer]
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by, but for a rotation's own gain."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:

@@ -116,6 +116,40 @@ class PackedLinear:
         return named if self.bias is None else named | {"bias": self.bias}
 
 
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Several linears over the same input that are stored in forms that cannot be joined."""
+
+    parts: tuple[Linear | PackedLinear, ...]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The first one's."""
+        return self.parts[0].dtype
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Map [M, inputs] to [M, outputs of all]."""
+        return mx.concatenate([part(rows) for part in self.parts], axis=-1)
+
+    def lookup(self, ids: mx.array) -> mx.array:
+        """Raise: an embedding is one weight, in one form."""
+        raise AssertionError(f"{ids.size} rows looked up in a weight of {len(self.parts)} parts")
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return what the parts hold, numbered."""
+        named: dict[str, mx.array] = {}
+        for number, part in enumerate(self.parts):
+            named |= named_arrays(str(number), part)
+        return named
+
+
+def is_packed(projection: Projection) -> bool:
+    """Tell whether some of a projection's weights stay packed."""
+    if isinstance(projection, SideBySide):
+        return any(isinstance(part, PackedLinear) for part in projection.parts)
+    return isinstance(projection, PackedLinear)
+
+
 def named_arrays(name: str, projection: Projection) -> dict[str, mx.array]:
     """Return what a projection holds, each part under `name.`."""
     return {f"{name}.{part}": array for part, array in projection.arrays().items()}

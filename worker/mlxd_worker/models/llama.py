@@ -1,6 +1,8 @@
-"""The Llama family: Llama 2 and 3, SmolLM, Mistral; tied or untied head, biases, windows.
+"""The Llama family: Llama 2 and 3, SmolLM, Mistral; and, by their configs, its kin.
 
 Invariants:
+- What sets a family apart is in its config and in the parts of its layers (`llama_layers`), not in
+  a model of its own.
 - Rows are flat `[rows * width, hidden]` everywhere but inside attention.
 - Queries, keys and values come from one product, gate and up from another: their weights are joined
   while loading, and the separate ones are never kept.
@@ -8,45 +10,30 @@ Invariants:
   (CUDA), the step is compiled around `forward`, not in here.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.packed_weights import UNPACKED_LAYERS
-from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.kv import Asked, KVCache
 from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.kernels.decode_attention import serves
-from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
+from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
-from mlxd_worker.models.fused import added, gated, logits_of, normed_times
-from mlxd_worker.models.linear import PackedLinear, Projection, named_arrays, packed_rows_max
-from mlxd_worker.models.packing import Packing
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-FINAL_NORM = "model.norm.weight"
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATED = ("mlp.gate_proj", "mlp.up_proj")
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer's weights."""
-
-    attention_norm: mx.array
-    qkv: Projection
-    output: Projection
-    mlp_norm: mx.array
-    gate_up: Projection
-    down: Projection
+from mlxd_worker.models.fused import added, logits_of, normed_times
+from mlxd_worker.models.linear import named_arrays, packed_rows_max
+from mlxd_worker.models.llama_layers import Layer, take_layer, take_norm
+from mlxd_worker.models.llama_tensors import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    llama_footprint,
+    llama_tensors,
+)
+from mlxd_worker.models.rotation import rotations_of, tables_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +50,21 @@ class LlamaModel(Model):
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Take all weights; nothing else keeps them."""
         self.config = config
-        self._embedding = weights.linear([_stem(EMBEDDING)])
-        self._layers = tuple(_take_layer(config, weights, index) for index in range(config.layers))
-        self._final_norm = weights.take(FINAL_NORM)
-        self._head = self._embedding if config.tied_head else weights.linear([_stem(HEAD)])
-        self._scale = config.head_dim**-0.5
-        periods = config.rope.periods(config.head_dim)
-        self._rope_periods = None if periods is None else mx.array(periods, dtype=mx.float32)
-        self._packed = any(isinstance(layer.gate_up, PackedLinear) for layer in self._layers)
-        self._in_place = not config.rope.interleaved and serves(
+        self._embedding = weights.linear([EMBEDDING.removesuffix(".weight")])
+        rotations = rotations_of(
+            [config.rope_of(index) for index in range(config.layers)], config.head_dim
+        )
+        self._layers = tuple(
+            take_layer(config, weights, index, rotation) for index, rotation in enumerate(rotations)
+        )
+        self._tables = tables_of(rotations)
+        self._final_norm = take_norm(config, weights, FINAL_NORM)
+        self._head = (
+            self._embedding if config.tied_head else weights.linear([HEAD.removesuffix(".weight")])
+        )
+        self._packed = any(layer.packed for layer in self._layers)
+        plain = not any(rotation.config.interleaved for rotation in rotations)
+        self._in_place = plain and serves(
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
@@ -119,32 +112,37 @@ class LlamaModel(Model):
     def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
         """Do `forward` for several batches; their rows are together in all products."""
         passes = [_Pass(batch, self._plan(batch, caches)) for batch in batches]
-        rows = self._embedding.lookup(_together([p.batch.tokens.reshape(-1) for p in passes]))
+        rows = self._embedded(_together([its.batch.tokens.reshape(-1) for its in passes]))
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         wide = any(its.batch.width > 1 for its in passes)
         unpacks = self._packed and wide and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             read = self._attend(layer, rows, as_attention(cache), passes)
-            rows = added(rows, read, layer.output)
-            rows = added(rows, self._gated(layer, rows), layer.down)
+            rows = layer.feed(added(rows, read, layer.output, layer.output_norm))
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        return _apart(mx.fast.rms_norm(rows, self._final_norm, self.config.norm_eps), passes)
+        norm = self._final_norm
+        return _apart(mx.fast.rms_norm(rows, norm.weight, norm.eps), passes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
-        return logits_of(hidden, self._head)
+        logits, cap = logits_of(hidden, self._head), self.config.logits_cap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {FINAL_NORM: self._final_norm} | named_arrays(_stem(EMBEDDING), self._embedding)
+        named = {FINAL_NORM: self._final_norm.weight}
+        named |= named_arrays(EMBEDDING.removesuffix(".weight"), self._embedding)
         if not self.config.tied_head:
-            named |= named_arrays(_stem(HEAD), self._head)
-        if self._rope_periods is not None:
-            named["rope_periods"] = self._rope_periods
+            named |= named_arrays(HEAD.removesuffix(".weight"), self._head)
+        named |= self._tables
         for index, layer in enumerate(self._layers):
-            named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
+            named |= {f"layers.{index}.{name}": array for name, array in layer.arrays().items()}
         return named
+
+    def _embedded(self, ids: mx.array) -> mx.array:
+        rows, scale = self._embedding.lookup(ids), self.config.embedding_scale
+        return rows if scale == 1.0 else rows * scale
 
     def _plan(self, batch: Batch, caches: PassCaches) -> StepPlan:
         return caches.plan(
@@ -160,56 +158,35 @@ class LlamaModel(Model):
     ) -> mx.array:
         """Return what the rows read, before the output projection."""
         config, first = self.config, passes[0]
-        norm = Norm(layer.attention_norm, config.norm_eps)
-        joined = normed_times(rows, norm, layer.qkv)
+        joined = normed_times(rows, layer.attention_norm, layer.qkv)
+        if layer.head_norms is not None:
+            joined = layer.head_norms(joined)
         if first.plan.in_place and isinstance(cache, KVCache) and self._in_place:
-            periods = first.plan.shared(("periods",), self._periods)
+            periods = first.plan.shared(("periods", id(layer.rotation)), layer.rotation.periods)
             return cache.attend_joined(
-                joined, periods, first.plan, heads=config.heads, scale=self._scale
+                joined, periods, first.plan, heads=config.heads, scale=layer.scale
             )
-        asked = [
-            self._asked(part, its) for part, its in zip(_apart(joined, passes), passes, strict=True)
-        ]
+        parts = _apart(joined, passes)
+        asked = [self._asked(layer, part, its) for part, its in zip(parts, passes, strict=True)]
         if len(asked) == 1:
             (it,) = asked
-            read = [cache.attend(it.queries, it.keys, it.values, it.plan, scale=self._scale)]
+            read = [cache.attend(it.queries, it.keys, it.values, it.plan, scale=layer.scale)]
         else:
             assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
-            read = cache.attend_joined_passes(asked, scale=self._scale)
+            read = cache.attend_joined_passes(asked, scale=layer.scale)
         width = config.heads * config.head_dim
         return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
 
-    def _asked(self, joined: mx.array, its: _Pass) -> Asked:
+    def _asked(self, layer: Layer, joined: mx.array, its: _Pass) -> Asked:
         """Return one pass's rotated queries and keys, and its values."""
         config = self.config
         heads = config.heads + 2 * config.kv_heads
         split = joined.reshape(-1, its.batch.width, heads, config.head_dim).transpose(0, 2, 1, 3)
         # Queries and keys rotate alike: one call for both.
         rotating = config.heads + config.kv_heads
-        rotated = mx.fast.rope(
-            split[:, :rotating],
-            config.head_dim,
-            traditional=config.rope.interleaved,
-            base=config.rope.base if self._rope_periods is None else None,
-            scale=config.rope.position_scale,
-            offset=its.batch.offsets,
-            freqs=self._rope_periods,
-        )
+        rotated = layer.rotation(split[:, :rotating], its.batch.offsets)
         queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
         return Asked(queries, keys, split[:, rotating:], its.plan)
-
-    def _gated(self, layer: Layer, rows: mx.array) -> mx.array:
-        norm = Norm(layer.mlp_norm, self.config.norm_eps)
-        return gated(rows, norm, layer.gate_up, width=self.config.mlp)
-
-    def _periods(self) -> mx.array:
-        """Return by how many positions each pair of a head turns by one radian."""
-        config = self.config
-        periods = self._rope_periods
-        if periods is None:
-            steps = mx.arange(0, config.head_dim, 2, dtype=mx.float32)
-            periods = mx.exp(steps * (math.log(config.rope.base) / config.head_dim))
-        return periods / config.rope.position_scale
 
 
 def _together(parts: Sequence[mx.array]) -> mx.array:
@@ -225,118 +202,6 @@ def _apart(rows: mx.array, passes: Sequence[_Pass]) -> list[mx.array]:
         parts.append(rows[first : first + its.batch.tokens.size])
         first += its.batch.tokens.size
     return parts
-
-
-def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
-    """Return every tensor that a checkpoint of this config holds or may hold."""
-    hidden, queries = config.hidden, config.heads * config.head_dim
-    keys = config.kv_heads * config.head_dim
-    shapes = {
-        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, config.output_bias),
-        "mlp.gate_proj": (config.mlp, hidden, config.mlp_bias),
-        "mlp.up_proj": (config.mlp, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, config.mlp, config.mlp_bias),
-    }
-    head = _weight(
-        config,
-        HEAD,
-        (config.vocab, hidden),
-        required=not config.tied_head,
-        copy_of=EMBEDDING if config.tied_head else None,
-    )
-    embedding = _weight(config, EMBEDDING, (config.vocab, hidden))
-    specs = [embedding, TensorSpec(FINAL_NORM, (hidden,)), head]
-    for index in range(config.layers):
-        prefix = f"model.layers.{index}."
-        specs += [
-            TensorSpec(f"{prefix}{norm}.weight", (hidden,))
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        ]
-        for name, (outputs, inputs, has_bias) in shapes.items():
-            specs.append(_weight(config, f"{prefix}{name}.weight", (outputs, inputs)))
-            if has_bias:
-                specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
-        # Old checkpoints store the rotary table, which follows from the config.
-        table = f"{prefix}self_attn.rotary_emb.inv_freq"
-        specs.append(TensorSpec(table, (config.head_dim // 2,), required=False))
-    return tuple(specs)
-
-
-def _weight(
-    config: DecoderConfig,
-    name: str,
-    shape: tuple[int, int],
-    *,
-    required: bool = True,
-    copy_of: str | None = None,
-) -> TensorSpec:
-    """Return the spec of a weight that may be packed as the config says."""
-    packing: Packing | None = config.packing
-    suited = packing is not None and packing.suits(shape[1])
-    return TensorSpec(
-        name, shape, required=required, copy_of=copy_of, packing=packing if suited else None
-    )
-
-
-def llama_footprint(config: DecoderConfig) -> Footprint:
-    """Return the sizes that the fit needs besides the weights."""
-    joined = (config.heads + 2 * config.kv_heads) * config.head_dim
-    per_layer = 2 * config.kv_heads * config.head_dim
-    windows = Counter(window for window in config.windows if window is not None)
-    return Footprint(
-        context_max=config.context_max,
-        caches=CacheSizes(
-            kv_values_per_token=per_layer * config.windows.count(None),
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            windows=tuple(
-                WindowedLayers(window, per_layer * count) for window, count in windows.items()
-            ),
-        ),
-        passes=PassSizes(
-            hidden=config.hidden,
-            projected=joined,
-            mlp=config.mlp,
-            heads=config.heads,
-            vocab=config.vocab,
-        ),
-    )
-
-
-def _take_layer(config: DecoderConfig, weights: Weights, index: int) -> Layer:
-    prefix = f"model.layers.{index}."
-
-    def linear(*names: str, has_bias: bool) -> Projection:
-        return weights.linear([prefix + name for name in names], has_bias=has_bias)
-
-    return Layer(
-        attention_norm=weights.take(f"{prefix}input_layernorm.weight"),
-        qkv=linear(*_ATTENTION, has_bias=config.qkv_bias),
-        output=linear("self_attn.o_proj", has_bias=config.output_bias),
-        mlp_norm=weights.take(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=linear(*_GATED, has_bias=config.mlp_bias),
-        down=linear("mlp.down_proj", has_bias=config.mlp_bias),
-    )
-
-
-def _arrays(layer: Layer) -> Mapping[str, mx.array]:
-    named = {"attention_norm": layer.attention_norm, "mlp_norm": layer.mlp_norm}
-    linears = (
-        ("qkv", layer.qkv),
-        ("output", layer.output),
-        ("gate_up", layer.gate_up),
-        ("down", layer.down),
-    )
-    for name, linear in linears:
-        named |= named_arrays(name, linear)
-    return named
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".weight")
 
 
 LLAMA = Architecture(

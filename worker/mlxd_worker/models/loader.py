@@ -9,7 +9,7 @@ Invariants:
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,13 @@ def inspect_model(path: Path, *, registry: Registry = REGISTRY) -> ModelFiles:
 
 
 def as_stored(specs: Sequence[TensorSpec], stored: Collection[str]) -> tuple[TensorSpec, ...]:
-    """Return the specs with three, words, scales and offsets, for each weight stored packed."""
+    """Return the specs as the checkpoint has them.
+
+    A weight that it stores packed becomes three, words, scales and offsets; one that it stores in
+    slices becomes these.
+    """
     found: list[TensorSpec] = []
-    for spec in specs:
+    for spec in (part for whole in specs for part in _slices(whole, stored)):
         stem = spec.name.removesuffix(".weight")
         if spec.packing is None or f"{stem}.scales" not in stored:
             found.append(spec)
@@ -115,10 +119,17 @@ def as_stored(specs: Sequence[TensorSpec], stored: Collection[str]) -> tuple[Ten
     return tuple(found)
 
 
+def _slices(spec: TensorSpec, stored: Collection[str]) -> list[TensorSpec]:
+    """Return a tensor, or those that are stored in its place."""
+    if spec.name in stored or not any(part in stored for part in spec.parts):
+        return [spec]
+    return [replace(spec, name=part, shape=spec.shape[1:], parts=()) for part in spec.parts]
+
+
 def _packed_parts(spec: TensorSpec, packing: Packing, stem: str) -> list[TensorSpec]:
-    outputs, inputs = spec.shape
-    groups = (outputs, packing.groups(inputs))
-    parts = {"weight": (outputs, packing.words(inputs)), "scales": groups, "biases": groups}
+    *outputs, inputs = spec.shape
+    groups = (*outputs, packing.groups(inputs))
+    parts = {"weight": (*outputs, packing.words(inputs)), "scales": groups, "biases": groups}
     original = None if spec.copy_of is None else spec.copy_of.removesuffix(".weight")
     return [
         TensorSpec(
@@ -141,8 +152,8 @@ def load_model(
     packed: weights that are stored packed stay so, and `form` is what their scales become.
 
     Raises:
-        InvalidModel: a file changed or could not be read after all; or of weights that are one
-            here some are packed and some are not.
+        InvalidModel: a file changed or could not be read after all; or of experts' weights that
+            are one here some are packed unlike others.
         Whatever `progress` raises: the load is given up and holds nothing.
     """
     reader = Reader(

@@ -2,12 +2,13 @@
 
 Invariants:
 - A packed value is `word's bits x scale + bias`, scale and bias shared by `group_size` values along
-  a row (MLX's affine mode). Any other mode, and settings for single tensors, are refused by name.
+  a row (MLX's affine mode). Any other mode is refused by name.
+- One setting holds for all weights but those that have one of their own, or none (false).
 - No arrays and no MLX: the same facts serve the fit before any weight is read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxd_worker.models.fields import Fields
 
@@ -46,7 +47,21 @@ class Packing:
         return inputs // self.group_size
 
 
-def parse_packing(fields: Fields) -> Packing | None:
+@dataclass(frozen=True, slots=True)
+class Packings:
+    """How the weights of one checkpoint are packed, those that are."""
+
+    common: Packing
+    own: Mapping[str, Packing | None] = field(default_factory=dict)
+    """By a weight's name without `.weight`, where it is packed otherwise or not at all."""
+
+    def of(self, stem: str, *, inputs: int) -> Packing | None:
+        """Return how a weight may be packed whose rows have `inputs` values; None: not at all."""
+        packing = self.own.get(stem, self.common)
+        return packing if packing is not None and packing.suits(inputs) else None
+
+
+def parse_packing(fields: Fields) -> Packings | None:
     """Return how the checkpoint's weights are packed; None where it does not say that they are.
 
     Raises:
@@ -61,13 +76,31 @@ def parse_packing(fields: Fields) -> Packing | None:
     if fields.has(_COPY) and fields.values[_COPY] != stated:
         raise fields.error(_COPY, f"contradicts {_KEY}")
     own = Fields(stated, f"{fields.prefix}{_KEY}.")
+    common = _packing(own)
+    single = {key: _own_packing(own, key, common) for key in stated if key not in _KNOWN}
+    return Packings(common, single)
+
+
+def _own_packing(fields: Fields, stem: str, common: Packing) -> Packing | None:
+    """Return one weight's setting: an object, true for the common one, or false for none."""
+    stated = fields.values[stem]
+    if isinstance(stated, bool):
+        return common if stated else None
+    if not isinstance(stated, Mapping):
+        raise fields.error(stem, f"{stated!r} is not an object, true or false")
+    own = Fields(stated, f"{fields.prefix}{stem}.")
     for key in stated:
         if key not in _KNOWN:
-            raise own.error(key, "a setting of its own for one tensor is not supported")
-    if stated.get("mode", _AFFINE) != _AFFINE:
-        raise own.error("mode", f"{stated['mode']!r} is not supported, only {_AFFINE!r}")
+            raise own.error(key, "is not a setting of packed weights")
+    return _packing(own)
+
+
+def _packing(fields: Fields) -> Packing:
+    mode = fields.values.get("mode", _AFFINE)
+    if mode != _AFFINE:
+        raise fields.error("mode", f"{mode!r} is not supported, only {_AFFINE!r}")
     return Packing(
-        group_size=_one_of(own, "group_size", GROUP_SIZES), bits=_one_of(own, "bits", BITS)
+        group_size=_one_of(fields, "group_size", GROUP_SIZES), bits=_one_of(fields, "bits", BITS)
     )
 
 

@@ -30,9 +30,10 @@ from mlxd_worker.models.delta_mixer import (
     take_delta,
 )
 from mlxd_worker.models.linear import Linear
-from mlxd_worker.models.llama import EMBEDDING, FINAL_NORM, HEAD
+from mlxd_worker.models.llama_tensors import EMBEDDING, FINAL_NORM, HEAD
 from mlxd_worker.models.qwen3_5_config import HybridConfig, parse_qwen3_5
 from mlxd_worker.models.qwen3_5_tensors import DELTA, qwen3_5_footprint, qwen3_5_tensors
+from mlxd_worker.models.rotation import rotation_of, tables_of
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATED = ("mlp.gate_proj", "mlp.up_proj")
@@ -76,8 +77,7 @@ class Qwen35Model(Model):
         self._final_norm = taker.norm(FINAL_NORM)
         self._head = self._embedding if decoder.tied_head else weights.take(HEAD)
         self._scale = decoder.head_dim**-0.5
-        periods = decoder.rope.periods(config.rotary_dim)
-        self._rope_periods = None if periods is None else mx.array(periods, dtype=mx.float32)
+        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
 
     @property
     def vocab_size(self) -> int:
@@ -144,8 +144,7 @@ class Qwen35Model(Model):
         named = {EMBEDDING: self._embedding, FINAL_NORM: self._final_norm}
         if not self.config.decoder.tied_head:
             named[HEAD] = self._head
-        if self._rope_periods is not None:
-            named["rope_periods"] = self._rope_periods
+        named |= tables_of([self._rotation])
         for index, layer in enumerate(self._layers):
             named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
         return named
@@ -178,16 +177,11 @@ class Qwen35Model(Model):
         return layer.output(gated.reshape(normed.shape[0], -1))
 
     def _rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
-        rope = self.config.decoder.rope
-        return mx.fast.rope(
-            heads,
-            self.config.rotary_dim,
-            traditional=rope.interleaved,
-            base=rope.base if self._rope_periods is None else None,
-            scale=rope.position_scale,
-            offset=offsets,
-            freqs=self._rope_periods,
-        )
+        rotated, gain = self._rotation(heads, offsets), self.config.decoder.rope.gain
+        if gain == 1.0:
+            return rotated
+        dims = self.config.rotary_dim
+        return mx.concatenate([gain * rotated[..., :dims], rotated[..., dims:]], axis=-1)
 
     def _feed_forward(self, layer: Layer, normed: mx.array) -> mx.array:
         both = normed @ layer.gate_up.T

@@ -11,7 +11,7 @@ from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.models.architecture import Footprint, TensorSpec
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.delta_mixer import delta_tensors
-from mlxd_worker.models.llama import llama_tensors
+from mlxd_worker.models.llama_tensors import llama_tensors
 from mlxd_worker.models.qwen3_5_config import HybridConfig
 
 DELTA = "linear_attn."

@@ -3,7 +3,7 @@
 Invariants:
 - Tensors are read and converted one at a time and nothing else keeps a reference: the peak is the
   finished weights plus the parts of the one being made.
-- A packed weight is taken through `linear` alone.
+- A packed weight is taken through `linear` and `experts` alone.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,8 +13,9 @@ import mlx.core as mx
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.weights import TensorFact
-from mlxd_worker.models.architecture import TensorSpec
-from mlxd_worker.models.linear import Linear, PackedLinear, Projection, unpacked
+from mlxd_worker.models.architecture import Stack, TensorSpec
+from mlxd_worker.models.expert_linear import ExpertLinear, ExpertProjection, PackedExpertLinear
+from mlxd_worker.models.linear import Linear, PackedLinear, Projection, SideBySide, unpacked
 from mlxd_worker.models.packing import Packing
 
 Progress = Callable[[int, int], None]
@@ -65,29 +66,31 @@ class Reader:
         return self._joined(names, self._dtype)
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
-        """Return linears over one input as one, packed where they are and are to stay so.
+        """Return linears over one input as one, packed where they are and are to stay so."""
+        packings = [self._packing.get(f"{stem}.weight") for stem in stems]
+        if len(set(packings)) > 1 and self._keep_packed:
+            return SideBySide(tuple(self._linear([stem], has_bias=has_bias) for stem in stems))
+        return self._linear(stems, has_bias=has_bias)
+
+    def experts(self, stacks: Sequence[Stack]) -> ExpertProjection:
+        """Return experts' linears over one input as one, packed where they are and stay so.
 
         Raises:
-            InvalidModel: some of them are stored packed and others are not.
+            InvalidModel: some of them are packed unlike others.
         """
-        names = [f"{stem}.weight" for stem in stems]
-        bias = self.take_stacked([f"{stem}.bias" for stem in stems]) if has_bias else None
-        packings = {self._packing.get(name) for name in names}
-        if len(packings) > 1:
-            loose = next(name for name in names if name not in self._packing)
-            problem = f"not packed, unlike others of {', '.join(stems)}"
-            raise InvalidModel(problem, file=self._facts[loose].file.name, field=loose)
-        packing = packings.pop()
+        stored = [[s.stem] if f"{s.stem}.weight" in self._facts else s.parts for s in stacks]
+        packing = self._one_packing([stem for stems in stored for stem in stems])
+        if packing is not None and self._keep_packed:
+            words = self._stacked(stored, "weight", mx.uint32)
+            scales = self._stacked(stored, "scales", self._dtype)
+            offsets = self._stacked(stored, "biases", self._dtype)
+            return PackedExpertLinear(words, scales, offsets, packing)
         if packing is None:
-            return Linear(self.take_stacked(names), bias)
-        if self._keep_packed:
-            words = self._joined(names, mx.uint32)
-            scales = self.take_stacked([f"{stem}.scales" for stem in stems])
-            offsets = self.take_stacked([f"{stem}.biases" for stem in stems])
-            return PackedLinear(words, scales, offsets, packing, bias)
-        weight = mx.concatenate([self._unpacked(stem, packing) for stem in stems], axis=0)
-        self._evaluate(weight, names)
-        return Linear(weight, bias)
+            return ExpertLinear(self._stacked(stored, "weight", self._dtype))
+        loose = [_stack([self._unpacked(stem, packing) for stem in stems]) for stems in stored]
+        weight = mx.concatenate(loose, axis=1)
+        self._evaluate(weight, [f"{stored[0][0]}.weight"])
+        return ExpertLinear(weight)
 
     def check_copies(self, specs: Sequence[TensorSpec]) -> None:
         """Refuse a stored copy that differs from its original: dropping it would change results."""
@@ -113,6 +116,42 @@ class Reader:
             raise AssertionError(f"never taken: {some_names(left)}")
         self._lazy.clear()
         self._progress(self._total_nbytes, self._total_nbytes)
+
+    def _linear(self, stems: Sequence[str], *, has_bias: bool) -> Linear | PackedLinear:
+        names = [f"{stem}.weight" for stem in stems]
+        bias = self.take_stacked([f"{stem}.bias" for stem in stems]) if has_bias else None
+        packings = [self._packing.get(name) for name in names]
+        if not any(packings):
+            return Linear(self.take_stacked(names), bias)
+        if packings[0] is not None and self._keep_packed:
+            words = self._joined(names, mx.uint32)
+            scales = self.take_stacked([f"{stem}.scales" for stem in stems])
+            offsets = self.take_stacked([f"{stem}.biases" for stem in stems])
+            return PackedLinear(words, scales, offsets, packings[0], bias)
+        parts = [
+            self.take(name) if packing is None else self._unpacked(stem, packing)
+            for stem, name, packing in zip(stems, names, packings, strict=True)
+        ]
+        weight = mx.concatenate(parts, axis=0)
+        self._evaluate(weight, names)
+        return Linear(weight, bias)
+
+    def _one_packing(self, stems: Sequence[str]) -> Packing | None:
+        packings = [self._packing.get(f"{stem}.weight") for stem in stems]
+        for stem, packing in zip(stems, packings, strict=True):
+            if packing != packings[0]:
+                name = f"{stem}.weight"
+                problem = f"packed unlike {stems[0]}, with which it is one here"
+                raise InvalidModel(problem, file=self._facts[name].file.name, field=name)
+        return packings[0]
+
+    def _stacked(self, stored: Sequence[Sequence[str]], part: str, dtype: mx.Dtype) -> mx.array:
+        """Return stacks joined along their outputs, each stored as one tensor or in slices."""
+        names = [[f"{stem}.{part}" for stem in stems] for stems in stored]
+        stacks = [_stack([self._pop(name).astype(dtype) for name in group]) for group in names]
+        array = mx.concatenate(stacks, axis=1)
+        self._finish_reading(array, [name for group in names for name in group])
+        return array
 
     def _taken(self, name: str, dtype: mx.Dtype) -> mx.array:
         array = self._pop(name).astype(dtype)
@@ -147,6 +186,11 @@ class Reader:
         self._evaluate(array, names)
         self._read_nbytes += sum(self._facts[name].nbytes for name in names)
         self._progress(self._read_nbytes, self._total_nbytes)
+
+
+def _stack(parts: Sequence[mx.array]) -> mx.array:
+    """Return slices as one array; a part that is three-dimensional is a stack already."""
+    return parts[0] if parts[0].ndim == 3 else mx.stack(list(parts))
 
 
 def _open(file: Path) -> Mapping[str, mx.array]:

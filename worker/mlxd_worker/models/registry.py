@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models import llama, qwen2, qwen3_5
+from mlxd_worker.models import gemma3, llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.fields import CONFIG_FILE
 
@@ -60,8 +60,11 @@ class Registry:
 
 
 REGISTRY = Registry(
+    ("Gemma3ForCausalLM", gemma3.GEMMA3),
     ("LlamaForCausalLM", llama.LLAMA),
     ("MistralForCausalLM", llama.MISTRAL),
     ("Qwen2ForCausalLM", qwen2.QWEN2),
+    ("Qwen3ForCausalLM", qwen3.QWEN3),
+    ("Qwen3MoeForCausalLM", qwen3_moe.QWEN3_MOE),
     ("Qwen3_5ForCausalLM", qwen3_5.QWEN3_5),
 )

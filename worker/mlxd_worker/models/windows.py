@@ -13,6 +13,8 @@ from mlxd_worker.models.fields import Fields
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+QWEN_WINDOW_DEFAULT = 4096
+QWEN_WHOLE_LAYERS_DEFAULT = 28
 
 Windows = tuple[int | None, ...]
 """One entry a layer: the positions that a query sees; None for all of them."""
@@ -72,3 +74,24 @@ def mistral_windows(fields: Fields, *, layers: int, context_max: int) -> Windows
         if any(unnamed):
             raise fields.error("layer_types", f"names no {SLIDING!r}, sliding_window is there")
     return windows
+
+
+def qwen_windows(fields: Fields, *, layers: int, context_max: int) -> Windows:
+    """Return the windows of a Qwen2 or 3: layers from `max_window_layers` on, or those named.
+
+    Raises:
+        InvalidModel: a mistyped key, or layers that are to slide where windows are not in use.
+    """
+    allowed = fields.flag("use_sliding_window", default=False)
+    whole = fields.integer(
+        "max_window_layers",
+        low=0,
+        high=CONTEXT_LENGTH_LIMIT,
+        default=QWEN_WHOLE_LAYERS_DEFAULT,
+    )
+    sliding = named_sliding(fields, layers=layers)
+    if sliding is None:
+        sliding = tuple(allowed and index >= whole for index in range(layers))
+    if any(sliding) and not allowed:
+        raise fields.error("layer_types", "names sliding layers, use_sliding_window is not true")
+    return windows_of(fields, sliding, context_max=context_max, default=QWEN_WINDOW_DEFAULT)

@@ -1,0 +1,164 @@
+"""Each architecture against mlx-lm, as a table: `python -m tests.worker.conformance` writes it.
+
+The figure is the largest difference of a logit over every position of a prompt, read in chunks and
+one by one, relative to the largest logit, in float32; of all variants of an architecture the worst.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+
+from mlxd_shared.requests import KVFormat
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.models.base import Model
+from mlxd_worker.models.packing import BITS
+from mlxd_worker.models.registry import REGISTRY
+from tests.worker import (
+    test_models_gemma3,
+    test_models_llama,
+    test_models_qwen3,
+    test_models_qwen3_5,
+    test_models_sliding,
+)
+from tests.worker.hybrid import error, hybrid_config, hybrid_weights, peer_logits, token_ids
+from tests.worker.kin import built, forced, kin_weights, quantised
+from tests.worker.tiny import config_with, random_weights, write_model
+
+TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+TOKENS: Final = 120
+PACKED_BITS: Final = (4, 8)
+NONE: Final = "none"
+
+INTRODUCTION: Final = (
+    "Written by `python -m tests.worker.conformance`: tiny random models of every variant of an",
+    "architecture that mlx-lm has too, float32 on a CPU. The figures are the largest difference of",
+    "a logit from mlx-lm's, over every position, relative to the largest logit: of weights as",
+    "published, and of weights that mlx-lm's converter has packed in 4 and in 8 bits; 0 is bit for",
+    "bit, with the BLAS that MLX brings. Windows of Mistral and Qwen2, which mlx-lm has not, are",
+    "held to dense attention in `tests/worker/test_models_sliding.py`. Keys and values in 8 or 4",
+    "bits (`quantized`) need heads whose width 32 divides.",
+)
+
+Weights = Callable[[Mapping[str, Any]], dict[str, mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One variant of an architecture."""
+
+    config: Mapping[str, Any]
+    weights: Weights = kin_weights
+    packs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One architecture's row of the table."""
+
+    architecture: str
+    variants: int = 0
+    kinds: frozenset[Kind] = frozenset()
+    worst: float = 0.0
+    worst_packed: float | None = None
+
+    def line(self) -> str:
+        """Return the row."""
+        kinds = ", ".join(sorted(kind.name.lower() for kind in self.kinds))
+        affine = f"affine, {', '.join(map(str, BITS))} bits"
+        if self.worst_packed is None:
+            packings, packed = NONE, ""
+        else:
+            packings, packed = affine, _figure(self.worst_packed)
+        cells = [f"`{self.architecture}`", kinds, packings, str(self.variants), _figure(self.worst)]
+        return f"| {' | '.join([*cells, packed])} |".replace("|  |", "| |")
+
+
+def _figure(worst: float) -> str:
+    return f"{worst:.0e}" if worst else "0"
+
+
+def cases() -> Iterator[Case]:
+    """Return every variant that mlx-lm has too; its own Qwen2 and Mistral know no windows."""
+    wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    for name, changes in test_models_llama.VARIANTS.items():
+        if name != "mistral":
+            yield Case(config_with(**{**wide, **changes}), random_weights)
+    for family, model_type in (("Mistral", "llama"), ("Qwen2", "qwen2")):
+        names = {"architectures": [f"{family}ForCausalLM"], "model_type": model_type}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": None}
+        yield Case(config_with(**wide | heads | names), random_weights)
+    for config in (*test_models_qwen3.VARIANTS.values(), *test_models_gemma3.VARIANTS.values()):
+        yield Case(config)
+    for changes in test_models_qwen3_5.VARIANTS.values():
+        wider = {"head_dim": 32, **changes}
+        yield Case(hybrid_config(**wider), hybrid_weights, packs=False)
+
+
+def findings() -> list[Finding]:
+    """Run every case; return what was found, by architecture."""
+    found = {name: Finding(name) for name in sorted(REGISTRY.entries)}
+    for case in cases():
+        (name,) = case.config["architectures"]
+        found[name] = _with(found[name], case)
+    for name in test_models_sliding.VARIANTS:
+        config = test_models_sliding.config_of(name)
+        (architecture,) = config["architectures"]
+        with tempfile.TemporaryDirectory() as folder:
+            kinds = _kinds(built(write_model(Path(folder), config)))
+        found[architecture] = replace(found[architecture], kinds=found[architecture].kinds | kinds)
+    return list(found.values())
+
+
+def _with(so_far: Finding, case: Case) -> Finding:
+    config, weights, packed_worst = case.config, case.weights(case.config), so_far.worst_packed
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_model(Path(scratch) / "plain", config, weights)
+        model = built(folder)
+        worst = max(so_far.worst, _error(model, folder))
+        for bits in PACKED_BITS if case.packs else ():
+            packed = write_model(Path(scratch) / str(bits), *quantised(config, weights, bits=bits))
+            found = _error(built(packed, packed=True), packed)
+            packed_worst = max(packed_worst or 0.0, found)
+        kinds = so_far.kinds | _kinds(model)
+    return Finding(so_far.architecture, so_far.variants + 1, kinds, worst, packed_worst)
+
+
+def _error(model: Model, folder: Path) -> float:
+    tokens = token_ids(TOKENS, seed=1)
+    found = error(forced(model, tokens), peer_logits(folder, tokens))
+    assert math.isfinite(found)
+    return found
+
+
+def _kinds(model: Model) -> frozenset[Kind]:
+    caches = model.new_caches()
+    if any(geometry and geometry.head_dim % 32 == 0 for geometry in model.attention):
+        caches += model.new_caches(kv=KVFormat.Q8)
+    return frozenset(cache.kind for cache in caches if cache is not None)
+
+
+def table(found: list[Finding]) -> str:
+    """Return docs/models.md."""
+    lines = [
+        "# Models",
+        "",
+        *INTRODUCTION,
+        "",
+        "| architecture | caches | packed weights | variants | error | error, packed |",
+        "|---|---|---|---|---|---|",
+        *(finding.line() for finding in found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table(findings()), encoding="utf-8")
+    sys.stdout.write(TABLE.read_text(encoding="utf-8"))
