@@ -36,7 +36,7 @@ class Checks:
         self.backing_off: set[str] = set()
         self._held: dict[str, float] = {}
         """When somebody was first seen waiting for a model that is ready, of the last hold."""
-        self._could_start: dict[str, float] = {}
+        self._could_start: dict[str, tuple[float, int]] = {}
         """Since when the naive model has said that room can be made for a model in line."""
 
     def hold(self, condition: bool, rule: str) -> None:
@@ -318,9 +318,10 @@ class Checks:
                 if not left.can_make_room(needs[digest], 1):
                     self._in_vain(digest)
                 continue
-            since_s = self._could_start.setdefault(digest, self._now_s)
+            # Those who were before it then have had their loads since, one after another.
+            since_s, before = self._could_start.setdefault(digest, (self._now_s, place))
             waited_s = self._now_s - since_s
-            bound_s = (place + 1) * READY_TO_ACT_S
+            bound_s = (before + 1) * READY_TO_ACT_S
             self.hold(waited_s <= bound_s, f"{digest} waits though room can be made")
         for digest in self._no_room:
             with_it = {*line, digest}

@@ -94,9 +94,13 @@ class Memory:
         process.least_bytes = int(process.arrays_bytes * self._rng.uniform(0.3, 1.0))
 
     def figures(self, process: Process) -> Figures:
-        """Measure a worker: its need is as reckoned but for its process, never above the budget."""
+        """Measure a worker: its need is as reckoned but for its process.
+
+        Never above the budget of a device that could hold it: there it would be given less context.
+        """
         need_bytes = self._setting.need_of(process.digest)
-        room_bytes = self._books.devices[process.device].budget_bytes - need_bytes
+        budgets = [device.budget_bytes for device in self._books.devices.values()]
+        room_bytes = min(budget for budget in budgets if budget >= need_bytes) - need_bytes
         more_bytes = int(min(room_bytes, PROCESS_BYTES * self._rng.uniform(*PROCESS_PARTS)))
         self._books.takes(process, need_bytes + more_bytes)
         weights = self._setting.sizes[process.digest] * MIB

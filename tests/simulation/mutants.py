@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a model was measured to take is forgotten with its worker",
-        "queueing.py",
+        "homes.py",
         "known=model.measured",
         "known=()",
     ),

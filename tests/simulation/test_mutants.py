@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS, Mutant, found
 
-SEEDS = 60
+SEEDS = 160
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -12,6 +12,8 @@ TIES_PART_MAX = 1 / 500
 """Of the streams that moved, those that may go on otherwise after a near tie."""
 RSS_GROWN_NBYTES_MAX = 48 << 20
 """What the server may hold more than before, with all its models unloaded."""
+RECKONED_SHORT_MAX = 1.03
+"""What models take at most of what they were reckoned to need before anything was measured."""
 COUNTERS = (
     "mlxd_model_loads_total",
     "mlxd_model_evictions_total",
@@ -85,7 +87,8 @@ def check(found: Aftermath) -> None:
     assert tally.complete > 0
     assert sum(found.kills.values()) > 0
     assert tally.ties <= max(1, TIES_PART_MAX * tally.migrated)
-    assert 0 < seen.most_reserved_bytes <= seen.budget_bytes
+    # Once measured, what models take counts in place of what was reckoned, which may be less.
+    assert 0 < seen.most_reserved_bytes <= RECKONED_SHORT_MAX * seen.budget_bytes
     assert seen.most_loaded <= ROOM_FOR
     assert seen.sums_broken == 0
     assert found.errors.keys() <= EXPECTED_ERRORS

@@ -101,7 +101,7 @@ class Site:
 
     def sockets(self) -> set[str]:
         """Return the addresses that workers listen at, or have left behind."""
-        return {f"unix:{path}" for path in self.run_dir.iterdir()}
+        return {f"unix:{path}" for path in self.run_dir.glob("*.sock")}
 
     async def unload_all(self) -> None:
         """Have no model in memory."""

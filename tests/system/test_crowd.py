@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import IN_CI
 from tests.support.storm_jobs import scene
 from tests.support.storm_report import check, figures
 from tests.support.storms import Storm, weather
 
-STORM = Storm(clients=40, seconds=20.0, kill_every_s=4.0, processes=1, deadline_s=10.0)
+STORM = Storm(
+    clients=40,
+    seconds=20.0 if IN_CI else 8.0,
+    kill_every_s=4.0 if IN_CI else 2.5,
+    processes=1,
+    deadline_s=10.0,
+)
 REQUESTS_EACH = 4
 
 

@@ -131,7 +131,8 @@ class Experts:
             return self.down(made, chosen, ordered=False).squeeze(-2)
         order, back = _orders(chosen)
         experts = chosen.reshape(-1)[order]
-        given = normed[order // chosen.shape[1]][:, None]
+        # Reshaped: the strides of a new axis lead MLX's grouped products on CUDA astray (0.32.4).
+        given = normed[order // chosen.shape[1]].reshape(-1, 1, normed.shape[-1])
         made = self._activated(self.gate_up(given, experts, ordered=True))
         made = self.down(made, experts, ordered=True)[back]
         return made.reshape(*chosen.shape, -1)
