@@ -26,7 +26,7 @@ from mlxd_shared.errors import PoisonPrompt
 DEATHS_MAX = 2
 """A prompt that so many workers died of in a row is refused."""
 
-TRIAL_WAIT_MAX_S = 60.0
+TRIAL_WAIT_MAX_S = 5.0
 """After so long a suspect goes on beside others: nobody waits for ever for a slow one."""
 
 PROMPTS_MAX = 1024
