@@ -7,7 +7,13 @@ import asyncio
 import pytest
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_controller.services.quarantine import FORGET_S, PROMPTS_MAX, Quarantine, key_of
+from mlxd_controller.services.quarantine import (
+    FORGET_S,
+    PROMPTS_MAX,
+    TRIAL_WAIT_MAX_S,
+    Quarantine,
+    key_of,
+)
 from mlxd_shared.errors import PoisonPrompt
 from tests.fakes.world import FakeClock
 
@@ -56,6 +62,32 @@ async def test_suspects_go_one_at_a_time() -> None:
     with pytest.raises(PoisonPrompt):
         await waiting[1]
     assert order == ["innocent", "another model", "other"]
+
+
+@pytest.mark.asyncio
+async def test_who_waits_with_a_prompt_that_gets_on_is_let_go() -> None:
+    """All at once, while another suspect still has the place; one that leaves gives up no place."""
+    quarantine = Quarantine(FakeClock())
+    quarantine.died(KEY, "i-1")
+    quarantine.died(b"other", "i-1")
+    begun: list[int] = []
+
+    async def tried(number: int) -> None:
+        async with quarantine.trial(KEY, digest="d", model="m"):
+            begun.append(number)
+
+    async with quarantine.trial(b"other", digest="d", model="m"):
+        waiting = [asyncio.create_task(tried(number)) for number in range(3)]
+        await asyncio.wait(waiting, timeout=0)
+        assert begun == []
+        waiting.pop().cancel()
+        quarantine.got_on(KEY)
+        async with asyncio.timeout(TRIAL_WAIT_MAX_S / 2):
+            await asyncio.gather(*waiting)
+        assert sorted(begun) == [0, 1]
+    quarantine.died(KEY, "i-2")
+    await tried(9)
+    assert begun[-1] == 9
 
 
 def test_it_is_forgotten_in_time() -> None:

@@ -39,6 +39,8 @@ class _Deaths:
 
     incarnations: tuple[str, ...]
     last_s: float
+    cleared: asyncio.Event
+    """Set once the prompt has got on: whoever waits for its trial need not wait any more."""
 
 
 class Quarantine:
@@ -68,16 +70,20 @@ class Quarantine:
     def died(self, key: bytes, incarnation: str) -> None:
         """Note that a worker died before this prompt had brought anything forth on it."""
         found = self._deaths.pop(key, None)
-        before = () if found is None else found.incarnations
+        before, cleared = (
+            ((), asyncio.Event()) if found is None else (found.incarnations, found.cleared)
+        )
         if incarnation not in before:
             before = (*before, incarnation)[-DEATHS_MAX:]
-        self._deaths[key] = _Deaths(before, self._clock.now_s())
+        self._deaths[key] = _Deaths(before, self._clock.now_s(), cleared)
         while len(self._deaths) > PROMPTS_MAX:
             self._deaths.popitem(last=False)
 
     def got_on(self, key: bytes) -> None:
         """Clear a prompt: a worker has gone on from it."""
-        self._deaths.pop(key, None)
+        found = self._deaths.pop(key, None)
+        if found is not None:
+            found.cleared.set()
 
     @asynccontextmanager
     async def trial(self, key: bytes, *, digest: str, model: str) -> AsyncIterator[None]:
@@ -86,11 +92,12 @@ class Quarantine:
         Raises:
             PoisonPrompt: it was found out meanwhile, as somebody else's.
         """
-        if key not in self._deaths:
+        found = self._deaths.get(key)
+        if found is None:
             yield
             return
         place = self._trials.setdefault(digest, asyncio.Lock())
-        held = await _acquired(place, wait_s=TRIAL_WAIT_MAX_S)
+        held = await _acquired(place, unless=found.cleared, wait_s=TRIAL_WAIT_MAX_S)
         try:
             self.check(key, model)
             yield
@@ -107,13 +114,22 @@ class Quarantine:
             self._deaths.popitem(last=False)
 
 
-async def _acquired(place: asyncio.Lock, *, wait_s: float) -> bool:
-    """Return whether `place` was to be had in time."""
+async def _acquired(place: asyncio.Lock, *, unless: asyncio.Event, wait_s: float) -> bool:
+    """Return whether `place` was to be had in time, and before `unless` was set."""
+    if not place.locked():
+        return await place.acquire()
+    taking = asyncio.create_task(place.acquire())
+    told = asyncio.create_task(unless.wait())
     try:
-        async with asyncio.timeout(wait_s):
-            return await place.acquire()
-    except TimeoutError:
-        return False
+        await asyncio.wait((taking, told), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if taking.done():
+            place.release()
+        raise
+    finally:
+        taking.cancel()
+        told.cancel()
+    return taking.done() and not taking.cancelled()
 
 
 def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:
