@@ -152,7 +152,7 @@ class GenerationReader:
             self._begin(message)
         self._next_offset += len(message.token_ids)
         items: list[m.Delta | m.Finished] = []
-        if message.text or message.token_ids:
+        if message.text or message.token_ids or message.parts:
             items.append(delta_from_pb(message))
         if message.HasField("finish"):
             items.append(self._finish(message))

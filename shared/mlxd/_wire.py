@@ -16,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd_shared.chats import Chat
 from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.convert import (
     CACHE_REASON_FROM_PB,
@@ -29,12 +30,13 @@ from mlxd_shared.convert import (
     sampling_to_pb,
     timestamp_from_pb,
 )
+from mlxd_shared.convert_chat import chat_to_pb, part_from_pb
 from mlxd_shared.convert_format import format_to_pb
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.formats import ResponseFormat
 from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Chat
 MODEL_STATES = {
     types_pb2.MODEL_STATE_UNLOADED: m.ModelState.UNLOADED,
     types_pb2.MODEL_STATE_QUEUED: m.ModelState.QUEUED,
@@ -100,7 +102,7 @@ def generate_to_pb(
     Raises:
         InvalidRequest: a number that its field cannot carry.
     """
-    ids = () if isinstance(prompt, str) else tuple(prompt)
+    ids = () if isinstance(prompt, str | Chat) else tuple(prompt)
     _refuse(
         *_UINT32.check("tokens.ids", ids),
         *_INT32.check("max_tokens", (max_tokens,)),
@@ -136,6 +138,8 @@ def generate_to_pb(
         request.speculation.depth_max = speculation_depth
     if isinstance(prompt, str):
         request.text = prompt
+    elif isinstance(prompt, Chat):
+        request.chat.CopyFrom(chat_to_pb(prompt))
     else:
         request.tokens.ids.extend(ids)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
@@ -193,6 +197,7 @@ def delta_from_pb(pb: inference_pb2.GenerateResponse) -> m.Delta:
         text=pb.text,
         token_ids=tuple(pb.token_ids),
         logprobs=tuple(map(_position_from_pb, pb.logprobs)),
+        parts=tuple(map(part_from_pb, pb.parts)),
         seed=pb.seed if pb.HasField("seed") else None,
     )
 
@@ -296,6 +301,7 @@ def model_from_pb(pb: types_pb2.Model) -> m.Model:
         worker_incarnation=pb.worker_incarnation,
         kv_format=kv_format_from_pb(pb.kv_format),
         prefix_cache_nbytes=pb.prefix_cache_bytes,
+        store=pb.store,
     )
 
 

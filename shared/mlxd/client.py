@@ -14,7 +14,9 @@ One client is one channel, for one event loop; any number of calls may run at on
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from grpc_health.v1 import health_pb2
@@ -38,17 +40,29 @@ from mlxd.messages import (
 )
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
+from mlxd_shared.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
 from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.convert_embed import POOLING_TO_PB
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_shared.net import parse_address
-from mlxd_shared.requests import FinishReason, KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.requests import (
+    FinishReason,
+    KVFormat,
+    LoadSpec,
+    Pooling,
+    SamplingOptions,
+    Weights,
+)
 from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.status import RemoteError
 
 __all__ = [
+    "AnswerPart",
     "BrokenStream",
     "ChannelSecurity",
+    "Chat",
+    "ChatMessage",
     "Client",
     "Completion",
     "Delta",
@@ -61,6 +75,7 @@ __all__ = [
     "LoadUpdate",
     "MlxdError",
     "Model",
+    "Pooling",
     "PositionLogprobs",
     "RemoteError",
     "ResponseFormat",
@@ -68,6 +83,7 @@ __all__ = [
     "Status",
     "Stream",
     "TokenLogprob",
+    "ToolCall",
     "Unloaded",
     "Weights",
 ]
@@ -131,7 +147,7 @@ class Client:
         reconnect: bool = False,
         timeout_s: float | None = None,
     ) -> Stream[Delta | Finished]:
-        """Start a completion of `prompt` (text, or token ids) and return its stream.
+        """Start a completion of `prompt` (text, token ids, or a Chat) and return its stream.
 
         The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
         raises BrokenStream where the server does not keep to that. What is None or empty is left
@@ -150,6 +166,8 @@ class Client:
         Raises:
             InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
         """
+        if reconnect and isinstance(prompt, Chat) and prompt.now_s is None:
+            prompt = replace(prompt, now_s=time.time())  # the same for every call
         request = _wire.generate_to_pb(
             prompt,
             model=model,
@@ -198,6 +216,7 @@ class Client:
         texts: list[str] = []
         token_ids: list[int] = []
         positions: list[PositionLogprobs] = []
+        parts: list[AnswerPart] = []
         stream = self.generate(
             prompt,
             model=model,
@@ -218,8 +237,10 @@ class Client:
                     texts.append(event.text)
                     token_ids += event.token_ids
                     positions += event.logprobs
+                    parts += event.parts
         assert finished is not None  # the stream would have raised
-        return Completion("".join(texts), tuple(token_ids), finished, tuple(positions))
+        message = answer_of(parts) if parts else None
+        return Completion("".join(texts), tuple(token_ids), finished, tuple(positions), message)
 
     async def tokenize(
         self,
@@ -256,6 +277,27 @@ class Client:
         )
         call = self._connection.inference.Detokenize(request, timeout=timeout_s)
         return (await answer(call)).text
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[tuple[float, ...], ...]:
+        """Return a vector for each of `texts`; the model is loaded if need be."""
+        request = inference_pb2.EmbedRequest(
+            model=model,
+            texts=texts,
+            dimensions=dimensions,
+            pooling=POOLING_TO_PB[pooling],
+            normalize=normalize,
+        )
+        call = self._connection.inference.Embed(request, timeout=timeout_s)
+        return tuple(tuple(vector.values) for vector in (await answer(call)).embeddings)
 
     # --- models -----------------------------------------------------------------------------
 

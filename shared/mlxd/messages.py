@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.chats import AnswerPart, ChatMessage
 from mlxd_shared.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
 
@@ -42,6 +43,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
+    parts: tuple[AnswerPart, ...] = ()
+    """The pieces of a chat's answer; `text` is that of its text alone."""
     seed: int | None = None
     """On the first of a stream: its seed, with which it can be resumed should it break off."""
 
@@ -124,6 +127,8 @@ class Completion:
     token_ids: tuple[int, ...]
     finished: Finished
     logprobs: tuple[PositionLogprobs, ...] = ()
+    message: ChatMessage | None = None
+    """What a chat's answer adds to it; None where none was told apart."""
 
 
 class ModelState(enum.Enum):
@@ -180,6 +185,7 @@ class Model:
     worker_incarnation: str
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
+    store: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ KV_BITS = {KVFormat.Q8: 8, KVFormat.Q4: 4}
 UNPACKED_LAYERS = 2
 """Layers whose quantised keys and values exist unpacked at one moment."""
 
+PACKED_PRODUCTS_ON = "metal"
+"""The kind of device whose products read packed integers within an arena."""
+
 RECURRENT_VALUE_NBYTES = 4
 """Recurrent states are float32 whatever the model computes in."""
 
@@ -76,11 +79,19 @@ class CacheSizes:
     """Float32 values of one row's recurrent and convolution states over all layers."""
     recurrent_layers: int = 0
     """Layers that these are of, each the same."""
+    latent: bool = False
+    """Whether a position's entry is one latent, which its keys and its values are made of."""
+    foreign: bool = False
+    """Whether another library's attention reads them."""
 
     def kv_format_problem(self, kv_format: KVFormat | None) -> str | None:
         """Return why this model's keys and values cannot live in a format; None where they can."""
         if kv_format not in KV_BITS:
             return None
+        if self.latent:
+            return "this model keeps latents, which stay as they are"
+        if self.foreign:
+            return "mlx-lm's attention reads this model's keys and values, as they are"
         if not self.kv_values_per_token:
             return "no layer of this model keeps all positions; windows and states stay as they are"
         if kv_group_values(self.head_dim) is not None:
@@ -140,3 +151,11 @@ def kv_held(values: int, kv_format: KVFormat, *, head_dim: int) -> Held:
     group = kv_group_values(head_dim)
     assert group is not None, "the load refuses such a width"
     return Held(2 * (values // group), values * bits // 8)
+
+
+def rows_unpacked(rows_max: int, device_kind: str) -> int:
+    """Return how many rows' quantised keys and values are unpacked at once.
+
+    One prompt's at least, and all where a decode step cannot multiply with what is packed.
+    """
+    return 1 if device_kind == PACKED_PRODUCTS_ON else rows_max

@@ -16,6 +16,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.chats import Chat
+from mlxd_shared.convert_chat import chat_from_pb, chat_violations
 from mlxd_shared.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.requests import (
@@ -52,6 +54,11 @@ WEIGHTS_TO_PB = {
     Weights.FLOAT32: types_pb2.WEIGHTS_FORMAT_FLOAT32,
     Weights.BFLOAT16: types_pb2.WEIGHTS_FORMAT_BFLOAT16,
     Weights.FLOAT16: types_pb2.WEIGHTS_FORMAT_FLOAT16,
+    Weights.Q8: types_pb2.WEIGHTS_FORMAT_Q8,
+    Weights.Q4: types_pb2.WEIGHTS_FORMAT_Q4,
+    Weights.MXFP8: types_pb2.WEIGHTS_FORMAT_MXFP8,
+    Weights.MXFP4: types_pb2.WEIGHTS_FORMAT_MXFP4,
+    Weights.NVFP4: types_pb2.WEIGHTS_FORMAT_NVFP4,
 }
 WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
 KV_FORMAT_TO_PB = {
@@ -155,7 +162,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
     refuse_unserved(pb)
     return GenerateSpec(
         model=pb.model,
-        prompt=pb.text if pb.HasField("text") else tuple(pb.tokens.ids),
+        prompt=_prompt(pb),
         sampling=sampling,
         max_tokens=_max_tokens(pb),
         stop=tuple(pb.stop),
@@ -173,6 +180,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         request_id=pb.request_id,
         worker_incarnation=pb.worker_incarnation,
         load_s=duration_from_pb(pb.load_duration),
+        age_s=duration_from_pb(pb.age),
         resumed=tuple(pb.resume_token_ids),
         migrate=not pb.HasField("migrate") or pb.migrate,
     )
@@ -194,7 +202,17 @@ def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
         return [FieldViolation("text", f"at most {config.PROMPT_CHARS_MAX} characters")]
     if len(pb.tokens.ids) > config.TOKENIZE_IDS_MAX:
         return [FieldViolation("tokens.ids", f"at most {config.TOKENIZE_IDS_MAX} ids")]
-    return []
+    return chat_violations(pb.chat) if kind == "chat" else []
+
+
+def _prompt(pb: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
+    match pb.WhichOneof("prompt"):
+        case "chat":
+            return chat_from_pb(pb.chat)
+        case "text":
+            return pb.text
+        case _:
+            return tuple(pb.tokens.ids)
 
 
 def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

@@ -5,6 +5,7 @@ Invariants:
   sample out of the middle of every tensor. So two fine-tunes of one base, whose headers are equal
   byte for byte, differ; and a large model takes milliseconds, not minutes.
 - Names and paths of folders do not matter; file names do.
+- A small file that is named by its content is what its name says, or refused.
 """
 
 from __future__ import annotations
@@ -18,42 +19,61 @@ from mlxd_shared.config import (
     TOKENIZER_FILE_BYTES_MAX,
 )
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.weights import INDEX_FILE, TensorFact, read_model_dir
+from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.ollama_manifest import PARAMETERS_FILE
+from mlxd_shared.safetensors_header import LENGTH_BYTES
+from mlxd_shared.stored_files import StoredFiles
+from mlxd_shared.weights import INDEX_FILE, TensorFact, read_weights
 
 WHOLE_FILES = {
+    "1_Pooling/config.json": CONFIG_FILE_BYTES_MAX,
+    "additional_chat_templates/tool_use.jinja": CONFIG_FILE_BYTES_MAX,
     "chat_template.jinja": CONFIG_FILE_BYTES_MAX,
+    "chat_template.json": CONFIG_FILE_BYTES_MAX,
     "config.json": CONFIG_FILE_BYTES_MAX,
     "generation_config.json": CONFIG_FILE_BYTES_MAX,
+    "modules.json": CONFIG_FILE_BYTES_MAX,
     INDEX_FILE: SAFETENSORS_HEADER_BYTES_MAX,
+    PARAMETERS_FILE: CONFIG_FILE_BYTES_MAX,
     "special_tokens_map.json": CONFIG_FILE_BYTES_MAX,
     "tokenizer.json": TOKENIZER_FILE_BYTES_MAX,
     "tokenizer_config.json": CONFIG_FILE_BYTES_MAX,
 }
 SAMPLE_BYTES_MAX = 1024
-_LENGTH_BYTES = 8
+_BY_CONTENT = "sha256-"
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(source: Source) -> str:
     """Return the model's identity, 64 hexadecimal digits.
 
     Raises:
         InvalidModel: no weights, or a file is damaged, unreadable or over its bound.
     """
     digest = hashlib.sha256()
-    facts = read_model_dir(folder)
+    files = files_of(source)
+    weights = read_weights(files)
+    facts: dict[Path, list[TensorFact]] = {}
+    for fact in (*weights.facts, *(again for _, again in weights.copies)):
+        facts.setdefault(fact.file, []).append(fact)
     try:
         for name, bytes_max in sorted(WHOLE_FILES.items()):
-            path = folder / name
-            if path.is_file():
-                if path.stat().st_size > bytes_max:
-                    raise InvalidModel(f"over {bytes_max} bytes long", file=name)
-                _add(digest, name, path.read_bytes())
-        for file in sorted({fact.file for fact in facts}):
-            _add_weights(digest, file, [fact for fact in facts if fact.file == file])
+            content = files.read(name, bytes_max=bytes_max)
+            if content is not None:
+                _check_content(files, name, content)
+                _add(digest, name, content)
+        for file, own in sorted(facts.items()):
+            _add_weights(digest, file, sorted(own, key=lambda fact: (fact.begin, fact.name)))
     except OSError as error:
         name = Path(str(error.filename)).name
         raise InvalidModel(error.strerror or "unreadable", file=name) from error
     return digest.hexdigest()
+
+
+def _check_content(files: StoredFiles, name: str, content: bytes) -> None:
+    path = files.path_of(name)
+    file = "" if path is None else path.name
+    if files.by_content and file != _BY_CONTENT + hashlib.sha256(content).hexdigest():
+        raise InvalidModel("damaged: its content is not what its name says", files.label(name))
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
@@ -66,11 +86,9 @@ def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
 def _add_weights(digest: hashlib._Hash, file: Path, facts: list[TensorFact]) -> None:
     """Feed one weights file: header, size, samples; `facts` come in the order of their data."""
     with file.open("rb") as stream:
-        header_nbytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        _add(digest, file.name, stream.read(header_nbytes))
+        header_nbytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        _add(digest, file.name, stream.read(min(header_nbytes, SAFETENSORS_HEADER_BYTES_MAX)))
         _add(digest, "size", str(file.stat().st_size).encode())
-        begin = _LENGTH_BYTES + header_nbytes
         for fact in facts:
-            stream.seek(begin + max(fact.nbytes - SAMPLE_BYTES_MAX, 0) // 2)
+            stream.seek(fact.begin + max(fact.nbytes - SAMPLE_BYTES_MAX, 0) // 2)
             _add(digest, fact.name, stream.read(min(SAMPLE_BYTES_MAX, fact.nbytes)))
-            begin += fact.nbytes

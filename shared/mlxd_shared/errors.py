@@ -5,6 +5,7 @@ MlxdError
 ├── FieldNotServed        a field or method that this server does not serve
 ├── DuplicateRequest      the request id is in flight already
 ├── ModelNotFound         no such name, alias, digest or path
+├── NoChatTemplate        a conversation for a model that has no template for one
 ├── InvalidModel          the model's files cannot be served; names the file and the field
 ├── ModelTooLarge         does not fit, even with everything else evicted
 ├── NoRoom                would fit, but what could be evicted is busy or pinned
@@ -115,6 +116,17 @@ class InvalidModel(MlxdError):
         """Name the file and the field."""
         place = ": ".join(part for part in (self.file, self.field) if part)
         return f"{place}: {self.problem}" if place else self.problem
+
+
+@dataclass(eq=False)
+class NoChatTemplate(MlxdError):
+    """A conversation for a model that has no chat template."""
+
+    model: str
+
+    def describe(self) -> str:
+        """Name the model, and what it takes instead."""
+        return f"{self.model} has no chat template: send it text or tokens"
 
 
 @dataclass(eq=False)

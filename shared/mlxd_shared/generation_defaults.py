@@ -1,19 +1,19 @@
-"""Sampling defaults that a model brings in generation_config.json.
+"""Sampling defaults that a model brings in generation_config.json, or in its manifest's parameters.
 
 Invariants:
 - A value out of its range is passed over with a warning: the file is advice, not a request.
+- A manifest's parameters were chosen for this very model and go before its publisher's.
 - `do_sample: false` means greedy; where it is not said, the values given are taken as meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from mlxd_shared.config import CONFIG_FILE_BYTES_MAX
 from mlxd_shared.logs import get_logger
-from mlxd_shared.model_files import parse_json_object, read_file
+from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.ollama_manifest import PARAMETERS_FILE
 from mlxd_shared.requests import SamplingOptions, merge, sampling_violations
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -21,13 +21,51 @@ GENERATION_CONFIG_FILE: Final = "generation_config.json"
 _log = get_logger("load")
 
 
-def read_generation_defaults(folder: Path) -> SamplingOptions:
-    """Return what the folder's generation_config.json says about sampling; nothing without one.
+def _whole(value: float) -> int | None:
+    return int(value) if value.is_integer() else None
+
+
+_PARAMETERS: Final[Mapping[str, Callable[[float], SamplingOptions]]] = {
+    "temperature": lambda value: SamplingOptions(temperature=value),
+    "top_k": lambda value: SamplingOptions(top_k=_whole(value)),
+    "top_p": lambda value: SamplingOptions(top_p=value),
+    "min_p": lambda value: SamplingOptions(min_p=value),
+    "repeat_penalty": lambda value: SamplingOptions(repetition_penalty=value),
+    "presence_penalty": lambda value: SamplingOptions(presence_penalty=value),
+    "frequency_penalty": lambda value: SamplingOptions(frequency_penalty=value),
+    "repeat_last_n": lambda value: SamplingOptions(repeat_last_n=_whole(value)),
+}
+"""What parameters of a manifest are called, and mean."""
+
+
+def read_generation_defaults(source: Source) -> SamplingOptions:
+    """Return what a model's files say about sampling; nothing where they say nothing.
 
     Raises:
-        InvalidModel: the file is too large, unreadable or not a JSON object.
+        InvalidModel: a file is too large, unreadable or not a JSON object.
     """
-    values = _read(folder / GENERATION_CONFIG_FILE)
+    files = files_of(source)
+    chosen = _chosen(files.read_json(PARAMETERS_FILE))
+    return merge(chosen, _published(files.read_json(GENERATION_CONFIG_FILE)))
+
+
+def _chosen(values: Mapping[str, Any]) -> SamplingOptions:
+    """Return what parameters of a manifest say; what says nothing about sampling is passed over."""
+    found = [SamplingOptions()]
+    for name, value in values.items():
+        make = _PARAMETERS.get(name)
+        number = None if make is None else _number(values, name)
+        options = None if make is None or number is None else make(number)
+        if options is None:
+            _log.warning(
+                "default not used", field=name, reason=f"{value!r:.80} is not for sampling"
+            )
+        elif _usable(options):
+            found.append(options)
+    return merge(*found)
+
+
+def _published(values: Mapping[str, Any]) -> SamplingOptions:
     penalty = SamplingOptions(repetition_penalty=_number(values, "repetition_penalty"))
     if values.get("do_sample") is False:
         return merge(SamplingOptions(temperature=0.0), *(o for o in (penalty,) if _usable(o)))
@@ -61,8 +99,3 @@ def _number(values: Mapping[str, Any], name: str) -> float | None:
     except OverflowError:
         _log.warning("default not used", field=name, reason="is out of any range")
         return None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
-    return {} if raw is None else parse_json_object(raw, file=path.name)

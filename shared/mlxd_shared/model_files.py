@@ -19,21 +19,23 @@ from mlxd_shared.errors import InvalidModel
 _SURROGATE_ESCAPE = "\\ud"
 
 
-def read_file(path: Path, *, bytes_max: int) -> bytes | None:
+def read_file(path: Path, *, bytes_max: int, name: str = "") -> bytes | None:
     """Return a file's bytes; None where there is no such file. Blocks on the disk.
+
+    name: what an error calls it; empty: as it is called.
 
     Raises:
         InvalidModel: over `bytes_max`, unreadable, or not a regular file.
     """
     try:
-        with open(path, "rb", opener=_open_regular) as stream:
+        with open(path, "rb", opener=open_regular) as stream:
             raw = stream.read(bytes_max + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
+        raise InvalidModel(error.strerror or "unreadable", file=name or path.name) from error
     if len(raw) > bytes_max:
-        raise InvalidModel(f"over {bytes_max} bytes long", file=path.name)
+        raise InvalidModel(f"over {bytes_max} bytes long", file=name or path.name)
     return raw
 
 
@@ -55,10 +57,19 @@ def parse_json_object(raw: bytes, *, file: str) -> dict[str, Any]:
     return parsed
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Open without waiting, which the other end of a pipe could make one do."""
+def open_regular(path: str, flags: int) -> int:
+    """Open for `open` without waiting, which the other end of a pipe could make one do.
+
+    Raises:
+        InvalidModel: not a regular file.
+    """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
     raise InvalidModel("not a regular file", file=Path(path).name)
+
+
+def reason(error: OSError) -> str:
+    """Return what is wrong with a file, for people."""
+    return "missing" if isinstance(error, FileNotFoundError) else (error.strerror or "unreadable")

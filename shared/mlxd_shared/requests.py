@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mlxd_shared.chats import Chat
 from mlxd_shared.errors import FieldViolation, InvalidRequest
 from mlxd_shared.formats import ResponseFormat
 
@@ -90,14 +91,26 @@ class FinishReason(enum.Enum):
     CANCELLED = "cancelled"
 
 
+class Pooling(enum.Enum):
+    """How the hidden states of a text's tokens become one vector."""
+
+    LAST_TOKEN = "last_token"  # noqa: S105 - a place, not a secret
+    MEAN = "mean"
+
+
 class Weights(enum.Enum):
-    """How weights live in memory."""
+    """How weights live in memory; those from Q8 on are packed while they are loaded."""
 
     AUTO = "auto"
     STORED = "stored"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    Q8 = "q8"
+    Q4 = "q4"
+    MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
 
 
 class KVFormat(enum.Enum):
@@ -114,12 +127,12 @@ class KVFormat(enum.Enum):
 class GenerateSpec:
     """One Generate, checked for everything that needs no model.
 
-    `prompt` is text, or token ids. `max_tokens` None means until the context is full.
-    `keep_alive_s` None keeps what was said before; math.inf is for ever.
+    `prompt` is text, token ids, or a conversation. `max_tokens` None means until the context is
+    full. `keep_alive_s` None keeps what was said before; math.inf is for ever.
     """
 
     model: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Chat
     sampling: SamplingOptions = SamplingOptions()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -139,10 +152,27 @@ class GenerateSpec:
     request_id: str = ""
     worker_incarnation: str = ""
     load_s: float = 0.0
+    age_s: float = 0.0
+    """How long ago the request came to the controller."""
     resumed: tuple[int, ...] = ()
     """The output so far, where an interrupted stream goes on."""
     migrate: bool = True
     """Whether the stream goes on with a new worker when its worker dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSpec:
+    """Texts to turn into vectors, checked for everything that needs no model."""
+
+    model: str
+    texts: tuple[str, ...]
+    pooling: Pooling | None = None
+    """None: the model's own."""
+    dimensions: int | None = None
+    """How many of each vector's are wanted; None: all."""
+    normalize: bool | None = None
+    """None: as the model's files say."""
+    worker_incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +292,7 @@ def check_vocabulary(spec: GenerateSpec, vocab_size: int) -> None:
         if i >= vocab_size
     ]
     bad = [("stop_token_ids", i) for i in spec.stop_token_ids if i >= vocab_size][:1]
-    if not isinstance(spec.prompt, str):
+    if isinstance(spec.prompt, tuple):
         bad += [("tokens.ids", i) for i in spec.prompt if i >= vocab_size][:1]
     found += [FieldViolation(name, f"{i} is not a token id; {limit}") for name, i in bad]
     if found:

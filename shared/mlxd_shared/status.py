@@ -37,6 +37,7 @@ TABLE = (
     Row(e.FieldNotServed, _C.UNIMPLEMENTED, "FIELD_NOT_SERVED"),
     Row(e.DuplicateRequest, _C.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     Row(e.ModelNotFound, _C.NOT_FOUND, "MODEL_NOT_FOUND"),
+    Row(e.NoChatTemplate, _C.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     Row(e.InvalidModel, _C.FAILED_PRECONDITION, "MODEL_INVALID"),
     Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
     Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),

@@ -14,9 +14,6 @@ from mlxd_shared.errors import FieldNotServed
 
 # Full name of the message -> field -> the values that ask for nothing.
 UNSERVED: dict[str, dict[str, tuple[object, ...]]] = {
-    "mlxd.v1.GenerateRequest": {
-        "chat": (),
-    },
     "mlxd.v1.LoadModelRequest": {"cancel_on_disconnect": (False,)},
 }
 

@@ -1,155 +1,87 @@
-"""Facts about weights from safetensors headers alone: names, types, shapes, bytes.
+"""Facts about a model's weights from safetensors headers alone, however its store keeps them.
 
 Invariants:
-- The layout is the documented one: 8 bytes of little-endian header length, a JSON header, the data.
-- A file is whole or refused: every tensor lies inside the file, has as many bytes as its shape and
-  type say, overlaps none, and the tensors fill the data section to the last byte.
+- Weights are one file, or an index and its shards, or blobs of tensors (`tensor_blobs`).
 - A shard named by an index is a plain file name in the model's own folder.
+- A tensor that is stored twice is refused, but for blobs: there equal ones are one.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX, SHARDS_MAX
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object
+from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.safetensors_header import Header, TensorFact, read_header
+from mlxd_shared.stored_files import StoredFiles
+from mlxd_shared.tensor_blobs import Copy, read_blobs
+
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "Header", "TensorFact", "Weights", "read_header",
+           "read_model_dir", "read_weights"]  # fmt: skip
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_LENGTH_BYTES = 8
-_DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class TensorFact:
-    """One stored tensor, as its file's header describes it; `dtype` is the header's own word."""
+class Weights:
+    """All tensors of a model; and those stored once more, each with the one that is taken."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    file: Path
+    facts: tuple[TensorFact, ...]
+    copies: tuple[Copy, ...] = ()
 
 
-def read_header(path: Path) -> tuple[TensorFact, ...]:
-    """Return the tensors of one safetensors file, in the order of their data.
-
-    Raises:
-        InvalidModel: missing, truncated, oversized or contradictory; names the file and the tensor.
-    """
-    try:
-        file_nbytes = path.stat().st_size
-        with path.open("rb") as stream:
-            header_nbytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            _check_header_length(path, header_nbytes, file_nbytes)
-            raw = stream.read(header_nbytes)
-    except OSError as error:
-        raise InvalidModel(_reason(error), file=path.name) from error
-    data_nbytes = file_nbytes - _LENGTH_BYTES - header_nbytes
-    header = parse_json_object(raw, file=path.name)
-    header.pop("__metadata__", None)
-    entries = [_entry(path, name, fields) for name, fields in header.items()]
-    entries.sort(key=lambda entry: (entry[1], entry[2]))
-    position = 0
-    for fact, begin, end in entries:
-        if end > data_nbytes:
-            problem = f"truncated: its data ends at byte {end} of {data_nbytes} present"
-            raise InvalidModel(problem, file=path.name, field=fact.name)
-        if begin != position:
-            problem = f"its data starts at byte {begin}, the tensor before it ends at {position}"
-            raise InvalidModel(problem, file=path.name, field=fact.name)
-        position = end
-    if position != data_nbytes:
-        problem = f"{data_nbytes - position} bytes after the last tensor belong to none"
-        raise InvalidModel(problem, file=path.name)
-    return tuple(fact for fact, _, _ in entries)
+def read_model_dir(source: Source) -> tuple[TensorFact, ...]:
+    """Return all tensors of a model; raises as `read_weights`."""
+    return read_weights(source).facts
 
 
-def read_model_dir(path: Path) -> tuple[TensorFact, ...]:
-    """Return all tensors of a model's folder: one file, or an index and its shards.
+def read_weights(source: Source) -> Weights:
+    """Return what the headers of a model's weights say.
 
     Raises:
-        InvalidModel: no weights, a broken file, or an index that disagrees with its shards.
+        InvalidModel: no weights, a broken file, an index that disagrees with its shards, or blobs
+            that disagree with each other.
     """
-    index = path / INDEX_FILE
-    if not index.is_file():
-        if not (path / SINGLE_FILE).is_file():
-            raise InvalidModel(f"missing, and there is no {INDEX_FILE}", file=SINGLE_FILE)
-        return read_header(path / SINGLE_FILE)
-    placed = _read_index(index)
+    files = files_of(source)
+    if files.by_content:
+        return Weights(*read_blobs(files))
+    if INDEX_FILE not in files.named:
+        return Weights(read_header(_single_file(files)))
+    placed = _read_index(files)
     shards = sorted(set(placed.values()))
     if len(shards) > SHARDS_MAX:
         problem = f"names {len(shards)} shards, at most {SHARDS_MAX} are read"
         raise InvalidModel(problem, file=INDEX_FILE)
-    facts = tuple(fact for shard in shards for fact in read_header(path / shard))
+    facts = tuple(fact for shard in shards for fact in read_header(files.named[shard]))
     _check_index(placed, facts)
-    return facts
+    return Weights(facts)
 
 
-def _check_header_length(path: Path, header_nbytes: int, file_nbytes: int) -> None:
-    if file_nbytes < _LENGTH_BYTES:
-        raise InvalidModel(f"truncated: only {file_nbytes} bytes long", file=path.name)
-    if header_nbytes > SAFETENSORS_HEADER_BYTES_MAX:
-        problem = f"its header claims {header_nbytes} bytes, over {SAFETENSORS_HEADER_BYTES_MAX}"
-        raise InvalidModel(problem, file=path.name)
-    if header_nbytes > file_nbytes - _LENGTH_BYTES:
-        problem = f"truncated: a header of {header_nbytes} bytes in a file of {file_nbytes}"
-        raise InvalidModel(problem, file=path.name)
+def _single_file(files: StoredFiles) -> Path:
+    path = files.named.get(SINGLE_FILE)
+    if path is not None:
+        return path
+    if files.others:
+        kind = Path(files.others[0]).suffix
+        problem = f"{kind} holds no weights that are served; mlxd reads safetensors"
+        raise InvalidModel(problem, file=files.others[0])
+    raise InvalidModel(f"missing, and there is no {INDEX_FILE}", file=SINGLE_FILE)
 
 
-def _entry(path: Path, name: str, fields: object) -> tuple[TensorFact, int, int]:
-    if not isinstance(fields, Mapping):
-        raise InvalidModel("its entry is not an object", file=path.name, field=name)
-    dtype = fields.get("dtype")
-    if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
-        raise InvalidModel(f"unknown dtype {dtype!r}", file=path.name, field=name)
-    shape = _sizes(fields.get("shape"))
-    span = _sizes(fields.get("data_offsets"))
-    if shape is None or span is None or len(span) != 2:
-        problem = "its shape or its data_offsets are not lists of sizes"
-        raise InvalidModel(problem, file=path.name, field=name)
-    begin, end = span
-    nbytes = math.prod(shape) * _DTYPE_BITS[dtype] // 8
-    if end - begin != nbytes:
-        problem = f"{dtype} {list(shape)} takes {nbytes} bytes, {end - begin} are stored"
-        raise InvalidModel(problem, file=path.name, field=name)
-    return TensorFact(name, dtype, shape, nbytes, path), begin, end
-
-
-def _sizes(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
-        return None
-    sizes = tuple(item for item in value if type(item) is int and item >= 0)
-    return sizes if len(sizes) == len(value) else None
-
-
-def _read_index(index: Path) -> dict[str, str]:
-    try:
-        if index.stat().st_size > SAFETENSORS_HEADER_BYTES_MAX:
-            problem = f"over {SAFETENSORS_HEADER_BYTES_MAX} bytes long"
-            raise InvalidModel(problem, file=INDEX_FILE)
-        raw = index.read_bytes()
-    except OSError as error:
-        raise InvalidModel(_reason(error), file=INDEX_FILE) from error
-    weight_map = parse_json_object(raw, file=INDEX_FILE).get("weight_map")
+def _read_index(files: StoredFiles) -> dict[str, str]:
+    index = files.read_json(INDEX_FILE, bytes_max=SAFETENSORS_HEADER_BYTES_MAX)
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel("not a map of tensors to files", file=INDEX_FILE, field="weight_map")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in {"", ".", ".."}:
             problem = f"{shard!r} is not a file name inside the model's folder"
             raise InvalidModel(problem, file=INDEX_FILE, field=name)
-        if not (index.parent / shard).is_file():
+        if shard not in files.named:
             raise InvalidModel(f"its shard {shard!r} is missing", file=INDEX_FILE, field=name)
     return weight_map
 
@@ -165,7 +97,3 @@ def _check_index(placed: Mapping[str, str], facts: tuple[TensorFact, ...]) -> No
         if placed.get(name) != seen.get(name):
             problem = f"the index says {placed.get(name)!r}, the shards say {seen.get(name)!r}"
             raise InvalidModel(problem, file=INDEX_FILE, field=name)
-
-
-def _reason(error: OSError) -> str:
-    return "missing" if isinstance(error, FileNotFoundError) else (error.strerror or "unreadable")

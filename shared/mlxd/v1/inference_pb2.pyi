@@ -7,7 +7,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from mlxd.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -24,6 +26,32 @@ else:
     from typing_extensions import deprecated as _deprecated
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """The model's own: what modules.json and 1_Pooling/config.json say, else the last token's. One
+    that is not served is FAILED_PRECONDITION naming the file.
+    """
+    POOLING_LAST_TOKEN: _Pooling.ValueType  # 1
+    """The last token's."""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
+    """How the hidden states of a text's tokens, behind the last norm, become one vector."""
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""The model's own: what modules.json and 1_Pooling/config.json say, else the last token's. One
+that is not served is FAILED_PRECONDITION naming the file.
+"""
+POOLING_LAST_TOKEN: Pooling.ValueType  # 1
+"""The last token's."""
+POOLING_MEAN: Pooling.ValueType  # 2
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -48,29 +76,74 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """What the tool's answer names. In output it is made from request and place: 9 letters or digits."""
+    name: _builtins.str
+    arguments_json: _builtins.str
+    """A JSON object."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation."""
+    """One message of a conversation. Nothing in it becomes a control token of the model's, except that
+    an assistant's content may hold the marks of reasoning and calls that are no special tokens.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """system, user, assistant or tool."""
+    """system, developer, user, assistant or tool."""
     content: _builtins.str
     tool_call_id: _builtins.str
     """For a tool's answer: the call that it answers."""
+    name: _builtins.str
+    """Who speaks, or the tool that answers. Absent where empty."""
+    reasoning: _builtins.str
+    """For an assistant's message: what it thought before."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """For an assistant's message: the tools that it called."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,20 +151,44 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):
-    """A conversation, rendered by the model's chat template."""
+    """A conversation, rendered by the model's chat template. A model that has none refuses it with
+    FAILED_PRECONDITION.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    PARSE_OUTPUT_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     template_variables_json: _builtins.str
-    """Extra variables of the template, a JSON object."""
+    """Extra variables of the template, a JSON object; such as {"enable_thinking": false}."""
+    add_generation_prompt: _builtins.bool
+    """Begin the assistant's next message. Default true, or false with continue_final_message."""
+    continue_final_message: _builtins.bool
+    """Go on with the last message, an assistant's, rather than answer it. Default false; not with
+    add_generation_prompt.
+    """
+    parse_output: _builtins.bool
+    """Tell reasoning and calls of tools apart from the answer's text (GenerateResponse.parts). Calls
+    are looked for where tools are on offer. Default true.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """JSON schemas of the tools on offer, one JSON object each."""
+        """The tools on offer, one JSON object each: {"type": "function", "function": {"name", ...}}, or
+        what would stand at "function".
+        """
+
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The time that the template is told where it asks, in the server's zone. Absent: when the
+        request came; a stream that is resumed needs that of its first request.
+        """
 
     def __init__(
         self,
@@ -99,14 +196,65 @@ class ChatPrompt(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools_json: _abc.Iterable[_builtins.str] | None = ...,
         template_variables_json: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool | None = ...,
+        parse_output: _builtins.bool | None = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "now", b"now", "parse_output", b"parse_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_variables_json", b"template_variables_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "now", b"now", "parse_output", b"parse_output", "template_variables_json", b"template_variables_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
+    _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    _WhichOneofReturnType__parse_output: _TypeAlias = _typing.Literal["parse_output"]  # noqa: Y015
+    _WhichOneofArgType__parse_output: _TypeAlias = _typing.Literal["_parse_output", b"_parse_output"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_output) -> _WhichOneofReturnType__parse_output | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
+
+@_typing.final
+class OutputPart(_message.Message):
+    """A piece of an answer. Pieces of one index make up one part, in the order in which they come; a
+    part has one kind. A call comes whole. What looks like a call and cannot be read is text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Counts the answer's parts."""
+    text: _builtins.str
+    reasoning: _builtins.str
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCall: ...
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: Global___ToolCall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "kind", b"kind", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___OutputPart: _TypeAlias = OutputPart  # noqa: Y015
 
 @_typing.final
 class ResponseFormat(_message.Message):
@@ -242,6 +390,7 @@ class GenerateRequest(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
     LOAD_DURATION_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A name, alias or digest. Empty is good only where exactly one model is configured."""
     text: _builtins.str
@@ -323,6 +472,12 @@ class GenerateRequest(_message.Message):
         in Usage.
         """
 
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago the request came; set by the controller, refused from its clients. Streams that
+        wait are served by it where priority and deadline are equal.
+        """
+
     def __init__(
         self,
         *,
@@ -350,10 +505,11 @@ class GenerateRequest(_message.Message):
         skip_special_tokens: _builtins.bool | None = ...,
         worker_incarnation: _builtins.str = ...,
         load_duration: _duration_pb2.Duration | None = ...,
+        age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "response_format", b"response_format", "resume_from", b"resume_from", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "response_format", b"response_format", "resume_from", b"resume_from", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "model", b"model", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response_format", b"response_format", "resume_from", b"resume_from", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "model", b"model", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response_format", b"response_format", "resume_from", b"resume_from", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
@@ -475,11 +631,13 @@ class GenerateResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Index, among the generated tokens, of this message's first token."""
     text: _builtins.str
     """The text that became certain with these tokens. Never half a character. Text held back
-    because it may become a stop string comes with a later message.
+    because it may become a stop string comes with a later message. Of a chat whose output is
+    parsed it is that of the text parts alone.
     """
     request_id: _builtins.str
     """Set on the first message only: the request's id, the model that answers, and the seed in force,
@@ -499,6 +657,12 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
+        """The pieces of the answer that became certain with these tokens, for a chat whose output is
+        parsed; else none.
+        """
+
     def __init__(
         self,
         *,
@@ -511,10 +675,11 @@ class GenerateResponse(_message.Message):
         request_id: _builtins.str = ...,
         model_digest: _builtins.str = ...,
         seed: _builtins.int | None = ...,
+        parts: _abc.Iterable[Global___OutputPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "parts", b"parts", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -647,12 +812,19 @@ class EmbedRequest(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     dimensions: _builtins.int
-    """Shorten each vector to this many dimensions."""
+    """Shorten each vector to this many dimensions, at most those that the model has."""
     worker_incarnation: _builtins.str
+    pooling: Global___Pooling.ValueType
+    normalize: _builtins.bool
+    """Scale each vector, as it is then, to length 1. Default: what modules.json says, else true."""
     @_builtins.property
-    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 256, none of them empty; each is read like a prompt, and fits the context."""
+
     def __init__(
         self,
         *,
@@ -660,14 +832,21 @@ class EmbedRequest(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         dimensions: _builtins.int | None = ...,
         worker_incarnation: _builtins.str = ...,
+        pooling: Global___Pooling.ValueType = ...,
+        normalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions", "model", b"model", "texts", b"texts", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "texts", b"texts", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -701,9 +880,12 @@ class EmbedResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """Of all texts."""
     model_digest: _builtins.str
     @_builtins.property
-    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]: ...
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """One for each text, in their order."""
+
     def __init__(
         self,
         *,

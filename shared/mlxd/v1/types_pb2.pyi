@@ -141,6 +141,17 @@ class _WeightsFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights
     WEIGHTS_FORMAT_FLOAT32: _WeightsFormat.ValueType  # 2
     WEIGHTS_FORMAT_BFLOAT16: _WeightsFormat.ValueType  # 3
     WEIGHTS_FORMAT_FLOAT16: _WeightsFormat.ValueType  # 4
+    WEIGHTS_FORMAT_Q8: _WeightsFormat.ValueType  # 5
+    """Those below are packed while they are loaded, but for embeddings, heads, routers, norms and
+    what makes keys and values of latents; what is stored packed stays as it is stored. Integers of
+    8 or 4 bits, a scale and an offset for each group of 64.
+    """
+    WEIGHTS_FORMAT_Q4: _WeightsFormat.ValueType  # 6
+    WEIGHTS_FORMAT_MXFP8: _WeightsFormat.ValueType  # 7
+    """Floats of 8 or 4 bits, times a power of two for each group of 32."""
+    WEIGHTS_FORMAT_MXFP4: _WeightsFormat.ValueType  # 8
+    WEIGHTS_FORMAT_NVFP4: _WeightsFormat.ValueType  # 9
+    """Floats of 4 bits, times one of 8 bits for each group of 16."""
 
 class WeightsFormat(_WeightsFormat, metaclass=_WeightsFormatEnumTypeWrapper):
     """How the weights live in memory."""
@@ -151,6 +162,17 @@ WEIGHTS_FORMAT_STORED: WeightsFormat.ValueType  # 1
 WEIGHTS_FORMAT_FLOAT32: WeightsFormat.ValueType  # 2
 WEIGHTS_FORMAT_BFLOAT16: WeightsFormat.ValueType  # 3
 WEIGHTS_FORMAT_FLOAT16: WeightsFormat.ValueType  # 4
+WEIGHTS_FORMAT_Q8: WeightsFormat.ValueType  # 5
+"""Those below are packed while they are loaded, but for embeddings, heads, routers, norms and
+what makes keys and values of latents; what is stored packed stays as it is stored. Integers of
+8 or 4 bits, a scale and an offset for each group of 64.
+"""
+WEIGHTS_FORMAT_Q4: WeightsFormat.ValueType  # 6
+WEIGHTS_FORMAT_MXFP8: WeightsFormat.ValueType  # 7
+"""Floats of 8 or 4 bits, times a power of two for each group of 32."""
+WEIGHTS_FORMAT_MXFP4: WeightsFormat.ValueType  # 8
+WEIGHTS_FORMAT_NVFP4: WeightsFormat.ValueType  # 9
+"""Floats of 4 bits, times one of 8 bits for each group of 16."""
 Global___WeightsFormat: _TypeAlias = WeightsFormat  # noqa: Y015
 
 class _KvFormat:
@@ -697,6 +719,7 @@ class Model(_message.Message):
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -704,6 +727,7 @@ class Model(_message.Message):
     every tensor.
     """
     path: _builtins.str
+    """Its folder; in Ollama's store its manifest."""
     architecture: _builtins.str
     state: Global___ModelState.ValueType
     error: _builtins.str
@@ -727,6 +751,10 @@ class Model(_message.Message):
     kv_format: Global___KvFormat.ValueType
     """In force; UNSPECIFIED and 0 while not loaded."""
     prefix_cache_bytes: _builtins.int
+    store: _builtins.str
+    """What keeps it: "folder" (named to the server), "models" (mlxd's own directory), "hub" (Hugging
+    Face's cache) or "ollama". Of one digest in several stores, the one that is read.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -769,10 +797,11 @@ class Model(_message.Message):
         worker_incarnation: _builtins.str = ...,
         kv_format: Global___KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int = ...,
+        store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

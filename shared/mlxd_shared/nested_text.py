@@ -1,0 +1,79 @@
+"""Models whose text is a part of more: where it is in config.json, and which tensors are its. Pure.
+
+Invariants:
+- Both who plans a load and who carries it out read such a model by these very rules.
+- Tensors of other parts are known by the names that theirs begin with, and left unread; what
+  neither is the text's nor known is nobody's, and an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+TEXT_CONFIG: Final = "text_config"
+OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings", "vocab_size")
+"""Keys beside the text's config that hold for it where it does not state them itself."""
+
+NESTED: Final[Mapping[str, str]] = MappingProxyType(
+    {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+)
+"""Which architecture the text of each is."""
+
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "Gemma3ForConditionalGeneration": MappingProxyType(
+            {
+                "vocab_size": 262_208,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "max_position_embeddings": 131_072,
+            }
+        )
+    }
+)
+"""What published configs leave out of the text's part."""
+
+_TEXT = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""What names of the text's tensors begin with, and what they would without the rest."""
+
+_OTHER = tuple(
+    before + part
+    for before in ("", "model.")
+    for part in ("vision_tower.", "multi_modal_projector.")
+)
+
+
+def text_name(name: str) -> str | None:
+    """Return a tensor's name, or a module's, within the text; None where it is another part's."""
+    if name.startswith(_OTHER):
+        return None
+    for before, own in _TEXT:
+        if name.startswith(before):
+            return own + name.removeprefix(before)
+    return name
+
+
+def text_config(architecture: str, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the text's config as if it stood alone; None where there is none.
+
+    Settings of single packed weights are given by the names within the text.
+    """
+    nested = values.get(TEXT_CONFIG)
+    if not isinstance(nested, Mapping):
+        return None
+    outer = {key: values[key] for key in OUTER_KEYS if values.get(key) is not None}
+    stated = {key: value for key, value in nested.items() if value is not None}
+    found = {**DEFAULTS[architecture], **outer, **stated}
+    for key in ("quantization", "quantization_config"):
+        packed = found.get(key)
+        if isinstance(packed, Mapping):
+            named = ((text_name(name), setting) for name, setting in packed.items())
+            found[key] = {name: setting for name, setting in named if name is not None}
+    return found

@@ -1,0 +1,212 @@
+"""A model's files wherever they lie: the names that readers ask for, and where each one is.
+
+Invariants:
+- Whoever reads a model asks one such value, made once, so that a store which changes meanwhile is
+  never seen half before and half after.
+- Every path in it lies in the store that it was made of, also where links are followed: one that
+  leads out is refused by name, and nothing behind it is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, FOLDER_ENTRIES_MAX
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import parse_json_object, read_file
+
+READ_SUFFIXES = frozenset({".json", ".jinja", ".safetensors"})
+"""Of files that are read if they are there; others only where an index names them."""
+OTHER_WEIGHTS = frozenset(
+    {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+)
+"""Of weights in formats that are not served, several of which would run code when read."""
+
+HUB_REPOSITORY_PREFIX = "models--"
+HUB_SNAPSHOTS = "snapshots"
+HUB_SHARED_BLOBS = "blobs"
+"""In a hub's cache, for all its repositories; each has a directory of this name of its own too."""
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Names, sizes, times of content and of change: what tells whether files have to be read again.
+
+The time of change moves with permissions too, and nobody can set it back.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file of tensors that is named by its content. `name` is what its store calls it."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """Where the files of one model are. `path` is its folder, or the manifest that lists them."""
+
+    path: Path
+    named: Mapping[str, Path]
+    blobs: tuple[Blob, ...] = ()
+    """Weights that have no names of files; empty: they are among `named`."""
+    others: tuple[str, ...] = ()
+    """Names of weights in formats that are not served."""
+
+    @property
+    def by_content(self) -> bool:
+        """Whether files are named by their content."""
+        return bool(self.blobs)
+
+    def label(self, name: str) -> str:
+        """Return what an error calls a file: its name, and the blob where it lies in one."""
+        path = self.path_of(name)
+        own = name.rpartition("/")[2]
+        return name if path is None or path.name == own else f"{name} in {path.name}"
+
+    def path_of(self, name: str) -> Path | None:
+        """Return where a file is; None where the model has no such file.
+
+        name: FOLDER/NAME for a file in one of its folders, which is listed now, on the disk.
+
+        Raises:
+            InvalidModel: that folder cannot be listed, or a file in it is a link that leads out.
+        """
+        folder, slash, own = name.partition("/")
+        if name in self.named or not slash or folder not in self.named:
+            return self.named.get(name)
+        if not os.path.isdir(self.named[folder]):  # noqa: PTH112 - no error but false
+            return None
+        return open_folder(self.named[folder], inside=_inside(self.path)).named.get(own)
+
+    def read(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> bytes | None:
+        """Return a file's bytes; None where the model has no such file. Blocks on the disk.
+
+        Raises:
+            InvalidModel: over `bytes_max`, unreadable, or not a regular file.
+        """
+        path = self.path_of(name)
+        if path is None:
+            return None
+        return read_file(path, bytes_max=bytes_max, name=self.label(name))
+
+    def read_json(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> dict[str, Any]:
+        """Return a file's object; a file that is not there says nothing.
+
+        Raises:
+            InvalidModel: as `read`; or it is no JSON object.
+        """
+        raw = self.read(name, bytes_max=bytes_max)
+        return {} if raw is None else parse_json_object(raw, file=self.label(name))
+
+    def nbytes(self, name: str) -> int:
+        """Return a file's size; 0 where there is none, which readers refuse."""
+        path = self.named.get(name)
+        try:
+            return 0 if path is None else path.stat().st_size
+        except OSError:
+            return 0
+
+    def signature(self) -> Signature:
+        """Return what changes when a file does.
+
+        Raises:
+            InvalidModel: a file has gone.
+        """
+        paths = {**self.named, **{blob.path.name: blob.path for blob in self.blobs}}
+        if self.by_content:
+            paths[""] = self.path
+        found = []
+        for name, path in sorted(paths.items()):
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
+            found.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return tuple(found)
+
+
+def open_folder(folder: Path, *, inside: tuple[Path, ...] = ()) -> StoredFiles:
+    """Return the files of a folder; a snapshot of a hub's cache may link to its repository's.
+
+    inside: where its links may lead; empty: where those of a model's folder may.
+
+    Raises:
+        InvalidModel: the folder cannot be listed, or a file in it is a link that leads out.
+    """
+    named: dict[str, Path] = {}
+    others: list[str] = []
+    inside = inside or _inside(folder)
+    for entry in _entries(folder):
+        suffix = os.path.splitext(entry.name)[1]  # noqa: PTH122 - a name, not a path
+        path = folder / entry.name
+        if suffix in OTHER_WEIGHTS:
+            others.append(entry.name)
+            continue
+        if entry.is_symlink() and not _stays(path, inside, read=suffix in READ_SUFFIXES):
+            continue
+        if _is_there(path):
+            named[entry.name] = path
+    return StoredFiles(folder, named, others=tuple(sorted(others)))
+
+
+def check_inside(path: Path, *inside: Path, name: str) -> None:
+    """Refuse a path that leads out of all of `inside`, folders without links in their own paths.
+
+    Raises:
+        InvalidModel: it does, or its links go round in circles.
+    """
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise InvalidModel("a loop of links", file=name) from error
+    if not any(real.is_relative_to(folder) for folder in inside):
+        raise InvalidModel(f"a link that leads out of {inside[0].name or inside[0]}", file=name)
+
+
+def _stays(path: Path, inside: Sequence[Path], *, read: bool) -> bool:
+    """Return whether a link may be followed; one that leads out is refused if it would be read."""
+    try:
+        check_inside(path, *inside, name=path.name)
+    except InvalidModel:
+        if read:
+            raise
+        return False
+    return True
+
+
+def _inside(folder: Path) -> tuple[Path, ...]:
+    """Return the folders that links of a model's folder may lead to."""
+    repository = folder.parent.parent
+    cached = repository.name.startswith(HUB_REPOSITORY_PREFIX)
+    if cached and folder.parent.name == HUB_SNAPSHOTS:
+        shared = repository.parent.resolve() / HUB_SHARED_BLOBS
+        own = (repository.resolve(),)
+        return own if shared.is_symlink() else (*own, shared)
+    return (folder.resolve(),)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is something; what may not be looked at is refused when it is read."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    found: list[os.DirEntry[str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.isprintable():  # else nothing could ask for it, and no error name it
+                    found.append(entry)
+                if len(found) > FOLDER_ENTRIES_MAX:
+                    raise InvalidModel(f"over {FOLDER_ENTRIES_MAX} entries", file=folder.name)
+    except OSError as error:
+        raise InvalidModel(error.strerror or "unreadable", file=folder.name) from error
+    return found
