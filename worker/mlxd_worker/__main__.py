@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         backend = _prepare(options)
+        gc.freeze()  # what was imported stays: a full collection would keep the engine waiting
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(options, backend, make_host=make_host))
     except MlxdError as error:

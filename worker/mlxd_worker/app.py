@@ -114,6 +114,7 @@ async def serve(
             replay_steps_max=options.replay_steps,
         )
         stack.callback(worker.formats.close)
+        stack.callback(worker.chats.close)
         add_services(server, worker)
         await server.start()
         await announce(health)

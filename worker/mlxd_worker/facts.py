@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.pooling_files import EmbedDefaults
 from mlxd_worker.tokenizer import Tokenizer
 
 
@@ -42,6 +44,8 @@ class Loaded:
     tokenizer: Tokenizer
     constraints: Constraints
     """The response formats that are compiled for it."""
+    chat: ChatFormat | None
+    """How conversations are read; None where the model has no template for them."""
     vocab_size: int
     context_length: int
     context_length_max: int
@@ -52,6 +56,10 @@ class Loaded:
     """What snapshots of former prompts may take; 0 keeps none."""
     sampling: SamplingOptions
     """The values used where a request leaves them absent; none of them is None but the seed."""
+    embedding: EmbedDefaults
+    """Likewise, for vectors of texts."""
+    embeds: bool = True
+    """Whether it makes vectors of texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 import uuid
@@ -17,13 +16,12 @@ from dataclasses import dataclass, replace
 
 from mlxd_shared.errors import InvalidRequest, ModelUnloaded
 from mlxd_shared.requests import GenerateSpec, check_vocabulary, merge, resolve
+from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.constraint import Constraint
 from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit, Tokens
 from mlxd_worker.facts import Loaded
+from mlxd_worker.prompting import prompt_of
 from mlxd_worker.worker import Worker
-
-NORMALISED_CHARS_MAX = 4
-"""Characters that a tokenizer may make one of before it splits a text: a letter and its accents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,9 @@ class Part:
     event: Tokens | Finished
     seed: int | None
     """The seed in force, on the first message only."""
+    pieces: tuple[PartPiece, ...] = ()
+    """The pieces of a chat's answer, where it is told apart; the event's text is then that of the
+    text parts."""
 
 
 async def generate(
@@ -55,7 +56,8 @@ async def generate(
     check_vocabulary(spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
-        prompt = await _prompt_tokens(spec, loaded)
+        told = await prompt_of(worker, spec, loaded, request_id)
+        prompt = told.ids
         _check_resumed(spec, loaded, prompt)
         constraint = await _constraint(worker, spec, loaded)
         if worker.loaded is not loaded:
@@ -68,6 +70,7 @@ async def generate(
             priority=spec.priority,
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
+            shown=told.shown,
             prompt=prompt if by_steps else prompt + spec.resumed,
             resumed=0 if by_steps else len(spec.resumed),
             forced=spec.resumed if by_steps else (),
@@ -79,11 +82,20 @@ async def generate(
             while not ended:
                 event = await reader.next()
                 ended = isinstance(event, Finished)
-                yield Part(request_id, loaded.job.digest, event, seed)
+                part = Part(request_id, loaded.job.digest, event, seed)
+                yield part if told.answer is None else _told_apart(part, told.answer)
                 seed = None
         finally:
             if not ended:
                 worker.engine.cancel(Cancel(stream))
+
+
+def _told_apart(part: Part, answer: Answer) -> Part:
+    """Return a part of a chat's stream with the pieces that its text makes up."""
+    event = part.event
+    pieces = answer.read(event.text, ends=isinstance(event, Finished))
+    text = "".join(piece.text for piece in pieces if not piece.reasoning)
+    return replace(part, event=replace(event, text=text), pieces=pieces)
 
 
 async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Constraint | None:
@@ -91,37 +103,6 @@ async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Con
     if spec.response_format is None:
         return None
     return await worker.formats.compiled(loaded.constraints, spec.response_format)
-
-
-async def _prompt_tokens(spec: GenerateSpec, loaded: Loaded) -> tuple[int, ...]:
-    """Return the prompt's ids, at least one and fewer than the context holds."""
-    if isinstance(spec.prompt, str):
-        field = "text"
-        _check_length(spec.prompt, loaded)
-        prompt = tuple(await asyncio.to_thread(loaded.tokenizer.encode, spec.prompt))
-    else:
-        field, prompt = "tokens", spec.prompt
-    if not prompt:
-        raise InvalidRequest.of(field, "the prompt has no tokens; at least one is needed")
-    if len(prompt) >= loaded.context_length:
-        limit = (
-            f"the prompt has {len(prompt)} tokens; the context of {loaded.context_length} "
-            f"takes at most {loaded.context_length - 1}"
-        )
-        raise InvalidRequest.of(field, limit)
-    if len(prompt) + spec.min_tokens > loaded.context_length:
-        limit = (
-            f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
-            f"context of {loaded.context_length} has left behind the prompt"
-        )
-        raise InvalidRequest.of("min_tokens", limit)
-    if max(prompt) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
-        limit = (
-            f"the tokenizer makes it token {max(prompt)}, which the model does not have; "
-            f"its vocabulary has {loaded.vocab_size} tokens"
-        )
-        raise InvalidRequest.of(field, limit)
-    return prompt
 
 
 def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:
@@ -150,20 +131,6 @@ def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) 
         raise InvalidRequest.of("sampling.seed", limit)
 
 
-def _check_length(text: str, loaded: Loaded) -> None:
-    """Refuse a text that the context could not hold if every token were the longest there is.
-
-    To tokenise it first could take a minute, and memory for every one of its tokens.
-    """
-    chars_max = loaded.context_length * loaded.tokenizer.piece_chars_max * NORMALISED_CHARS_MAX
-    if len(text) > chars_max:
-        limit = (
-            f"the prompt has {len(text)} characters; the context of {loaded.context_length} "
-            f"tokens takes at most {chars_max}"
-        )
-        raise InvalidRequest.of("text", limit)
-
-
 def _submit(
     stream: StreamId,
     spec: GenerateSpec,
@@ -185,6 +152,7 @@ def _submit(
         eos_ids=_eos_of(spec, loaded),
         skip_special_tokens=spec.skip_special_tokens,
         submitted_s=accepted_s,
+        age_s=max(spec.age_s, 0.0),
         sink=sink,
         min_tokens=spec.min_tokens,
         top_logprobs=spec.top_logprobs,

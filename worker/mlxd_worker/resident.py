@@ -18,12 +18,16 @@ import psutil
 
 from mlxd_shared import config
 from mlxd_shared.arena_sizes import kv_tokens_bound
+from mlxd_shared.cache_sizes import rows_unpacked
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.logs import get_logger
+from mlxd_shared.model_source import files_of
 from mlxd_shared.requests import DEFAULTS, KVFormat, Sampling, Weights, merge
 from mlxd_worker.cache.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.chat.format import ChatFormat
+from mlxd_worker.chat.template_files import ChatTemplate, read_template
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
@@ -48,6 +52,9 @@ from mlxd_worker.memory.residency import (
 from mlxd_worker.models.architecture import Footprint
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
+from mlxd_worker.models.packing import ON_LOAD
+from mlxd_worker.pooling_files import read_embed_defaults
+from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer
 
 WARM_UP_PROMPT_TOKENS = 4
@@ -60,6 +67,7 @@ _CHOICE = {
     Weights.FLOAT32: WeightsChoice.F32,
     Weights.FLOAT16: WeightsChoice.F16,
     Weights.BFLOAT16: WeightsChoice.BF16,
+    **dict.fromkeys(ON_LOAD, WeightsChoice.PACKED),
 }
 _FORM = {
     FloatType.F32: Weights.FLOAT32,
@@ -90,25 +98,22 @@ def make_resident(
 ) -> Resident:
     """Load and warm up the model of `job`; `report` is told of every step.
 
-    MLX's memory and its pool are bounded from then on, also where the load fails: the caller
-    restores the limits. `counts` is told of every look-up of a prompt, `guesses` of every guess.
+    MLX's memory and pool are bounded from then on, failed or not: the caller lifts the limits.
+    `counts` is told of every look-up of a prompt, `guesses` of every guess.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
         InvalidRequest: an option that this model cannot honour; names it and the limit.
     """
     report(Progress("starting"))
-    files = inspect_model(job.path)
-    kv_format = job.spec.kv_format or KVFormat.MODEL
-    _check_context(job, files)
-    _check_bias(job, files)
-    _check_kv_format(kv_format, files)
-    rows_max = job.spec.rows_max or config.ROWS_MAX_DEFAULT
-    tokenizer = load_tokenizer(job.path)
-    sampling = merge(job.spec.sampling, read_generation_defaults(job.path), DEFAULTS)
+    files = inspect_model(stored := files_of(job.path))
+    spec, kv_format = job.spec, job.spec.kv_format or KVFormat.MODEL
+    _check(job, files, kv_format)
+    tokenizer, template = load_tokenizer(stored), read_template(stored)
+    rows_max = spec.rows_max or config.ROWS_MAX_DEFAULT
+    sampling = merge(spec.sampling, read_generation_defaults(stored), DEFAULTS)
     plan = _plan(job, files, rows_max=rows_max, kv_format=kv_format, device=device)
     _log_plan(plan, kv_format)
-    context_length = plan.context_length
     read_nbytes = 0
 
     def progress(bytes_read: int, bytes_total: int) -> None:
@@ -117,28 +122,31 @@ def make_resident(
         report(Progress("reading weights", bytes_read, bytes_total))
 
     _set_limits(plan, files.footprint, device)
-    model = load_model(files, form=plan.form, progress=progress, packed=plan.packed)
+    model = _read(job, files, plan, progress)
     caches = RowCaches(
-        model.new_caches(kv=kv_format, context_max=context_length),
-        context_max=context_length,
+        model.new_caches(kv=kv_format, context_max=plan.context_length),
+        context_max=plan.context_length,
         rows_max=rows_max,
         keeps_spares=True,
     )
-    if device is DeviceKind.CUDA:
+    if device is DeviceKind.CUDA and model.compiles:
         model = CompiledModel(model, caches)
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_cache_nbytes, counts=counts)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
         constraints=Constraints(tokenizer, model.vocab_size),
+        chat=_chat(template, tokenizer, plan.context_length),
         vocab_size=model.vocab_size,
-        context_length=context_length,
+        context_length=plan.context_length,
         context_length_max=model.context_max,
         rows_max=rows_max,
-        weights=Weights.STORED if plan.packed else _FORM[plan.form],
+        weights=_life(plan, job.spec.weights),
         kv_format=kv_format,
         prefix_cache_nbytes=plan.prefix_cache_nbytes,
         sampling=sampling,
+        embeds=model.embeds,
+        embedding=read_embed_defaults(stored),
     )
     make_engine = _engine_maker(model, caches, facts, kv_nbytes_max=plan.nbytes_of(KV_TERM))
     report(Progress("warming up", read_nbytes, read_nbytes))
@@ -148,6 +156,34 @@ def make_resident(
     report(Progress("ready", read_nbytes, read_nbytes))
     engine = make_engine(prefix=prefix, speculator=_speculator(model, caches, guesses))
     return Resident(model, caches, prefix, engine, facts)
+
+
+def _read(
+    job: LoadJob, files: ModelFiles, plan: ResidencyPlan, progress: Callable[[int, int], None]
+) -> Model:
+    """Return the model, its weights in the form and its rotations for the context of the plan."""
+    return load_model(
+        files,
+        form=plan.form,
+        progress=progress,
+        packed=plan.packed,
+        on_load=ON_LOAD.get(job.spec.weights),
+        context=plan.context_length,
+    )
+
+
+def _chat(
+    template: ChatTemplate | None, tokenizer: Tokenizer, context_length: int
+) -> ChatFormat | None:
+    if template is None:
+        return None
+    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(context_length))
+
+
+def _life(plan: ResidencyPlan, asked: Weights) -> Weights:
+    if asked in ON_LOAD:
+        return asked
+    return Weights.STORED if plan.packed else _FORM[plan.form]
 
 
 def _set_limits(plan: ResidencyPlan, footprint: Footprint, device: DeviceKind) -> None:
@@ -184,7 +220,9 @@ def _engine_maker(
 
     def decoder(request: Submit) -> TextDecoder:
         return facts.tokenizer.detokenizer(
-            skip_special=request.skip_special_tokens, anchored=request.constraint is not None
+            skip_special=request.skip_special_tokens,
+            anchored=request.constraint is not None,
+            shown=request.shown,
         )
 
     return partial(Engine, model, caches, decoder, limits)
@@ -215,6 +253,14 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
         raise InvalidModel(problem) from error
 
 
+def _check(job: LoadJob, files: ModelFiles, kv_format: KVFormat) -> None:
+    """Refuse what was asked for and cannot be had of this model."""
+    _check_context(job, files)
+    _check_bias(job, files)
+    _check_kv_format(kv_format, files)
+    _check_weights(job, files)
+
+
 def _check_context(job: LoadJob, files: ModelFiles) -> None:
     wanted, most = job.spec.context_length, files.footprint.context_max
     if wanted is not None and wanted > most:
@@ -236,6 +282,13 @@ def _check_kv_format(kv_format: KVFormat, files: ModelFiles) -> None:
         raise InvalidRequest.of("options.kv_format", problem)
 
 
+def _check_weights(job: LoadJob, files: ModelFiles) -> None:
+    on_load = ON_LOAD.get(job.spec.weights)
+    if on_load is not None and files.packed_as(on_load) is None:
+        problem = f"{job.spec.weights.value}: no weights of this model can be packed while loading"
+        raise InvalidRequest.of("options.weights", problem)
+
+
 def _plan(
     job: LoadJob, files: ModelFiles, *, rows_max: int, kv_format: KVFormat, device: DeviceKind
 ) -> ResidencyPlan:
@@ -246,7 +299,7 @@ def _plan(
             footprint,
             weights=files.weight_values,
             stored=files.stored,
-            packed=files.packed,
+            packed=files.packed_as(ON_LOAD.get(job.spec.weights)),
             rows_max=rows_max,
             kv_format=kv_format,
             device=device,
@@ -271,8 +324,7 @@ def demand_of(
 ) -> Callable[[int], Demand]:
     """Return what a model of `weights` values takes by its context, in tokens."""
     caches = footprint.caches
-    # What is attended unpacked at once: all rows where products of packed integers are slow.
-    rows_read = rows_max if device is DeviceKind.CPU else 1
+    rows_read = rows_unpacked(rows_max, device.value)
 
     def demand_at(context: int) -> Demand:
         unpacked = caches.unpacked_values(kv_tokens_bound(context, rows_read), kv_format)

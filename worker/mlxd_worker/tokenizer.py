@@ -12,24 +12,58 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
+from mlxd_shared.errors import InvalidModel, MlxdError
+from mlxd_worker.chat.control_tokens import ControlTokens
 from mlxd_worker.spelling import UnknownDecoder, spelling
 
 HELD_TOKENS_MAX: Final = 16
 """Tokens held back for want of one more whole character; a longer run is no text and is given out
 as it is."""
 
+NORMALISED_CHARS_MAX: Final = 4
+"""Characters that a tokenizer may make one of before it splits a text: a letter and its accents."""
+
+NOTHING_SHOWN: Final[Mapping[int, str]] = MappingProxyType({})
+
 _TAIL_TOKENS: Final = 3
 """An unfinished character has at most three of its four bytes, so at most three tokens."""
 
+_PANIC: Final = "PanicException"
+"""The class that the library does not export."""
+
 _REPLACEMENT: Final = "\ufffd"
 """What stands in a decoded text for bytes that are no character, or not yet."""
+
+
+@contextmanager
+def library_faults(problem: str, file: str = "tokenizer.json") -> Iterator[None]:
+    """Turn what the library runs into, which is its file's fault, into an error that names it.
+
+    The library raises the bare class, or what is none of Python's errors where it gives up on
+    itself (a panic), after which it can be used all the same.
+
+    Raises:
+        InvalidModel: the body did not come to its end.
+    """
+    try:
+        yield
+    except MlxdError:
+        raise
+    except Exception as error:
+        raise InvalidModel(f"{problem}: {error}", file) from error
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise InvalidModel(f"{problem}: {error}", file) from error
 
 
 class Tokenizer:
@@ -70,17 +104,23 @@ class Tokenizer:
         as a chat template's.
         """
         raw = self._parsing_raw() if parse_special else self._raw
-        plain: Encoding = raw.encode_batch_fast([text], add_special_tokens=False)[0]
-        ids: list[int] = plain.ids
-        return self._begin_text(ids, raw.post_process(plain).ids) if begin_text else ids
+        with library_faults("cannot read a text"):
+            plain: Encoding = raw.encode_batch_fast([text], add_special_tokens=False)[0]
+            ids: list[int] = plain.ids
+            return self._begin_text(ids, raw.post_process(plain).ids) if begin_text else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD.
 
         An id that the tokenizer does not have (padding rows of the model) has no text.
         """
-        (text,) = self._raw.decode_batch([ids], skip_special_tokens=skip_special)
+        with library_faults("cannot write a text"):
+            (text,) = self._raw.decode_batch([ids], skip_special_tokens=skip_special)
         return str(text)
+
+    def chars_max(self, tokens: int) -> int:
+        """Return how many characters of a text so many ids can stand for at most."""
+        return tokens * self.piece_chars_max * NORMALISED_CHARS_MAX
 
     def token_text(self, token_id: int) -> str | None:
         """Return the vocabulary's own spelling of an id, or None where it has no such id."""
@@ -116,13 +156,30 @@ class Tokenizer:
         vocabulary: dict[str, int] = raw.get_vocab(with_added_tokens=True)
         return {i: spell(text) for text, i in vocabulary.items() if i not in special}
 
-    def detokenizer(self, *, skip_special: bool = True, anchored: bool = False) -> Detokenizer:
+    def detokenizer(
+        self,
+        *,
+        skip_special: bool = True,
+        anchored: bool = False,
+        shown: Mapping[int, str] = NOTHING_SHOWN,
+    ) -> Detokenizer | MarkDecoder:
         """Return a fresh incremental decoder for one stream.
 
         anchored: give out all that a token spells, also where some decoders leave out a space
         because the text begins there.
+        shown: ids that are given out as these texts, special or not.
         """
-        return Detokenizer(self._raw, skip_special=skip_special, anchored=anchored)
+        with library_faults("cannot write a text"):
+            plain = Detokenizer(self._raw, skip_special=skip_special, anchored=anchored)
+        return MarkDecoder(plain, shown) if shown else plain
+
+    def control_tokens(self, *, written: str, named: Collection[str]) -> ControlTokens:
+        """Return what steers a chat; takes about as long as reading the tokenizer's file.
+
+        written: the chat template's source; named: the special tokens that it is given by name.
+        """
+        with library_faults("steers no chats"):
+            return ControlTokens(self._raw, written=written, named=named)
 
     def _parsing_raw(self) -> RawTokenizer:
         """Return the twin that reads special tokens; the choice is a setting of the object."""
@@ -149,6 +206,28 @@ def _spell_of(raw: RawTokenizer) -> Callable[[str], bytes] | None:
         return spelling(json.loads(raw.decoder.__getstate__()))
     except UnknownDecoder:
         return None
+
+
+class MarkDecoder:
+    """A detokenizer under which some ids have texts of their own, whatever is left out.
+
+    Such a text stands alone: what was held back before it comes before it.
+    """
+
+    __slots__ = ("_plain", "_shown")
+
+    def __init__(self, plain: Detokenizer, shown: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._shown = shown
+
+    def push(self, token_id: int) -> str:
+        """Take one id; return the characters that it completes, maybe none."""
+        text = self._shown.get(token_id)
+        return self._plain.push(token_id) if text is None else self._plain.finish() + text
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._plain.finish()
 
 
 class Detokenizer:
@@ -180,19 +259,29 @@ class Detokenizer:
             self._restart([])
 
     def push(self, token_id: int) -> str:
-        """Take one id; return the characters that it completes, maybe none."""
+        """Take one id; return the characters that it completes, maybe none.
+
+        Raises:
+            InvalidModel: the library cannot write this model's text.
+        """
         self._pending.append(token_id)
-        text = self._step(token_id)
-        if text is not None:
-            return text
-        whole = self._whole_characters()
-        if not whole and len(self._pending) - self._given_count > HELD_TOKENS_MAX:
-            return self._release(len(self._pending) - _TAIL_TOKENS)
-        return whole
+        with library_faults("cannot write a text"):
+            text = self._step(token_id)
+            if text is not None:
+                return text
+            whole = self._whole_characters()
+            if not whole and len(self._pending) - self._given_count > HELD_TOKENS_MAX:
+                return self._release(len(self._pending) - _TAIL_TOKENS)
+            return whole
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for a character that was never finished."""
-        return self._release(len(self._pending)) if self._pending else ""
+        """Return what was held back, with U+FFFD for a character that was never finished.
+
+        Raises:
+            InvalidModel: as `push`.
+        """
+        with library_faults("cannot write a text"):
+            return self._release(len(self._pending)) if self._pending else ""
 
     def _step(self, token_id: int) -> str | None:
         """Advance the library's stream; None while it wants more."""

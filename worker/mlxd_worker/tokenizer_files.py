@@ -9,15 +9,15 @@ Sources, first that says it wins
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, TOKENIZER_FILE_BYTES_MAX
+from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object, read_file
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.stored_files import StoredFiles
+from mlxd_worker.tokenizer import Tokenizer, library_faults
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
@@ -39,16 +39,17 @@ _BOS_SOURCES: Final = (
 )
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of the model in `folder`.
+def load_tokenizer(source: Source) -> Tokenizer:
+    """Return the tokenizer of a model.
 
     Raises:
         InvalidModel: a file is missing, too large, damaged or contradicts another; it names the
         file and the field.
     """
-    raw = _read_tokenizer(folder / TOKENIZER_FILE)
+    stored = files_of(source)
+    raw = _read_tokenizer(stored)
     names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
-    files = {name: _read_json(folder / name) for name in sorted(names)}
+    files = {name: stored.read_json(name) for name in sorted(names)}
     eos_ids = _first_ids(raw, files, _EOS_SOURCES)
     bos_ids = _first_ids(raw, files, _BOS_SOURCES)
     add_bos = files[TOKENIZER_CONFIG_FILE].get("add_bos_token")
@@ -58,26 +59,21 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise InvalidModel(
             "asks for a BOS that no file names", TOKENIZER_CONFIG_FILE, "add_bos_token"
         )
-    return Tokenizer(raw, bos_id=bos_ids[0] if bos_ids else None, add_bos=add_bos, eos_ids=eos_ids)
+    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
+        return Tokenizer(
+            raw, bos_id=bos_ids[0] if bos_ids else None, add_bos=add_bos, eos_ids=eos_ids
+        )
 
 
-def _read_tokenizer(path: Path) -> RawTokenizer:
-    content = read_file(path, bytes_max=TOKENIZER_FILE_BYTES_MAX)
+def _read_tokenizer(stored: StoredFiles) -> RawTokenizer:
+    content = stored.read(TOKENIZER_FILE, bytes_max=TOKENIZER_FILE_BYTES_MAX)
     if content is None:
-        raise InvalidModel("is missing; mlxd reads this format only", path.name)
-    try:
+        raise InvalidModel("is missing; mlxd reads this format only", TOKENIZER_FILE)
+    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
         raw = RawTokenizer.from_buffer(content)
-    except Exception as error:  # the library raises the bare class
-        raise InvalidModel(f"is no tokenizer: {error}", path.name) from error
-    raw.no_truncation()  # limits left over from training would cut prompts in silence
-    raw.no_padding()
+        raw.no_truncation()  # limits left over from training would cut prompts in silence
+        raw.no_padding()
     return raw
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return a file's object; a file that is not there says nothing."""
-    raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
-    return {} if raw is None else parse_json_object(raw, file=path.name)
 
 
 def _first_ids(

@@ -30,6 +30,7 @@ from mlxd_shared.known_process import ProcessMark
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec, Weights
 from mlxd_shared.serving import Health
+from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import Loaded, LoadJob, Progress
@@ -88,6 +89,7 @@ class Worker:
         more are evaluated like a prompt, which is faster and rounds otherwise."""
         self.streams = Streams(waiting_max=waiting_max)
         self.formats = CompileRoom()
+        self.chats = RenderRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it takes no new stream then."""
         self.lifeline: Lifeline | None = None

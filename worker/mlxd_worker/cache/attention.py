@@ -4,6 +4,8 @@ Invariants:
 - Masks are additive, in the plan's type, and made once a pass for all layers of one geometry.
 - The heads that share keys become query positions of one head: with one position a row an array
   mask would switch every fused kernel off.
+- A sink is a score of a head beside those of the positions: it takes its share of the attention
+  and gives nothing.
 - Where MLX keys graphs or kernels by shape, a chunk's queries are padded, in here alone, to one of
   `CHUNK_WIDTHS`, and all of the row's capacity is read. No cache ever sees a padding token.
 """
@@ -39,6 +41,11 @@ def by_slot(array: mx.array, group: Group) -> mx.array:
     return members(array, group) if group.queriers is None else array[group.queriers]
 
 
+def from_slots(array: mx.array, group: Group) -> mx.array:
+    """Return the members' rows of an array that is slot by slot, `[slots_used, ...]`."""
+    return array if group.queriers is None else mx.take(array, group.write_slots[:, 0], axis=0)
+
+
 def additive(hidden: mx.array, dtype: mx.Dtype) -> mx.array:
     """Return a mask that is -inf where `hidden`, else 0."""
     return mx.where(hidden, mx.array(-mx.inf, dtype=dtype), mx.array(0, dtype=dtype))
@@ -54,12 +61,35 @@ def visible_by_slot(group: Group, span: int, plan: StepPlan) -> mx.array:
     return plan.shared(("visible", group.arena, span), make)
 
 
-def attend_slots(
-    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, *, scale: float
-) -> mx.array:
-    """Return what queries `[slots, heads, width, head_dim]` read, of the same shape.
+def shares_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Return what each of `[..., span]` scores takes of the attention; sinks are `[..., 1]`."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    exact = scores.astype(mx.float32)
+    total = mx.logsumexp(exact, axis=-1, keepdims=True)
+    return mx.exp(exact - mx.logaddexp(total, sinks.astype(mx.float32))).astype(scores.dtype)
 
-    Keys and values are `[slots, kv_heads, span, head_dim]`, the mask `[slots, 1, width, span]`.
+
+def folded_sinks(sinks: mx.array | None, kv_heads: int, width: int) -> mx.array | None:
+    """Return sinks `[heads]` as `[1, kv_heads, heads / kv_heads * width, 1]`."""
+    if sinks is None:
+        return None
+    return mx.repeat(sinks.reshape(1, kv_heads, -1, 1), width, axis=2)
+
+
+def attend_slots(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return what queries `[slots, heads, width, head_dim]` read, as wide as the values.
+
+    Keys and values are `[slots, kv_heads, span, head_dim]`, the mask `[slots, 1, width, span]`,
+    sinks `[heads]`; values may be of another width.
     """
     slots, heads, width, head_dim = queries.shape
     kv_heads, span = keys.shape[1], keys.shape[2]
@@ -67,54 +97,70 @@ def attend_slots(
     folded = mx.broadcast_to(mask[:, :, None], (slots, 1, shared, width, span))
     folded = folded.reshape(slots, 1, shared * width, span)
     asked = queries.reshape(slots, kv_heads, shared * width, head_dim)
+    beside = folded_sinks(sinks, kv_heads, width)
 
     def read(part: slice) -> mx.array:
+        if beside is not None:  # MLX has one sink for all queries of a head
+            scores = (asked[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
+            return shares_of(scores, beside) @ values[part]
         return mx.fast.scaled_dot_product_attention(
             asked[part], keys[part], values[part], scale=scale, mask=folded[part]
         )
 
     cost = slots * heads * width * span * SCORE_VALUES
     result = side_by_side(read, count=slots, values=cost, axis=0)
-    return result.reshape(slots, heads, width, head_dim)
+    return result.reshape(slots, heads, width, values.shape[-1])
 
 
 def attend_chunk(
-    queries: mx.array, keys: mx.array, values: mx.array, *, length: int, scale: float
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    length: int,
+    scale: float,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Return what one row's last positions `[1, heads, width, head_dim]` read of all `length`.
 
-    Keys and values are `[1, kv_heads, capacity, head_dim]`, the queries' own among them.
+    Keys and values are `[1, kv_heads, capacity, head_dim]`, the queries' own among them; values may
+    be of another width, which is then the result's.
     """
     width = queries.shape[2]
     if width == 1:
         seen_keys, seen_values = keys[:, :, :length], values[:, :, :length]
-        return mx.fast.scaled_dot_product_attention(queries, seen_keys, seen_values, scale=scale)
+        return mx.fast.scaled_dot_product_attention(
+            queries, seen_keys, seen_values, scale=scale, sinks=sinks
+        )
     asked, parts = queries * scale, []
     for first in range(0, width, BLOCK_QUERIES):
         block = asked[:, :, first : first + BLOCK_QUERIES]
         seen = length - width + first + block.shape[2]
-        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen]))
+        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen], sinks))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
-def _attend_block(asked: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+def _attend_block(
+    asked: mx.array, keys: mx.array, values: mx.array, sinks: mx.array | None
+) -> mx.array:
     """Return what the last positions' scaled queries read, in single steps: a CPU fuses none.
 
     The exponentials go side by side; the products, which use all cores by themselves, do not.
     """
-    _, heads, count, head_dim = asked.shape
+    _, heads, count, _ = asked.shape
     kv_heads, seen = keys.shape[1:3]
     folded = (1, kv_heads, heads // kv_heads * count, -1)
     scores = (asked.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
     later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
     scores = scores + additive(later, scores.dtype)
+    beside = None if sinks is None else sinks.reshape(1, heads, 1, 1)
     weights = side_by_side(
-        lambda part: mx.softmax(scores[:, part], axis=-1, precise=True),
+        lambda part: shares_of(scores[:, part], None if beside is None else beside[:, part]),
         count=heads,
         values=scores.size,
         axis=1,
     )
-    return (weights.reshape(folded) @ values).reshape(1, heads, count, head_dim)
+    return (weights.reshape(folded) @ values).reshape(1, heads, count, values.shape[-1])
 
 
 def attend_row(
@@ -125,13 +171,14 @@ def attend_row(
     plan: StepPlan,
     *,
     scale: float,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Return what a chunk's queries `[1, heads, width, head_dim]` read of their whole row.
 
     Keys and values are `[1, kv_heads, capacity, head_dim]`, column p being position p.
     """
     if not plan.bounded_shapes:
-        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale)
+        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
     span, width = keys.shape[2], queries.shape[2]
     most = CHUNK_WIDTHS[-1]
     parts = []
@@ -145,7 +192,9 @@ def attend_row(
             ),
         )
         wide = mx.pad(asked, [(0, 0), (0, 0), (0, padded - asked.shape[2]), (0, 0)])
-        read = mx.fast.scaled_dot_product_attention(wide, keys, values, scale=scale, mask=mask)
+        read = mx.fast.scaled_dot_product_attention(
+            wide, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
         parts.append(read[:, :, : asked.shape[2]])
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 

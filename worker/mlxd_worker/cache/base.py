@@ -39,13 +39,15 @@ class Kind(StrEnum):
     """The same in 8 or 4 bits."""
     ROTATING = "rotating"
     """Keys and values of the last positions: a sliding window."""
+    LATENT = "latent"
+    """One entry a position that keys and values of all heads are made of."""
     RECURRENT = "recurrent"
     """A state that every token changes: convolution tail and recurrence."""
 
     @property
     def sliceable(self) -> bool:
         """Whether every token's entry stands for itself, so that a range of them can be kept."""
-        return self in (Kind.STANDARD, Kind.QUANTIZED)
+        return self in (Kind.STANDARD, Kind.QUANTIZED, Kind.LATENT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from mlxd_shared.arena_sizes import CAPACITY_MIN
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.latent import LatentCache
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.rotating import RotatingCache
@@ -27,11 +28,19 @@ class AttentionCache(LayerCache, Protocol):
     """A layer's cache that attention reads and writes."""
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
 
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order.
+        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order; `sinks`,
+        `[heads]`, are scores that stand beside those of every query.
         """
         ...
 
@@ -47,18 +56,21 @@ def attention_cache(
     window: int | None,
     kv: KVFormat,
     context_max: int,
+    value_dim: int | None = None,
 ) -> AttentionCache:
     """Return an empty cache for one layer, of rows of up to `context_max` tokens.
 
-    `kv` says nothing to a layer with a window.
+    `kv` says nothing to a layer with a window. Values of another width are never quantised.
     """
     # No arena holds more than the context rounded up.
     capacity_max = -(-context_max // CAPACITY_MIN) * CAPACITY_MIN
     if window is not None and window < capacity_max:
-        return RotatingCache(kv_heads=kv_heads, head_dim=head_dim, window=window, dtype=dtype)
+        return RotatingCache(
+            kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, window=window, dtype=dtype
+        )
     if window is None and kv is not KVFormat.MODEL:
         return QuantizedKVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, kv=kv)
-    return KVCache(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    return KVCache(kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, dtype=dtype)
 
 
 def as_attention(cache: LayerCache | None) -> AttentionCache:
@@ -80,12 +92,20 @@ class AttentionGeometry:
     head_dim: int
     window: int | None = None
     """Positions that a query sees, its own among them; None: all before it."""
+    latent_dim: int | None = None
+    """Values are the first so many of the keys' own; None: they are stored beside them."""
+    value_dim: int | None = None
+    """The values' own width; None: the keys'."""
 
-    def new_cache(self, dtype: mx.Dtype, *, kv: KVFormat, context_max: int) -> AttentionCache:
+    def new_cache(self, dtype: mx.Dtype, *, kv: KVFormat, context_max: int) -> LayerCache:
         """Return an empty cache for this layer, of rows of up to `context_max` tokens."""
+        if self.latent_dim is not None:
+            assert kv is KVFormat.MODEL, "the load refuses others for latents"
+            return LatentCache(entry_dim=self.head_dim, latent_dim=self.latent_dim, dtype=dtype)
         return attention_cache(
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
+            value_dim=self.value_dim,
             dtype=dtype,
             window=self.window,
             kv=kv,

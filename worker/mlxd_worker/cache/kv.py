@@ -21,6 +21,7 @@ from mlxd_worker.cache.attention import (
     attend_row,
     attend_slots,
     by_slot,
+    from_slots,
     members,
     visible_by_slot,
 )
@@ -50,10 +51,13 @@ class _Arena:
 class KVCache:
     """One layer's standard cache. One owner: the engine thread."""
 
-    def __init__(self, *, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
-        """Return a cache without arenas."""
+    def __init__(
+        self, *, kv_heads: int, head_dim: int, dtype: mx.Dtype, value_dim: int | None = None
+    ) -> None:
+        """Return a cache without arenas; values are as wide as keys where nothing else is said."""
         self.kv_heads = kv_heads
         self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
         self.dtype = dtype
         self._arenas: dict[ArenaId, _Arena] = {}
 
@@ -69,7 +73,7 @@ class KVCache:
 
     def slot_nbytes(self, capacity: int) -> int:
         """Return the bytes of one row's keys and values in an arena of `capacity`."""
-        return 2 * self.kv_heads * capacity * self.head_dim * self.dtype.size
+        return self.kv_heads * capacity * (self.head_dim + self.value_dim) * self.dtype.size
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name; do not keep them across a step."""
@@ -91,7 +95,8 @@ class KVCache:
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""
-        keys, values = self._zeros(slots, capacity), self._zeros(slots, capacity)
+        keys = self._zeros(slots, capacity, self.head_dim)
+        values = self._zeros(slots, capacity, self.value_dim)
         mx.eval(keys, values)
         self._arenas[arena] = _Arena(keys, values)
 
@@ -106,19 +111,20 @@ class KVCache:
     def move(self, source: Place, target: Place) -> None:
         """Copy one row; the rest of a larger target keeps what it held."""
         taken, given = self._arenas[source.arena], self._arenas[target.arena]
-        keys, values = _row_copy(taken.keys, source.slot), _row_copy(taken.values, source.slot)
+        keys, values = row_copy(taken.keys, source.slot), row_copy(taken.values, source.slot)
         if taken is given:  # written to while it is still read, an arena would be copied whole
             mx.eval(keys, values)
-        given.keys = _put(given.keys, target.slot, 0, keys)
-        given.values = _put(given.values, target.slot, 0, values)
+        given.keys = put(given.keys, target.slot, 0, keys)
+        given.values = put(given.values, target.slot, 0, values)
         # Together: on a GPU each wait for the device costs a tenth of a millisecond.
         mx.eval(given.keys, given.values)
 
     def clear(self, place: Place) -> None:
         """Zero one slot."""
         arena = self._arenas[place.arena]
-        arena.keys = _put(arena.keys, place.slot, 0, self._zeros(1, place.capacity))
-        arena.values = _put(arena.values, place.slot, 0, self._zeros(1, place.capacity))
+        arena.keys = put(arena.keys, place.slot, 0, self._zeros(1, place.capacity, self.head_dim))
+        zeros = self._zeros(1, place.capacity, self.value_dim)
+        arena.values = put(arena.values, place.slot, 0, zeros)
         mx.eval(arena.keys, arena.values)
 
     def free(self, place: Place) -> None:
@@ -128,7 +134,7 @@ class KVCache:
         """Return keys and values `[1, kv_heads, stop - start, head_dim]`, compact, lazy."""
         arena = self._arenas[place.arena]
         return tuple(
-            _columns_copy(array, place.slot, start, stop) for array in (arena.keys, arena.values)
+            columns_copy(array, place.slot, start, stop) for array in (arena.keys, arena.values)
         )
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
@@ -142,8 +148,8 @@ class KVCache:
             problem = f"{keys.shape[2]} positions for [{start}, {stop})"
             raise RowError(f"{problem} in a capacity of {place.capacity}")
         arena = self._arenas[place.arena]
-        arena.keys = _put(arena.keys, place.slot, start, keys)
-        arena.values = _put(arena.values, place.slot, start, values)
+        arena.keys = put(arena.keys, place.slot, start, keys)
+        arena.values = put(arena.values, place.slot, start, values)
         mx.eval(arena.keys, arena.values)
 
     def rewinds(self, offset: int, target: int) -> bool:
@@ -151,23 +157,53 @@ class KVCache:
         return 0 <= target <= offset
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
 
         `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
         """
         self._write(keys, values, plan)
-        return self._read(queries, plan, scale=scale)
+        return self._read(queries, plan, scale=scale, sinks=sinks)
 
-    def attend_joined_passes(self, asked: Sequence[Asked], *, scale: float) -> list[mx.array]:
+    def fetch(
+        self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
+    ) -> tuple[mx.array, mx.array]:
+        """Write one part of a pass, a group's rows or the chunk; return what it may read, lazy.
+
+        All is slot by slot, `[slots_used, kv_heads, *, *]`, or the chunk's one row; column p is
+        position p. The result's views die with the step.
+        """
+        if group is None:
+            assert plan.chunk is not None, "a pass without groups is a chunk"
+            self._write(keys, values, plan)
+            arena, slot = self._arenas[plan.chunk.arena], plan.chunk.slot
+            row, span = slice(slot, slot + 1), plan.chunk.length
+            return arena.keys[row, :, :span], arena.values[row, :, :span]
+        arena = self._arenas[group.arena]
+        at = (group.write_slots, slice(None), group.write_positions)
+        arena.keys[at] = from_slots(keys, group).transpose(0, 2, 1, 3)
+        arena.values[at] = from_slots(values, group).transpose(0, 2, 1, 3)
+        rows, columns = slice(group.slots_used), slice(group.span)
+        return arena.keys[rows, :, columns], arena.values[rows, :, columns]
+
+    def attend_joined_passes(
+        self, asked: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
+    ) -> list[mx.array]:
         """Do `attend` for several passes, no row being in two; return what each one reads.
 
         All write before any reads: a view of an array that is still to be written would copy it.
         """
         for part in asked:
             self._write(part.keys, part.values, part.plan)
-        return [self._read(part.queries, part.plan, scale=scale) for part in asked]
+        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in asked]
 
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
@@ -198,17 +234,30 @@ class KVCache:
         arena.keys = mx.slice_update(arena.keys, keys, start, axes=(0, 2))
         arena.values = mx.slice_update(arena.values, values, start, axes=(0, 2))
 
-    def _read(self, queries: mx.array, plan: StepPlan, *, scale: float) -> mx.array:
+    def _read(
+        self, queries: mx.array, plan: StepPlan, *, scale: float, sinks: mx.array | None
+    ) -> mx.array:
         """Return what a pass's queries read of what has been written."""
         chunk = plan.chunk
         if chunk is not None:
             arena, row = self._arenas[chunk.arena], slice(chunk.slot, chunk.slot + 1)
-            return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
-        parts = [self._read_group(queries, group, plan, scale=scale) for group in plan.groups]
+            return attend_row(
+                queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale, sinks=sinks
+            )
+        parts = [
+            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
+            for group in plan.groups
+        ]
         return plan.in_order(parts)
 
     def _read_group(
-        self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        group: Group,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         arena, slots = self._arenas[group.arena], group.slots_used
         return attend_slots(
@@ -217,6 +266,7 @@ class KVCache:
             arena.values[:slots, :, : group.span],
             visible_by_slot(group, group.span, plan),
             scale=scale,
+            sinks=sinks,
         )
 
     def _write_group(self, keys: mx.array, values: mx.array, group: Group) -> None:
@@ -226,20 +276,22 @@ class KVCache:
         arena.keys[at] = members(keys, group).transpose(0, 2, 1, 3)
         arena.values[at] = members(values, group).transpose(0, 2, 1, 3)
 
-    def _zeros(self, slots: int, capacity: int) -> mx.array:
-        return mx.zeros((slots, self.kv_heads, capacity, self.head_dim), dtype=self.dtype)
+    def _zeros(self, slots: int, capacity: int, width: int) -> mx.array:
+        return mx.zeros((slots, self.kv_heads, capacity, width), dtype=self.dtype)
 
 
-def _put(array: mx.array, slot: int, column: int, block: mx.array) -> mx.array:
+def put(array: mx.array, slot: int, column: int, block: mx.array) -> mx.array:
+    """Return an arena's array with `block` written from a slot's column on, lazy."""
     return mx.slice_update(array, block, mx.array([slot, column], dtype=mx.int32), axes=(0, 2))
 
 
-def _row_copy(array: mx.array, slot: int) -> mx.array:
+def row_copy(array: mx.array, slot: int) -> mx.array:
+    """Return one row of an arena's array as memory of its own, lazy."""
     # Gathered, not sliced: a view would make the next write to this arena copy all of it.
     return mx.take(array, mx.array([slot]), axis=0)
 
 
-def _columns_copy(array: mx.array, slot: int, start: int, stop: int) -> mx.array:
+def columns_copy(array: mx.array, slot: int, start: int, stop: int) -> mx.array:
     """Return columns [start, stop) of one row as memory of their own.
 
     Two parts joined are always copied; a slice, even `mx.contiguous` of one, may share the arena.

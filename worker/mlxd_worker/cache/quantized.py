@@ -23,11 +23,14 @@ from mlxd_worker.cache.attention import (
     attend_row,
     attend_slots,
     by_slot,
+    folded_sinks,
     members,
+    shares_of,
     visible_by_slot,
 )
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.kernels.device import runs_cuda
 
 _NAMES = ("packed", "scales", "biases")
 
@@ -108,9 +111,9 @@ class QuantizedKVCache:
         self.format = kv
         self.packing = Packing(kv, head_dim=head_dim)
         if packed_products is None:
-            # CUDA has no kernel for float32: the first decode step would raise.
+            # CUDA's products read whole arrays alone, never a part of an arena: they would raise.
             on_cpu = mx.default_device() == mx.Device(mx.cpu)
-            packed_products = not on_cpu and dtype != mx.float32
+            packed_products = not on_cpu and not runs_cuda()
         self.packed_products = packed_products
         self._arenas: dict[ArenaId, Packed] = {}
 
@@ -202,7 +205,14 @@ class QuantizedKVCache:
         return 0 <= target <= offset
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
 
@@ -210,24 +220,39 @@ class QuantizedKVCache:
         """
         new = self.packing.pack(mx.concatenate([keys, values], axis=1))
         if plan.chunk is not None:
-            return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale)
+            return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale, sinks=sinks)
         parts = [
-            self._attend_group(queries, new, group, plan, scale=scale) for group in plan.groups
+            self._attend_group(queries, new, group, plan, scale=scale, sinks=sinks)
+            for group in plan.groups
         ]
         return plan.in_order(parts)
 
     def _attend_chunk(
-        self, queries: mx.array, new: Packed, chunk: Chunk, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        new: Packed,
+        chunk: Chunk,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         self._write_block(chunk.arena, chunk.start, new)
         arena = self._arenas[chunk.arena]
         row = slice(chunk.slot, chunk.slot + 1)
         span = chunk.capacity if plan.bounded_shapes else chunk.length
         keys, values = self._unpacked(Packed(*(array[row, :, :span] for array in arena.arrays)))
-        return attend_row(queries, keys, values, chunk, plan, scale=scale)
+        return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
 
     def _attend_group(
-        self, queries: mx.array, new: Packed, group: Group, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        new: Packed,
+        group: Group,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         self._scatter(new, group)
         arena = self._arenas[group.arena]
@@ -237,11 +262,17 @@ class QuantizedKVCache:
         asked = by_slot(queries, group)
         if not self.packed_products:
             keys, values = self._unpacked(seen)
-            return attend_slots(asked, keys, values, mask, scale=scale)
-        return self._attend_packed(asked, seen, mask, scale=scale)
+            return attend_slots(asked, keys, values, mask, scale=scale, sinks=sinks)
+        return self._attend_packed(asked, seen, mask, scale=scale, sinks=sinks)
 
     def _attend_packed(
-        self, asked: mx.array, seen: Packed, mask: mx.array, *, scale: float
+        self,
+        asked: mx.array,
+        seen: Packed,
+        mask: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         """Attend without unpacking; heads that share keys are query positions of one head."""
         slots, heads, width, _ = asked.shape
@@ -252,7 +283,8 @@ class QuantizedKVCache:
         scores = self.packing.product(folded, keys, transpose=True)
         span = scores.shape[-1]
         scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]
-        weights = mx.softmax(scores, axis=-1, precise=True).reshape(*folded.shape[:-1], span)
+        scores = scores.reshape(*folded.shape[:-1], span)
+        weights = shares_of(scores, folded_sinks(sinks, self.kv_heads, width))
         read = self.packing.product(weights, values, transpose=False)
         return read.reshape(slots, heads, width, self.head_dim)
 

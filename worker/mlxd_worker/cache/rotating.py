@@ -21,17 +21,18 @@ import mlx.core as mx
 from mlxd_shared.pass_sizes import PIECE_TOKENS_MIN
 from mlxd_worker.cache.attention import (
     CHUNK_WIDTHS,
-    additive,
     attend_chunk,
     attend_row,
     attend_slots,
     by_slot,
+    from_slots,
     members,
     padded_width,
     visible_by_slot,
 )
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.cache.rings import columns_copy, put, ring_copy, sliding_mask
 
 
 class _Arena:
@@ -50,10 +51,22 @@ class _Arena:
 class RotatingCache:
     """One layer's sliding window. One owner: the engine thread."""
 
-    def __init__(self, *, kv_heads: int, head_dim: int, window: int, dtype: mx.Dtype) -> None:
-        """Return a cache without arenas; `window` counts the query's own position."""
+    def __init__(
+        self,
+        *,
+        kv_heads: int,
+        head_dim: int,
+        window: int,
+        dtype: mx.Dtype,
+        value_dim: int | None = None,
+    ) -> None:
+        """Return a cache without arenas; `window` counts the query's own position.
+
+        Values are as wide as keys where nothing else is said.
+        """
         self.kv_heads = kv_heads
         self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
         self.window = window
         self.dtype = dtype
         self._arenas: dict[ArenaId, _Arena] = {}
@@ -70,7 +83,8 @@ class RotatingCache:
 
     def slot_nbytes(self, capacity: int) -> int:
         """Return the bytes of one row's ring in an arena of `capacity`."""
-        return 2 * self.kv_heads * self._ring(capacity) * self.head_dim * self.dtype.size
+        wide = self.head_dim + self.value_dim
+        return self.kv_heads * self._ring(capacity) * wide * self.dtype.size
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name; do not keep them across a step."""
@@ -82,7 +96,7 @@ class RotatingCache:
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""
-        keys, values = self._zeros(slots, capacity), self._zeros(slots, capacity)
+        keys, values = self._zeros(slots, capacity)
         mx.eval(keys, values)
         self._arenas[arena] = _Arena(keys, values)
 
@@ -100,19 +114,20 @@ class RotatingCache:
         No column changes: a ring smaller than the target's is one that has not wrapped.
         """
         taken, given = self._arenas[source.arena], self._arenas[target.arena]
-        keys, values = _ring_copy(taken.keys, source.slot), _ring_copy(taken.values, source.slot)
+        keys, values = ring_copy(taken.keys, source.slot), ring_copy(taken.values, source.slot)
         if taken is given:  # written to while it is still read, an arena would be copied whole
             mx.eval(keys, values)
-        given.keys = _put(given.keys, target.slot, 0, keys)
+        given.keys = put(given.keys, target.slot, 0, keys)
         mx.eval(given.keys)
-        given.values = _put(given.values, target.slot, 0, values)
+        given.values = put(given.values, target.slot, 0, values)
         mx.eval(given.values)
 
     def clear(self, place: Place) -> None:
         """Zero one slot."""
         arena = self._arenas[place.arena]
-        arena.keys = _put(arena.keys, place.slot, 0, self._zeros(1, place.capacity))
-        arena.values = _put(arena.values, place.slot, 0, self._zeros(1, place.capacity))
+        keys, values = self._zeros(1, place.capacity)
+        arena.keys = put(arena.keys, place.slot, 0, keys)
+        arena.values = put(arena.values, place.slot, 0, values)
         mx.eval(arena.keys, arena.values)
 
     def free(self, place: Place) -> None:
@@ -129,7 +144,7 @@ class RotatingCache:
         count = min(stop, self.window)
         first = (stop - count) % arena.ring
         return tuple(
-            _columns_copy(array, place.slot, first, count) for array in (arena.keys, arena.values)
+            columns_copy(array, place.slot, first, count) for array in (arena.keys, arena.values)
         )
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
@@ -153,7 +168,14 @@ class RotatingCache:
         return target == offset or offset <= self.window
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
 
@@ -161,12 +183,53 @@ class RotatingCache:
         for several tokens of a row that wrap: then the result has been evaluated.
         """
         if plan.chunk is not None:
-            return self._attend_chunk(queries, keys, values, plan.chunk, plan, scale=scale)
+            return self._attend_chunk(
+                queries, keys, values, plan.chunk, plan, scale=scale, sinks=sinks
+            )
         parts = [
-            self._attend_group(queries, keys, values, group, plan, scale=scale)
+            self._attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
             for group in plan.groups
         ]
         return plan.in_order(parts)
+
+    def fetch(
+        self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
+    ) -> tuple[mx.array, mx.array]:
+        """Write one part of a pass, a group or the chunk; return what it may read.
+
+        All is slot by slot. Columns are the ring's, position p being column `p % ring`; but where
+        several tokens wrap they are copies of the positions before them (a chunk's in order, up to
+        the window; a group's as the ring has them), and then their own. Lazy, but for such a chunk.
+        """
+        if group is None:
+            assert plan.chunk is not None, "a pass without groups is a chunk"
+            return self._fetch_chunk(keys, values, plan.chunk, plan)
+        arena, slots = self._arenas[group.arena], group.slots_used
+        written = from_slots(keys, group), from_slots(values, group)
+        if keys.shape[2] == 1 or group.span <= arena.ring:
+            self._scatter(arena, group, *written)
+            seen = min(group.span, arena.ring)
+            return arena.keys[:slots, :, :seen], arena.values[:slots, :, :seen]
+        used = mx.arange(slots, dtype=mx.int32)
+        held = [mx.take(array, used, axis=0) for array in (arena.keys, arena.values)]
+        mx.eval(held)
+        self._scatter(arena, group, *written)
+        return _after(held[0], keys), _after(held[1], values)
+
+    def _fetch_chunk(
+        self, keys: mx.array, values: mx.array, chunk: Chunk, plan: StepPlan
+    ) -> tuple[mx.array, mx.array]:
+        arena, before = self._arenas[chunk.arena], chunk.length - keys.shape[2]
+        if keys.shape[2] == 1 or chunk.length <= arena.ring:
+            self._put_positions(arena, chunk.slot, before, keys, values)
+            row, seen = slice(chunk.slot, chunk.slot + 1), min(chunk.length, arena.ring)
+            return arena.keys[row, :, :seen], arena.values[row, :, :seen]
+        held = self.read(plan.places[0], 0, before)
+        mx.eval(held)
+        whole = _after(held[0], keys), _after(held[1], values)
+        kept = tuple(array[:, :, -self.window :] for array in whole)
+        self.write(plan.places[0], 0, chunk.length, kept)
+        return whole
 
     def _attend_chunk(
         self,
@@ -177,18 +240,28 @@ class RotatingCache:
         plan: StepPlan,
         *,
         scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         arena = self._arenas[chunk.arena]
         width = keys.shape[2]
         row = slice(chunk.slot, chunk.slot + 1)
         if chunk.length > arena.ring and width > 1:
-            return self._attend_wrapping(queries, keys, values, chunk, plan, scale=scale)
+            return self._attend_wrapping(
+                queries, keys, values, chunk, plan, scale=scale, sinks=sinks
+            )
         self._put_positions(arena, chunk.slot, chunk.length - width, keys, values)
         if chunk.length > arena.ring:
             return attend_chunk(
-                queries, arena.keys[row], arena.values[row], length=arena.ring, scale=scale
+                queries,
+                arena.keys[row],
+                arena.values[row],
+                length=arena.ring,
+                scale=scale,
+                sinks=sinks,
             )
-        return attend_row(queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale)
+        return attend_row(
+            queries, arena.keys[row], arena.values[row], chunk, plan, scale=scale, sinks=sinks
+        )
 
     def _attend_wrapping(
         self,
@@ -199,6 +272,7 @@ class RotatingCache:
         plan: StepPlan,
         *,
         scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         """Attend several tokens of one row piece by piece, each written before the next reads."""
         arena = self._arenas[chunk.arena]
@@ -220,6 +294,7 @@ class RotatingCache:
                 mx.concatenate([arena.values[row, :, :held], _padded(new_values, padding)], axis=2),
                 scale=scale,
                 mask=self._chunk_mask(chunk, plan, first, held, count + padding),
+                sinks=sinks,
             )
             parts.append(read[:, :, :count])
             mx.eval(parts[-1])
@@ -240,7 +315,7 @@ class RotatingCache:
     ) -> mx.array:
         return plan.shared(
             ("sliding", self.window, chunk.arena, first),
-            lambda: self._sliding_mask(chunk.start[1:] + first, held, width, plan.dtype),
+            lambda: sliding_mask(self.window, chunk.start[1:] + first, held, width, plan.dtype),
         )
 
     def _attend_group(
@@ -252,12 +327,13 @@ class RotatingCache:
         plan: StepPlan,
         *,
         scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         arena = self._arenas[group.arena]
         slots, width = group.slots_used, keys.shape[2]
         asked = by_slot(queries, group)
         if width == 1 or group.span <= arena.ring:
-            self._scatter(arena, group, keys, values)
+            self._scatter(arena, group, members(keys, group), members(values, group))
             seen = min(group.span, arena.ring)
             return attend_slots(
                 asked,
@@ -265,10 +341,13 @@ class RotatingCache:
                 arena.values[:slots, :, :seen],
                 visible_by_slot(group, seen, plan),
                 scale=scale,
+                sinks=sinks,
             )
         mask = plan.shared(
             ("sliding", self.window, group.arena),
-            lambda: self._sliding_mask(group.last_visible[:, 0], arena.ring, width, plan.dtype),
+            lambda: sliding_mask(
+                self.window, group.last_visible[:, 0], arena.ring, width, plan.dtype
+            ),
         )
         result = attend_slots(
             asked,
@@ -276,32 +355,17 @@ class RotatingCache:
             mx.concatenate([arena.values[:slots], by_slot(values, group)], axis=2),
             mask,
             scale=scale,
+            sinks=sinks,
         )
         mx.eval(result)
-        self._scatter(arena, group, keys, values)
+        self._scatter(arena, group, members(keys, group), members(values, group))
         return result
-
-    def _sliding_mask(self, first: mx.array, held: int, width: int, dtype: mx.Dtype) -> mx.array:
-        """Return `[rows, 1, width, held + width]` for rings before the position `first` [rows].
-
-        The first `held` columns are the ring's, which has as many as the window; the others are the
-        positions from `first` on.
-        """
-        first = first[:, None]
-        columns = mx.arange(held, dtype=mx.int32)
-        steps = mx.arange(width, dtype=mx.int32)
-        # The latest position before `first` that falls on the column; negative where there is none.
-        old = first - self.window + (columns - first) % self.window
-        positions = mx.concatenate([old, first + steps], axis=1)[:, None, None, :]
-        asking = (first + steps)[:, None, :, None]
-        hidden = (positions < 0) | (positions > asking) | (positions <= asking - self.window)
-        return additive(hidden, dtype)
 
     def _scatter(self, arena: _Arena, group: Group, keys: mx.array, values: mx.array) -> None:
         # Of more tokens than the ring has columns only the last find room.
         at = (group.write_slots, slice(None), group.write_positions[:, -arena.ring :] % arena.ring)
-        arena.keys[at] = members(keys, group)[:, :, -arena.ring :].transpose(0, 2, 1, 3)
-        arena.values[at] = members(values, group)[:, :, -arena.ring :].transpose(0, 2, 1, 3)
+        arena.keys[at] = keys[:, :, -arena.ring :].transpose(0, 2, 1, 3)
+        arena.values[at] = values[:, :, -arena.ring :].transpose(0, 2, 1, 3)
 
     def _put_positions(
         self, arena: _Arena, slot: int, first: int, keys: mx.array, values: mx.array
@@ -309,48 +373,25 @@ class RotatingCache:
         """Write `[1, kv_heads, n, head_dim]`, n <= ring, as the positions from `first` on."""
         column = first % arena.ring
         fits = min(keys.shape[2], arena.ring - column)
-        arena.keys = _put(arena.keys, slot, column, keys[:, :, :fits])
-        arena.values = _put(arena.values, slot, column, values[:, :, :fits])
+        arena.keys = put(arena.keys, slot, column, keys[:, :, :fits])
+        arena.values = put(arena.values, slot, column, values[:, :, :fits])
         if fits < keys.shape[2]:
-            arena.keys = _put(arena.keys, slot, 0, keys[:, :, fits:])
-            arena.values = _put(arena.values, slot, 0, values[:, :, fits:])
+            arena.keys = put(arena.keys, slot, 0, keys[:, :, fits:])
+            arena.values = put(arena.values, slot, 0, values[:, :, fits:])
 
     def _ring(self, capacity: int) -> int:
         return min(capacity, self.window)
 
-    def _zeros(self, slots: int, capacity: int) -> mx.array:
-        shape = (slots, self.kv_heads, self._ring(capacity), self.head_dim)
-        return mx.zeros(shape, dtype=self.dtype)
+    def _zeros(self, slots: int, capacity: int) -> tuple[mx.array, mx.array]:
+        """Return empty keys and values."""
+        shape = (slots, self.kv_heads, self._ring(capacity))
+        keys = mx.zeros((*shape, self.head_dim), dtype=self.dtype)
+        return keys, mx.zeros((*shape, self.value_dim), dtype=self.dtype)
 
 
 def _padded(array: mx.array, columns: int) -> mx.array:
     return mx.pad(array, [(0, 0), (0, 0), (0, columns), (0, 0)]) if columns else array
 
 
-def _put(array: mx.array, slot: int, column: int, block: mx.array) -> mx.array:
-    return mx.slice_update(array, block, mx.array([slot, column], dtype=mx.int32), axes=(0, 2))
-
-
-def _ring_copy(array: mx.array, slot: int) -> mx.array:
-    # Gathered, not sliced, and evaluated: a view would make the write that follows copy the arena.
-    row = mx.take(array, mx.array([slot]), axis=0)
-    mx.eval(row)
-    return row
-
-
-def _columns_copy(array: mx.array, slot: int, first: int, count: int) -> mx.array:
-    """Return `count` columns of one row from `first` on, around the ring, as memory of their own.
-
-    Two parts joined are always copied; a slice, even `mx.contiguous` of one, may share the arena,
-    and gathering columns is four times slower.
-    """
-    ring = array.shape[2]
-    row = slice(slot, slot + 1)
-    if count < 2:
-        columns = mx.arange(first, first + count, dtype=mx.int32) % ring
-        return mx.take(array[row], columns, axis=2)
-    cut = ring - first if first + count > ring else count // 2
-    second = (first + cut) % ring
-    return mx.concatenate(
-        [array[row, :, first : first + cut], array[row, :, second : second + count - cut]], axis=2
-    )
+def _after(held: mx.array, new: mx.array) -> mx.array:
+    return mx.concatenate([held, new], axis=2)

@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import ArenaId, LayerCache, RowId
 from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.latent import LatentCache
 from mlxd_worker.cache.plan import Group, StepPlan
 from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.table import RowTable
@@ -38,7 +39,7 @@ class SlotCache(LayerCache, Protocol):
         ...
 
 
-_SLOT_CACHES = (KVCache, QuantizedKVCache)
+_SLOT_CACHES = (KVCache, QuantizedKVCache, LatentCache)
 
 
 def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SlotCache, ...] | None:

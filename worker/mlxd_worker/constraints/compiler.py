@@ -23,7 +23,7 @@ from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
 from mlxd_worker.constraints.json_schema import read_schema
 from mlxd_worker.constraints.lark import to_lark
-from mlxd_worker.constraints.library import LIMITS, REASON_CHARS_MAX, reason
+from mlxd_worker.constraints.limits import LIMITS, REASON_CHARS_MAX, reason
 from mlxd_worker.constraints.pattern_reader import PatternError
 from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
 from mlxd_worker.constraints.schema_places import SchemaError

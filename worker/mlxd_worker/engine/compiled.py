@@ -59,6 +59,11 @@ class CompiledModel(Model):
         return self._model.dtype
 
     @property
+    def embeds(self) -> bool:
+        """The model's own."""
+        return self._model.embeds
+
+    @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """The model's own."""
         return self._model.attention

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from llguidance import LLExecutor, LLMatcher
 
 from mlxd_shared.errors import InvalidRequest
-from mlxd_worker.constraints.library import is_beyond_limits, reason
+from mlxd_worker.constraints.limits import is_beyond_limits, reason
 
 
 class ConstraintFault(Exception):
@@ -51,22 +51,22 @@ class Constraint:
 class Matcher:
     """Follows one row's output. One owner: the engine thread."""
 
-    __slots__ = ("_mask", "library", "size")
+    __slots__ = ("_mask", "native", "size")
 
-    def __init__(self, library: LLMatcher, size: MaskSize) -> None:
-        self.library = library
+    def __init__(self, native: LLMatcher, size: MaskSize) -> None:
+        self.native = native
         self.size = size
         self._mask: memoryview | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the output so far matches as a whole."""
-        return self.library.is_accepting()
+        return self.native.is_accepting()
 
     @property
     def is_over(self) -> bool:
         """Whether the output is complete and no token can follow."""
-        return self.library.is_stopped() and not self.library.is_error()
+        return self.native.is_stopped() and not self.native.is_error()
 
     @property
     def has_mask(self) -> bool:
@@ -81,7 +81,7 @@ class Matcher:
             ConstraintFault: the library has given up for another reason.
         """
         if self._mask is None:
-            self.give(memoryview(self.library.compute_bitmask()))
+            self.give(memoryview(self.native.compute_bitmask()))
         self._check()
         assert self._mask is not None
         return self._mask
@@ -98,7 +98,7 @@ class Matcher:
             ConstraintFault: the library has given up for another reason.
         """
         self._mask = None
-        self.library.consume_token(token_id)
+        self.native.consume_token(token_id)
         self._check()
 
     def try_accept(self, token_id: int) -> bool:
@@ -107,15 +107,15 @@ class Matcher:
         Raises:
             InvalidRequest, ConstraintFault: as `accept`.
         """
-        if not self.library.validate_tokens([token_id]):
+        if not self.native.validate_tokens([token_id]):
             return False
         self.accept(token_id)
         return True
 
     def _check(self) -> None:
-        if not self.library.is_error():
+        if not self.native.is_error():
             return
-        message = self.library.get_error()
+        message = self.native.get_error()
         if is_beyond_limits(message):
             raise InvalidRequest.of("response_format", f"too much at once: {reason(message)}")
         raise ConstraintFault(reason(message))
@@ -140,7 +140,7 @@ class MaskMaker:
         buffer = bytearray(size_nbytes * len(todo))
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self._executor.unsafe_compute_mask_ptr(
-            [(matcher.library, index) for index, matcher in enumerate(todo)],
+            [(matcher.native, index) for index, matcher in enumerate(todo)],
             address,
             size_nbytes,
             len(todo),

@@ -47,8 +47,9 @@ def joins_passes(model: Model, caches: RowCaches) -> bool:
 def prefill(model: Model, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
     """Evaluate the row's next prompt tokens into the caches, and move its offset."""
     caches.reserve(row.id, tokens=row.offset + len(tokens))
-    model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
-    mx.eval(caches.state())
+    hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
+    along = [] if row.pool is None else [row.pool.taken(hidden)]
+    mx.eval(caches.state(), along)
     row.offset += len(tokens)
 
 

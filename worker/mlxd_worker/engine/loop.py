@@ -172,7 +172,9 @@ class Engine:
             self._speculator.decoder.rest()
         self._drop_late(self._clock())
         self._admit()
-        self._decode_all(self._prefill.run(tuple(self._rows.values())))
+        carried = self._prefill.run(tuple(self._rows.values()))
+        self._end_embedded()
+        self._decode_all(carried)
         if len(self._rows) < running or self._caches.table.moving:
             self._speculator.decoder.rest()
         self._caches.tend()
@@ -215,6 +217,12 @@ class Engine:
         own = class_of(len(request.prompt))
         others = (other for other in self._waiting if other is not request)
         return 1 + sum(class_of(len(it.prompt)) == own for it in islice(others, free - 1))
+
+    def _end_embedded(self) -> None:
+        """End the rows whose prompts are to become vectors and are evaluated to their ends."""
+        for row in [row for row in self._rows.values() if row.embeds and not row.prefill_left]:
+            row.request.sink.put(_embedded(row))
+            self._release(row.request.stream)
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
@@ -280,6 +288,13 @@ class Engine:
 def _judged(row: Row, given: Drawn, now_s: float) -> Event:
     try:
         return row.take(given.token_id, now_s, given.logprobs)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+        return _failure(row.request, error)
+
+
+def _embedded(row: Row) -> Event:
+    try:
+        return row.embedded()
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         return _failure(row.request, error)
 

@@ -87,10 +87,10 @@ class Prefill:
                 return joined
             row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
             self.begin(row)
-            if self._joins and self._pacer.gentle:
+            if self._joins and self._pacer.gentle and not row.embeds:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
-            elif not row.decoding and not self._advance(row):
+            elif not row.decoding and row.prefill_left and not self._advance(row):
                 return joined
             self._turns.taken(by_oldest=row is able[0])
             if self._pacer.over(self._clock()):  # a restore takes time as well
@@ -120,6 +120,8 @@ class Prefill:
             return
         row.start_prefill(self._clock())
         request = row.request
+        if row.embeds:  # every token's state is asked for: nothing of former prompts helps
+            return
         found = self._prefix.begin(row.id, request.prompt)
         row.offset = row.cached = found.cached
         row.cache_reason = found.reason
@@ -184,11 +186,16 @@ class Prefill:
 
     def _shares(self, row: Row, rows: Sequence[Row]) -> bool:
         """Tell whether another row, of no less priority, will sooner have what both begin with."""
-        if not self._prefix.enabled:
+        if not self._prefix.enabled or row.embeds:
             return False
         prompt, known = row.request.prompt, self._known_of(row)
         for other in rows:
-            if not other.begun or other.drawn or other.request.priority < row.request.priority:
+            if (
+                not other.begun
+                or other.drawn
+                or other.embeds
+                or other.request.priority < row.request.priority
+            ):
                 continue
             both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
             if both < len(prompt) and prompt[:both] == other.request.prompt[:both]:

@@ -9,12 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import MlxdError
-from mlxd_shared.requests import FinishReason, Sampling
+from mlxd_shared.requests import FinishReason, Pooling, Sampling
 from mlxd_worker.engine.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
@@ -91,6 +92,8 @@ class Finished:
     stop_token_id: int | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
     """One for each of `ids` where the stream asks for them, else none."""
+    embedding: tuple[float, ...] = ()
+    """The prompt's vector, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ class Submit:
 
     `prompt` has at least one token and fewer than the effective context; where a stream is resumed,
     its last `resumed` tokens are the output so far. `eos_ids` is empty where end-of-sequence is
-    ignored. `submitted_s` and `deadline_s` are on the engine's clock.
+    ignored. `submitted_s` and `deadline_s` are on the engine's clock. Before it was submitted here,
+    the request has waited for `age_s`: for its model, and at workers that died.
     """
 
     stream: StreamId
@@ -144,12 +148,22 @@ class Submit:
     """When nobody wants the stream any more."""
     constraint: Constraint | None = None
     """What complete output must match; compiled for this model."""
+    age_s: float = 0.0
+    pooling: Pooling | None = None
+    """How the prompt becomes a vector, where that is all that is asked: nothing is drawn then."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """The ids that have these texts, whatever is left out of the text."""
     resumed: int = 0
     """How many tokens at the end of `prompt` an earlier worker has generated. They count as output,
     and neither they nor their text are told again. None of them ends the stream."""
     forced: tuple[int, ...] = ()
     """What an earlier worker has generated, where it is to be evaluated token by token as it was
     then; it is no part of `prompt`, and as little told again. Not with `resumed`."""
+
+    @property
+    def came_s(self) -> float:
+        """When the request came, to whomever."""
+        return self.submitted_s - self.age_s
 
     @property
     def continues(self) -> bool:

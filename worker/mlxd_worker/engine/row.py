@@ -25,6 +25,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.engine.constraint import Matcher
 from mlxd_worker.engine.masks import AllowedTokens
 from mlxd_worker.engine.penalties import RecentTokens
+from mlxd_worker.engine.pooling import Pool
 from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
 from mlxd_worker.engine.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
 from mlxd_worker.engine.text import Piece, TextStream
@@ -63,6 +64,8 @@ class Row:
     """The ids that end the stream, in rising order."""
     matcher: Matcher | None = field(init=False, default=None)
     """Where the output stands in its constraint; None where it has none."""
+    pool: Pool | None = field(init=False, default=None)
+    """What becomes the prompt's vector; None where the row generates."""
     _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,8 @@ class Row:
         Raises:
             InvalidRequest: this request cannot have had the tokens it resumes from.
         """
+        if self.request.pooling is not None:
+            self.pool = Pool(self.request.pooling)
         if self.request.constraint is not None:
             self.matcher = self.request.constraint.start()
         self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
@@ -96,13 +101,22 @@ class Row:
 
     @property
     def prefill_left(self) -> int:
-        """Prompt tokens still to evaluate before the last one, whose logits are the first draw."""
-        return max(len(self.request.prompt) - 1 - self.offset, 0)
+        """Prompt tokens still to evaluate before the last one, whose logits are the first draw.
+
+        Where nothing is drawn they are all of them.
+        """
+        drawn_from = 0 if self.embeds else 1
+        return max(len(self.request.prompt) - drawn_from - self.offset, 0)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the prompt's vector is all that is asked: such a row never decodes."""
+        return self.pool is not None
 
     @property
     def decoding(self) -> bool:
         """Whether the row takes part in decode steps."""
-        return self.prefill_left == 0
+        return self.prefill_left == 0 and not self.embeds
 
     @property
     def begun(self) -> bool:
@@ -222,6 +236,12 @@ class Row:
             accepted_draft_tokens=self.accepted,
             near_ties=self.near_ties,
         )
+
+    def embedded(self) -> Finished:
+        """Return the end of a row that embeds; all of its prompt is evaluated."""
+        assert self.pool is not None, "a row that generates"
+        vector = self.pool.vector(len(self.request.prompt))
+        return Finished(0, (), "", FinishReason.EOS, self.usage(), embedding=vector)
 
     def _take_forced(self) -> Tokens:
         index = self.generated

@@ -2,7 +2,8 @@
 
 Invariants:
 - Pure: times come from the caller; nobody is evaluated, told or looked up here.
-- Streams go by priority, higher first, then deadline, earlier first and none last, then age.
+- Streams go by priority, higher first, then deadline, earlier first and none last, then age. Age is
+  that of the request: who waited at a worker that died does not stand behind who came since.
 - Nobody starves: after `OVERTAKES_MAX` turns in a row that passed the oldest one over, the next is
   the oldest one's. So a stream before which `n` older ones wait is overtaken by at most
   `(n + 1) * OVERTAKES_MAX` younger ones, whatever comes, and priority still gets most of the turns.
@@ -14,7 +15,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from mlxd_worker.engine.request import StreamId, Submit
 
@@ -54,36 +55,39 @@ class WaitingQueue:
     """Streams that wait. Taking the next one costs the logarithm of how many there are."""
 
     def __init__(self) -> None:
-        self._by_age: dict[StreamId, Submit] = {}
+        self._waiting: dict[StreamId, Submit] = {}
         # Heaps keep what has left until it comes to the top or is cleared away; a stream's name is
         # never used twice.
-        self._by_rank: list[tuple[float, float, int, StreamId]] = []
+        self._by_age: list[tuple[float, int, StreamId]] = []
+        self._by_rank: list[tuple[float, float, float, int, StreamId]] = []
         self._by_deadline: list[tuple[float, StreamId]] = []
-        self._ages = itertools.count()
+        self._pushes = itertools.count()
         self._turns = Turns()
 
     def __len__(self) -> int:
-        return len(self._by_age)
+        return len(self._waiting)
 
     def __bool__(self) -> bool:
-        return bool(self._by_age)
+        return bool(self._waiting)
 
     def __iter__(self) -> Iterator[Submit]:
         """Go through the streams, oldest first."""
-        return iter(self._by_age.values())
+        entries = sorted(entry for entry in self._by_age if entry[-1] in self._waiting)
+        return iter([self._waiting[stream] for _, _, stream in entries])
 
     @property
     def oldest(self) -> Submit | None:
         """The stream that has waited longest."""
-        return next(iter(self._by_age.values()), None)
+        return self._first(self._by_age)
 
     def push(self, request: Submit) -> None:
         """Take a stream."""
         stream = request.stream
         deadline_s = math.inf if request.deadline_s is None else request.deadline_s
-        self._by_age[stream] = request
-        rank = (-request.priority, deadline_s, next(self._ages), stream)
-        heapq.heappush(self._by_rank, rank)
+        self._waiting[stream] = request
+        age = (request.came_s, next(self._pushes), stream)
+        heapq.heappush(self._by_age, age)
+        heapq.heappush(self._by_rank, (-request.priority, deadline_s, *age))
         if deadline_s < math.inf:
             heapq.heappush(self._by_deadline, (deadline_s, stream))
 
@@ -91,10 +95,7 @@ class WaitingQueue:
         """Return the stream whose turn it is; it stays."""
         if self._turns.oldest_due:
             return self.oldest
-        ranks = self._by_rank
-        while ranks and ranks[0][-1] not in self._by_age:
-            heapq.heappop(ranks)
-        return self._by_age[ranks[0][-1]] if ranks else None
+        return self._first(self._by_rank)
 
     def pop(self) -> Submit:
         """Take the stream whose turn it is out; there must be one."""
@@ -106,13 +107,13 @@ class WaitingQueue:
 
     def remove(self, stream: StreamId) -> bool:
         """Forget a stream; False where it does not wait."""
-        if self._by_age.pop(stream, None) is None:
+        if self._waiting.pop(stream, None) is None:
             return False
         if max(len(self._by_rank), len(self._by_deadline)) > 2 * len(self) + STALE_MAX:
-            self._by_rank = [rank for rank in self._by_rank if rank[-1] in self._by_age]
-            self._by_deadline = [entry for entry in self._by_deadline if entry[-1] in self._by_age]
-            heapq.heapify(self._by_rank)
-            heapq.heapify(self._by_deadline)
+            heaps: tuple[list[Any], ...] = (self._by_age, self._by_rank, self._by_deadline)
+            for heap in heaps:
+                heap[:] = [entry for entry in heap if entry[-1] in self._waiting]
+                heapq.heapify(heap)
         return True
 
     def take_late(self, now_s: float) -> list[Submit]:
@@ -120,15 +121,22 @@ class WaitingQueue:
         late: list[Submit] = []
         deadlines = self._by_deadline
         while deadlines and deadlines[0][0] <= now_s:
-            request = self._by_age.pop(heapq.heappop(deadlines)[1], None)
+            request = self._waiting.pop(heapq.heappop(deadlines)[1], None)
             if request is not None:
                 late.append(request)
         return late
 
     def take_all(self) -> list[Submit]:
         """Take everybody out, oldest first."""
-        everybody = list(self._by_age.values())
+        everybody = list(self)
+        self._waiting.clear()
         self._by_age.clear()
         self._by_rank.clear()
         self._by_deadline.clear()
         return everybody
+
+    def _first(self, heap: list[Any]) -> Submit | None:
+        """Return the stream at the top of a heap, once what has left is gone from there."""
+        while heap and heap[0][-1] not in self._waiting:
+            heapq.heappop(heap)
+        return self._waiting[heap[0][-1]] if heap else None

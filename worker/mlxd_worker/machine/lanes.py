@@ -14,7 +14,7 @@ Invariants:
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -44,6 +44,11 @@ class _Lanes(threading.local):
 
 
 _lanes = _Lanes()
+
+
+def lanes() -> Sequence[mx.Stream]:
+    """Return this thread's streams, the default one first."""
+    return _lanes.of_this_thread()
 
 
 def side_by_side(

@@ -58,14 +58,16 @@ class WeightsChoice(StrEnum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+    PACKED = "packed"
+    """Packed while they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A model's weights where those that are stored packed stay so."""
 
-    words_nbytes: int
-    """The packed values."""
+    kept_nbytes: int
+    """Packed values, and scales that are bytes."""
     values: int
     """Scales, offsets, and all that is not packed."""
     unpacked_values: int
@@ -179,6 +181,10 @@ def _forms(
     as_stored = (stored, packed, f"{'packed' if packed else stored}, as stored")
     if choice is WeightsChoice.STORED:
         return ((stored, packed, f"{as_stored[2]}, because the user chose {choice}"),)
+    if choice is WeightsChoice.PACKED:
+        # Beside packed weights, too, what is multiplied is fastest in float32 on a CPU.
+        form = FloatType.F32 if device is DeviceKind.CPU else stored
+        return ((form, True, "packed while loading, because the user chose it"),)
     if choice is not WeightsChoice.AUTO:
         form = FloatType(choice.upper())
         return ((form, False, f"{form} because the user chose {choice}"),)
@@ -196,7 +202,7 @@ def _need(plan: ResidencyPlan) -> str:
 def _terms(demand: Demand, form: FloatType, *, packed: bool) -> tuple[Term, ...]:
     weights_nbytes, unpacked = demand.weight_values * form.nbytes, 0
     if packed and demand.packed is not None:
-        weights_nbytes = demand.packed.words_nbytes + demand.packed.values * form.nbytes
+        weights_nbytes = demand.packed.kept_nbytes + demand.packed.values * form.nbytes
         unpacked = demand.packed.unpacked_values
     return (
         Term("weights", weights_nbytes),

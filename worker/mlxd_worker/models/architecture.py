@@ -13,12 +13,25 @@ import mlx.core as mx
 
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.pass_sizes import PassSizes
+from mlxd_shared.weights import TensorFact
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.expert_linear import ExpertProjection
 from mlxd_worker.models.linear import Projection
 from mlxd_worker.models.packing import Packing
 
 Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor that checkpoints may store in place of one that is made of it, or of several."""
+
+    name: str
+    shape: tuple[int, ...]
+    make: Callable[[mx.array], mx.array]
+    """Returns what it stands for, lazily."""
+    dtype: str | None = None
+    """As `TensorSpec.dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,21 @@ class TensorSpec:
     """How its rows are packed, where the checkpoint stores scales beside it."""
     packed: bool = False
     """Whether it holds packed words, rather than numbers."""
+    dtype: str | None = None
+    """The one type that it is stored in, in the headers' word; None: any that holds numbers."""
+    packable: bool = False
+    """Whether a load may pack it that is told to, unless it is of a kind that is kept."""
     parts: tuple[str, ...] = ()
     """Names of its slices along the first axis, which checkpoints may store in its place."""
+    source: Source | None = None
+    """What is stored in its place; set by what `instead` says."""
+    instead: tuple[tuple["TensorSpec", ...], ...] = ()
+    """Other layouts: what takes its place where one of their sources is stored."""
+
+    @property
+    def stored_name(self) -> str:
+        """The name that the checkpoint has for it."""
+        return self.name if self.source is None else self.source.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +94,32 @@ class Stack:
 class Weights(Protocol):
     """Where an architecture takes its tensors from while it is built."""
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What floating weights become."""
+        ...
+
+    @property
+    def keeps_packed(self) -> bool:
+        """Whether weights that are packed stay so."""
+        ...
+
+    def take_stored(self) -> dict[str, mx.array]:
+        """Return all tensors as they are stored, lazy: for one who makes others of them."""
+        ...
+
+    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+        """Evaluate what was made of them, one by one.
+
+        Raises:
+            InvalidModel: a file could not be read after all.
+        """
+        ...
+
+    def has(self, name: str) -> bool:
+        """Tell whether a tensor is stored under this name."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a required tensor as it is stored; nothing is read."""
         ...
@@ -91,7 +143,7 @@ class Weights(Protocol):
         """
         ...
 
-    def experts(self, stacks: Sequence[Stack]) -> ExpertProjection:
+    def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
         """Return experts' linears over one input as one, their outputs in this order.
 
         Raises:
@@ -108,3 +160,8 @@ class Architecture(Generic[Config]):
     tensors: Callable[[Config], tuple[TensorSpec, ...]]
     footprint: Callable[[Config], Footprint]
     build: Callable[[Config, Weights], Model]
+    name_of: Callable[[str], str | None] = str
+    """By what name `tensors` knows a stored tensor; None for one that is known, and left unread."""
+    restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None
+    """Where what is stored is read by other rules than these: checks it all, nothing being read,
+    and returns what will be made of it, packed as it will be."""

@@ -89,6 +89,16 @@ class Model(Protocol):
         return False
 
     @property
+    def embeds(self) -> bool:
+        """Whether `forward`'s rows are hidden ones, from which texts' vectors are made."""
+        return True
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a step may be traced as one function."""
+        return True
+
+    @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """What each layer's attention remembers; None for a layer that does not attend."""
         ...

@@ -9,16 +9,15 @@ Invariants:
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
-from mlxd_shared.errors import InvalidModel
+from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 from mlxd_shared.expert_sizes import routed_width
-from mlxd_shared.model_files import parse_json_object, read_file
-from mlxd_worker.models.fields import CONFIG_FILE, Fields, invalid
+from mlxd_shared.model_config import read_model_config
+from mlxd_shared.model_source import Source
+from mlxd_worker.models.fields import Fields, invalid
 from mlxd_worker.models.packing import Packings, parse_packing
-from mlxd_worker.models.rope import RopeConfig, parse_rope
+from mlxd_worker.models.rope import RopeConfig, check_rope, parse_rope
 from mlxd_worker.models.windows import Windows, mistral_windows, refuse_sliding
 
 LAYERS_MAX = 1024
@@ -27,16 +26,13 @@ WIDTH_MAX = 1 << 20
 VOCAB_MAX = 1 << 22
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """Return the parsed config.json of a model's folder.
+def read_config(source: Source) -> Mapping[str, Any]:
+    """Return the parsed config.json of a model.
 
     Raises:
         InvalidModel: missing, unreadable, over its bound, not JSON, or not an object.
     """
-    raw = read_file(path / CONFIG_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
-    if raw is None:
-        raise InvalidModel("missing", file=CONFIG_FILE)
-    return parse_json_object(raw, file=CONFIG_FILE)
+    return read_model_config(source)
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -58,6 +54,44 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_pytorch_tanh"
 
 
+class Scoring(StrEnum):
+    """What makes shares of how much a router wants its experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsConfig:
+    """Experts in groups, of which a token goes to the best alone."""
+
+    count: int
+    kept: int
+    """How many groups a token's experts are chosen from."""
+    best: int
+    """A group is worth the sum of so many of its best experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """A network beside the experts, which every token goes through."""
+
+    mlp: int
+    name: str
+    """Of its module, in names of tensors."""
+    gated: bool = False
+    """Whether each token has a gate for what it makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateClamp:
+    """A gate bounded above, and what it gates bounded on both sides, one more of that going in."""
+
+    limit: float
+    slope: float
+    """What the gate is multiplied by within its sigmoid."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Layers that choose a few of many small networks for each token."""
@@ -71,6 +105,28 @@ class ExpertsConfig:
     """Whether the chosen ones' weights are made to sum to one."""
     layers: tuple[bool, ...]
     """Which layers do; the others are dense."""
+    clamp: GateClamp | None = None
+    """How their gates differ from a layer's own activation."""
+    biased: bool = False
+    """Whether experts and router have biases."""
+    router: str = "mlp.gate"
+    """The router's name within a layer."""
+    stack: str = "mlp.switch_mlp"
+    """What the names of all experts' linears begin with within a layer."""
+    scoring: Scoring = Scoring.SOFTMAX
+    groups: GroupsConfig | None = None
+    corrected: bool = False
+    """Whether a stored number for each expert is added to its share for the choice alone."""
+    scaling: float = 1.0
+    """What the chosen ones' weights are multiplied by in the end."""
+    shared: SharedConfig | None = None
+    fused: bool = False
+    """Whether checkpoints may store gates and ups of all experts in one tensor."""
+
+    def feed_width(self, hidden: int) -> int:
+        """Return the widest inner part of such a layer, for one position."""
+        routed = routed_width(self.chosen, hidden, self.mlp)
+        return routed if self.shared is None else routed + self.shared.mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +165,8 @@ class DecoderConfig:
     """What products of queries and keys are multiplied by; None: by the head's width."""
     ropes: tuple[RopeConfig, ...] | None = None
     """One entry a layer, where they differ."""
+    sinks: bool = False
+    """Whether each head has a score of its own that takes a share of its attention."""
     logits_cap: float | None = None
     """Logits are bent so that they stay within this, on both sides."""
 
@@ -117,8 +175,13 @@ class DecoderConfig:
         """The widest inner part of a feed-forward, for one position."""
         if self.experts is None:
             return self.mlp
-        routed = routed_width(self.experts.chosen, self.hidden, self.experts.mlp)
+        routed = self.experts.feed_width(self.hidden)
         return routed if all(self.experts.layers) else max(self.mlp, routed)
+
+    def within(self, context: int) -> "DecoderConfig":
+        """Return the config of a model no row of which is ever longer than `context`."""
+        ropes = None if self.ropes is None else tuple(its.within(context) for its in self.ropes)
+        return replace(self, rope=self.rope.within(context), ropes=ropes)
 
     def rope_of(self, layer: int) -> RopeConfig:
         """Return how a layer rotates."""
@@ -171,17 +234,19 @@ def parse_decoder(fields: Fields) -> DecoderConfig:
         "max_position_embeddings", low=CONTEXT_LENGTH_MIN, high=CONTEXT_LENGTH_LIMIT
     )
     biased = fields.flag("attention_bias", default=False)
+    head_dim, rope = _head_dim(fields, hidden, heads), parse_rope(fields)
+    check_rope(fields, rope, dims=head_dim)
     return DecoderConfig(
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_head_dim(fields, hidden, heads),
+        head_dim=head_dim,
         mlp=fields.integer("intermediate_size", low=1, high=WIDTH_MAX),
         vocab=fields.integer("vocab_size", low=1, high=VOCAB_MAX),
         context_max=context_max,
         norm_eps=fields.positive("rms_norm_eps", default=1e-6),
-        rope=parse_rope(fields),
+        rope=rope,
         tied_head=fields.flag("tie_word_embeddings", default=False),
         qkv_bias=biased,
         output_bias=biased,

@@ -15,20 +15,25 @@ import mlx.core as mx
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
 from mlxd_worker.models.architecture import TensorSpec, Weights
+from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.gated_delta import DeltaInputs, gated_delta
+from mlxd_worker.models.linear import Projection, named_arrays, reordered
+from mlxd_worker.models.llama_tensors import weight_spec
 from mlxd_worker.models.qwen3_5_config import DeltaConfig
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
 _PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+_GROUPED_PROJECTIONS = ("in_proj_qkvz", "in_proj_ba")
+_OUTPUT = "out_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
     """One layer's weights."""
 
-    projection: mx.array
-    """[projected, hidden]: queries, keys, values; the gate; rates; decays."""
+    projection: Projection
+    """Of a row: queries, keys, values; the gate; rates; decays."""
     convolution: mx.array
     """float32 [kernel, mixed], the oldest token's first."""
     decay: mx.array
@@ -37,8 +42,7 @@ class DeltaWeights:
     """float32 [value_heads]."""
     norm: mx.array
     """[value_dim]."""
-    output: mx.array
-    """[hidden, values]."""
+    output: Projection
 
 
 class DeltaMixer:
@@ -54,7 +58,7 @@ class DeltaMixer:
         """Map flat rows `[N * width, hidden]` to as many, and move the rows' states on; lazy."""
         config, dtype = self.config, rows.dtype
         tail, state = cache.states(plan)
-        joined = (rows @ self.weights.projection.T).reshape(-1, plan.width, config.projected)
+        joined = self.weights.projection(rows).reshape(-1, plan.width, config.projected)
         mixed, gate, rates, times = mx.split(
             joined,
             [config.mixed, config.mixed + config.values, config.projected - config.value_heads],
@@ -68,7 +72,7 @@ class DeltaMixer:
         normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
         gated = normed * _silu(gate.astype(mx.float32).reshape(result.shape))
         gated = cache.written(gated.astype(dtype).reshape(rows.shape[0], -1))
-        return gated @ self.weights.output.T
+        return self.weights.output(gated)
 
     def _convolve(self, history: mx.array, width: int) -> mx.array:
         """Return float32 [N, width, mixed] from inputs [N, kernel - 1 + width, mixed]."""
@@ -108,24 +112,28 @@ def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
     )
 
 
-def delta_tensors(config: DeltaConfig, prefix: str, *, hidden: int) -> tuple[TensorSpec, ...]:
+def delta_tensors(
+    config: DeltaConfig, decoder: DecoderConfig, prefix: str
+) -> tuple[TensorSpec, ...]:
     """Return one layer's tensors."""
-    shapes = {
-        "in_proj_qkv.weight": (config.mixed, hidden),
-        "in_proj_z.weight": (config.values, hidden),
-        "in_proj_b.weight": (config.value_heads, hidden),
-        "in_proj_a.weight": (config.value_heads, hidden),
-        "A_log": (config.value_heads,),
-        "dt_bias": (config.value_heads,),
-        "norm.weight": (config.value_dim,),
-        "out_proj.weight": (hidden, config.values),
-    }
+    heads = config.value_heads
+    names: tuple[str, ...] = _PROJECTIONS
+    outputs: tuple[int, ...] = (config.mixed, config.values, heads, heads)
+    if config.grouped:
+        names, outputs = _GROUPED_PROJECTIONS, (config.mixed + config.values, 2 * heads)
+    linears = {name: (width, decoder.hidden) for name, width in zip(names, outputs, strict=True)}
+    linears[_OUTPUT] = (decoder.hidden, config.values)
+    shapes = {"A_log": (heads,), "dt_bias": (heads,), "norm.weight": (config.value_dim,)}
     convolution = TensorSpec(
         f"{prefix}conv1d.weight",
         (config.mixed, 1, config.kernel),
         other_shape=(config.mixed, config.kernel, 1),
     )
-    return (convolution, *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()))
+    return (
+        convolution,
+        *(weight_spec(decoder, f"{prefix}{name}.weight", shape) for name, shape in linears.items()),
+        *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()),
+    )
 
 
 def stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
@@ -140,25 +148,56 @@ def take_delta(config: DeltaConfig, weights: Weights, prefix: str) -> DeltaWeigh
     decay = -mx.exp(weights.take_float32(f"{prefix}A_log"))
     mx.eval(convolution, decay)
     return DeltaWeights(
-        projection=weights.take_stacked([f"{prefix}{name}.weight" for name in _PROJECTIONS]),
+        projection=_take_projection(config, weights, prefix),
         convolution=convolution,
         decay=decay,
         time_bias=weights.take_float32(f"{prefix}dt_bias"),
         norm=weights.take(f"{prefix}norm.weight"),
-        output=weights.take(f"{prefix}out_proj.weight"),
+        output=weights.linear([prefix + _OUTPUT]),
     )
+
+
+def _take_projection(config: DeltaConfig, weights: Weights, prefix: str) -> Projection:
+    if not config.grouped:
+        return weights.linear([prefix + name for name in _PROJECTIONS])
+    stored = weights.linear([prefix + name for name in _GROUPED_PROJECTIONS])
+    return reordered(stored, _orders(config))
+
+
+def _orders(config: DeltaConfig) -> tuple[list[int], list[int]]:
+    """Return where the outputs of each grouped projection are stored, part by part.
+
+    Of each key head: its query, its key, its values, their gates; and its rates, its decays.
+    """
+    shared = config.value_heads // config.key_heads
+    wide = shared * config.value_dim
+    return (
+        _apart(config.key_heads, (config.key_dim, config.key_dim, wide, wide)),
+        _apart(config.key_heads, (shared, shared)),
+    )
+
+
+def _apart(heads: int, widths: tuple[int, ...]) -> list[int]:
+    """Return where each part of all heads is, the first part of all, then the second."""
+    starts = [sum(widths[:part]) for part in range(len(widths))]
+    return [
+        head * sum(widths) + start + place
+        for start, width in zip(starts, widths, strict=True)
+        for head in range(heads)
+        for place in range(width)
+    ]
 
 
 def delta_arrays(weights: DeltaWeights) -> Mapping[str, mx.array]:
     """Return one layer's arrays by name."""
-    return {
-        "projection": weights.projection,
+    named = {
         "convolution": weights.convolution,
         "decay": weights.decay,
         "time_bias": weights.time_bias,
         "norm": weights.norm,
-        "output": weights.output,
     }
+    named |= named_arrays("projection", weights.projection)
+    return named | named_arrays("output", weights.output)
 
 
 def _silu(array: mx.array) -> mx.array:

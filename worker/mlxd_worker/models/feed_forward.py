@@ -16,9 +16,10 @@ import mlx.core as mx
 
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.config import Activation, ExpertsConfig
-from mlxd_worker.models.expert_linear import ExpertLinear, ExpertProjection, PackedExpertLinear
-from mlxd_worker.models.fused import added, gated, gated_halves
+from mlxd_worker.models.expert_linear import ExpertLinear, ExpertProjection
+from mlxd_worker.models.fused import added, clamped_halves, gated, gated_halves
 from mlxd_worker.models.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.routing import choose
 
 ORDERED_MIN = 64
 """From so many choices on they are put in the experts' order: reading each expert once pays."""
@@ -76,6 +77,27 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """One network for all rows, beside the experts; each row may have a gate for it."""
+
+    gate_up: Projection
+    down: Projection
+    width: int
+    gate: Projection | None = None
+
+    @property
+    def projections(self) -> Mapping[str, Projection]:
+        """Return its products by name."""
+        named = {"shared_gate_up": self.gate_up, "shared_down": self.down}
+        return named if self.gate is None else named | {"shared_gate": self.gate}
+
+    def __call__(self, normed: mx.array) -> mx.array:
+        """Return what it makes of normalised rows."""
+        made = self.down(gated_halves(self.gate_up(normed), width=self.width))
+        return made if self.gate is None else mx.sigmoid(self.gate(normed)) * made
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A few of many networks for each row, weighted by how much the router wants them."""
 
@@ -84,11 +106,15 @@ class Experts:
     router: Projection
     gate_up: ExpertProjection
     down: ExpertProjection
+    shared: Shared | None = None
+    correction: mx.array | None = None
+    """float32 [experts]: added to each one's share for the choice alone."""
 
     @property
     def packed(self) -> bool:
-        """Whether the router is packed; experts are never unpacked whole."""
-        return is_packed(self.router)
+        """Whether what all rows go through is packed; experts are never unpacked whole."""
+        beside = () if self.shared is None else self.shared.projections.values()
+        return any(is_packed(projection) for projection in (self.router, *beside))
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what their experts make of them added."""
@@ -97,32 +123,32 @@ class Experts:
         one_by_one = self._one_by_one(normed.dtype, chosen.size)
         made = (self._by_expert if one_by_one else self._gathered)(normed, chosen)
         mixed = (made * weights[..., None]).sum(axis=1)
-        return rows + mixed
+        return rows + (mixed if self.shared is None else mixed + self.shared(normed))
 
     def arrays(self) -> Mapping[str, mx.array]:
-        """Return norm, router and experts."""
+        """Return norm, router, experts and what is beside them."""
         named = {"mlp_norm": self.norm.weight} | named_arrays("router", self.router)
+        if self.correction is not None:
+            named["correction"] = self.correction
+        for name, projection in ({} if self.shared is None else self.shared.projections).items():
+            named |= named_arrays(name, projection)
         for name, stack in (("expert_gate_up", self.gate_up), ("expert_down", self.down)):
             named |= {f"{name}.{part}": array for part, array in stack.arrays().items()}
         return named
 
     def _choose(self, normed: mx.array) -> tuple[mx.array, mx.array]:
         """Return the chosen experts' weights, of the rows' type, and their numbers: [M, chosen]."""
-        count = self.config.chosen
-        shares = mx.softmax(self.router(normed).astype(mx.float32), axis=-1)
-        chosen = mx.argpartition(shares, kth=-count, axis=-1)[:, -count:]
-        weights = mx.take_along_axis(shares, chosen, axis=-1)
-        if self.config.normalised:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
+        scores = self.router(normed).astype(mx.float32)
+        weights, chosen = choose(scores, self.config, self.correction)
         return weights.astype(normed.dtype), chosen
 
     def _one_by_one(self, dtype: mx.Dtype, choices: int) -> bool:
         """Tell whether each expert is to get its rows at once."""
         if mx.default_device() != mx.Device(mx.cpu):
             return False
-        halves = isinstance(self.gate_up, ExpertLinear) and dtype != mx.float32
-        packed = isinstance(self.gate_up, PackedExpertLinear)
-        return halves or packed or choices >= EACH_MIN * self.config.count
+        # What is packed, or halves: no product gathers these there, or one slower than this.
+        gathered = isinstance(self.gate_up, ExpertLinear) and dtype == mx.float32
+        return not gathered or choices >= EACH_MIN * self.config.count
 
     def _gathered(self, normed: mx.array, chosen: mx.array) -> mx.array:
         """Return [M, chosen, hidden] by products that gather each row's expert; lazy."""
@@ -145,13 +171,18 @@ class Experts:
         given = normed[order // chosen.shape[1]]
         spans = _spans(counts)
         both = mx.concatenate([self.gate_up.of(e)(given[a:b]) for e, a, b in spans], axis=0)
-        made = gated_halves(both, width=self.config.mlp)
+        made = self._gated(both)
         made = mx.concatenate([self.down.of(e)(made[a:b]) for e, a, b in spans], axis=0)
         return made[back].reshape(*chosen.shape, -1)
 
     def _activated(self, both: mx.array) -> mx.array:
         flat = both.reshape(-1, both.shape[-1])
-        return gated_halves(flat, width=self.config.mlp).reshape(*both.shape[:-1], -1)
+        return self._gated(flat).reshape(*both.shape[:-1], -1)
+
+    def _gated(self, flat: mx.array) -> mx.array:
+        if self.config.clamp is not None:
+            return clamped_halves(flat, width=self.config.mlp, clamp=self.config.clamp)
+        return gated_halves(flat, width=self.config.mlp)
 
 
 def _orders(chosen: mx.array) -> tuple[mx.array, mx.array]:

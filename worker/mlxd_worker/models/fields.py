@@ -1,13 +1,14 @@
 """Typed, ranged reading of config.json: every wrong key becomes an error that names it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
 
 CONFIG_FILE = "config.json"
+NAMES_SHOWN_MAX = 5
 
 
 def invalid(field: str, problem: str) -> InvalidModel:
@@ -66,3 +67,10 @@ class Fields:
         if value is None:
             raise self.error(key, "missing")
         return value
+
+
+def some_names(names: Collection[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    shown = ", ".join(sorted(names)[:NAMES_SHOWN_MAX])
+    rest = len(names) - NAMES_SHOWN_MAX
+    return f"{shown} and {rest} more" if rest > 0 else shown

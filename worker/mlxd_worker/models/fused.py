@@ -14,7 +14,7 @@ from mlxd_worker.kernels.device import runs_cuda
 from mlxd_worker.kernels.vector import Norm, row_times
 from mlxd_worker.kernels.vector import serves as served_by_row
 from mlxd_worker.machine.lanes import side_by_side
-from mlxd_worker.models.config import Activation
+from mlxd_worker.models.config import Activation, GateClamp
 from mlxd_worker.models.linear import Linear, Projection
 
 _FLOAT16_MAX: Final = 65504.0
@@ -79,6 +79,18 @@ def gated_halves(
     def activated(part: slice) -> mx.array:
         gate, up = both[part, :width], both[part, width:]
         return gate * mx.sigmoid(_steepness(gate, activation)) * up
+
+    count = both.shape[0]
+    return side_by_side(activated, count=count, values=count * width, axis=0)
+
+
+def clamped_halves(both: mx.array, *, width: int, clamp: GateClamp) -> mx.array:
+    """Return `(u + 1) * g * sigmoid(slope * g)`, g and u being each row's halves, bounded."""
+
+    def activated(part: slice) -> mx.array:
+        gate = mx.minimum(both[part, :width], clamp.limit)
+        up = mx.clip(both[part, width:], -clamp.limit, clamp.limit)
+        return gate * mx.sigmoid(clamp.slope * gate) * (up + 1)
 
     count = both.shape[0]
     return side_by_side(activated, count=count, values=count * width, axis=0)

@@ -4,6 +4,8 @@ Invariants:
 - Only the reading of config.json is Gemma's own; weights and arithmetic are the Llama files'.
 - Rope scaling holds for the layers that see everything; those that slide rotate plainly, by a base
   of their own.
+- Where the text is a part of a model that sees, its config and tensors are taken out of the whole
+  by `mlxd_shared.nested_text`; the tensors that see are left unread.
 - Embeddings are multiplied by the root of their width as bfloat16 rounds it, in which the published
   weights were made and mlx-lm multiplies.
 """
@@ -14,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from mlxd_shared.nested_text import TEXT_CONFIG, text_config, text_name
 from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.config import (
     HEADS_MAX,
@@ -26,7 +29,7 @@ from mlxd_worker.models.config import (
 from mlxd_worker.models.fields import Fields
 from mlxd_worker.models.llama import LlamaModel
 from mlxd_worker.models.llama_tensors import llama_footprint, llama_tensors
-from mlxd_worker.models.rope import RopeConfig, parse_rope
+from mlxd_worker.models.rope import RopeConfig, parse_rope, refuse_longrope
 from mlxd_worker.models.windows import FULL, SLIDING, named_sliding, windows_of
 
 PATTERN_DEFAULT: Final = 6
@@ -67,6 +70,18 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         score_scale=fields.positive("query_pre_attn_scalar", default=SCORE_WIDTH_DEFAULT) ** -0.5,
         logits_cap=_cap(fields),
     )
+
+
+def parse_nested_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of the text of a `Gemma3ForConditionalGeneration`.
+
+    Raises:
+        InvalidModel: as `parse_gemma3`; or it has no text.
+    """
+    nested = text_config("Gemma3ForConditionalGeneration", config)
+    if nested is None:
+        raise Fields(config).error(TEXT_CONFIG, "missing, or not an object")
+    return parse_gemma3(nested)
 
 
 def rounded_to_bfloat16(value: float) -> float:
@@ -118,7 +133,9 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     ropes = []
     for part, (key, default) in zip(parts, bases, strict=True):
         base = fields.positive(key, default=default)
-        ropes.append(parse_rope(Fields({**part, "rope_theta": base})))
+        own = Fields({**part, "rope_theta": base})
+        refuse_longrope(own)
+        ropes.append(parse_rope(own))
     return ropes[0], ropes[1]
 
 
@@ -133,4 +150,11 @@ def _cap(fields: Fields) -> float | None:
 
 GEMMA3 = Architecture(
     parse=parse_gemma3, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
+)
+GEMMA3_NESTED = Architecture(
+    parse=parse_nested_gemma3,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
+    build=LlamaModel,
+    name_of=text_name,
 )

@@ -6,13 +6,14 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import mlx.core as mx
 
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.models.packing import NVFP4_FULL_SCALE, Packing
 
 PACKED_ROWS_MAX = 128
 """More rows than this are multiplied faster by the unpacked weight, unpacking included: 14336 x
@@ -79,23 +80,29 @@ class PackedLinear:
     words: mx.array
     """uint32 [outputs, packing.words(inputs)]."""
     scales: mx.array
-    """[outputs, packing.groups(inputs)], of the type that rows have."""
-    offsets: mx.array
-    """The same shape and type: what MLX calls biases."""
+    """[outputs, packing.groups(inputs)], of the type that rows have, or bytes."""
+    offsets: mx.array | None
+    """The same shape and type, what MLX calls biases; None where the mode has none."""
     packing: Packing
     bias: mx.array | None = None
+    global_scale: mx.array | None = None
+    """float32 []: the whole weight's own scale, times `NVFP4_FULL_SCALE`."""
+    form: mx.Dtype | None = None
+    """What it yields, where the scales do not say that."""
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The scales' type."""
-        return self.scales.dtype
+        """The scales' type, unless they are bytes."""
+        return self.form or self.scales.dtype
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Map [M, inputs] to [M, outputs]; unpacks the weight where that is faster."""
-        if rows.shape[0] > packed_rows_max():
-            result = rows @ unpacked(self.words, self.scales, self.offsets, self.packing).T
+        # Without its global scale a product may be beyond float16.
+        unsafe = self.global_scale is not None and rows.dtype == mx.float16
+        if unsafe or rows.shape[0] > packed_rows_max():
+            result = rows @ self._unpacked(self.words, self.scales, self.offsets).T
         else:
-            result = mx.quantized_matmul(
+            result = packed_product(
                 rows,
                 self.words,
                 self.scales,
@@ -103,17 +110,27 @@ class PackedLinear:
                 transpose=True,
                 group_size=self.packing.group_size,
                 bits=self.packing.bits,
+                mode=self.packing.mode.value,
             )
+            if self.global_scale is not None:
+                result = (result * (self.global_scale / NVFP4_FULL_SCALE)).astype(rows.dtype)
         return result if self.bias is None else result + self.bias
 
     def lookup(self, ids: mx.array) -> mx.array:
         """Return the weight's rows at `ids`, unpacked."""
-        return unpacked(self.words[ids], self.scales[ids], self.offsets[ids], self.packing)
+        offsets = None if self.offsets is None else self.offsets[ids]
+        return self._unpacked(self.words[ids], self.scales[ids], offsets)
 
     def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight, scales, offsets and bias, by the names that checkpoints have for them."""
-        named = {"weight": self.words, "scales": self.scales, "biases": self.offsets}
-        return named if self.bias is None else named | {"bias": self.bias}
+        """Return all that it holds, by the names that checkpoints have for it."""
+        named = {"weight": self.words, "scales": self.scales}
+        optional = {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
+        return named | {name: array for name, array in optional.items() if array is not None}
+
+    def _unpacked(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
+        return unpacked(
+            words, scales, offsets, self.packing, global_scale=self.global_scale, form=self.dtype
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,36 @@ class SideBySide:
         return named
 
 
+def reordered(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
+    """Return a projection without biases whose outputs are in another order, evaluated.
+
+    orders: of each linear that it was made of, where its outputs are.
+    """
+    if isinstance(projection, SideBySide):
+        pairs = zip(projection.parts, orders, strict=True)
+        return SideBySide(tuple(_reordered(part, [order]) for part, order in pairs))
+    assert isinstance(projection, Linear | PackedLinear), "the only other forms"
+    return _reordered(projection, orders)
+
+
+def _reordered(
+    part: Linear | PackedLinear, orders: Sequence[Sequence[int]]
+) -> Linear | PackedLinear:
+    places: list[int] = []
+    for order in orders:
+        first = len(places)
+        places += [first + place for place in order]
+    index = mx.array(places, dtype=mx.int32)
+    # A scale of the whole weight has no outputs.
+    by_output = {name: array for name, array in part.arrays().items() if array.ndim > 0}
+    taken = {name: mx.take(array, index, axis=0) for name, array in by_output.items()}
+    mx.eval(list(taken.values()))
+    if isinstance(part, Linear):
+        return replace(part, weight=taken["weight"])
+    words, scales, offsets = taken["weight"], taken["scales"], taken.get("biases")
+    return replace(part, words=words, scales=scales, offsets=offsets)
+
+
 def is_packed(projection: Projection) -> bool:
     """Tell whether some of a projection's weights stay packed."""
     if isinstance(projection, SideBySide):
@@ -155,9 +202,27 @@ def named_arrays(name: str, projection: Projection) -> dict[str, mx.array]:
     return {f"{name}.{part}": array for part, array in projection.arrays().items()}
 
 
-def unpacked(words: mx.array, scales: mx.array, offsets: mx.array, packing: Packing) -> mx.array:
-    """Return packed rows as numbers of the scales' type, lazy."""
-    return mx.dequantize(words, scales, offsets, group_size=packing.group_size, bits=packing.bits)
+def unpacked(
+    words: mx.array,
+    scales: mx.array,
+    offsets: mx.array | None,
+    packing: Packing,
+    *,
+    global_scale: mx.array | None = None,
+    form: mx.Dtype,
+) -> mx.array:
+    """Return packed rows as numbers, lazy."""
+    numbers = mx.dequantize(
+        words,
+        scales,
+        offsets,
+        group_size=packing.group_size,
+        bits=packing.bits,
+        mode=packing.mode.value,
+        global_scale=global_scale,
+        dtype=form,
+    )
+    return numbers.astype(form)  # with a global scale MLX returns float32
 
 
 def packed_rows_max() -> int:

@@ -23,16 +23,11 @@ from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
-from mlxd_worker.models.fused import added, logits_of, normed_times
-from mlxd_worker.models.linear import named_arrays, packed_rows_max
+from mlxd_worker.models.ends import take_embedding, take_ends
+from mlxd_worker.models.fused import added, normed_times
+from mlxd_worker.models.linear import packed_rows_max
 from mlxd_worker.models.llama_layers import Layer, take_layer, take_norm
-from mlxd_worker.models.llama_tensors import (
-    EMBEDDING,
-    FINAL_NORM,
-    HEAD,
-    llama_footprint,
-    llama_tensors,
-)
+from mlxd_worker.models.llama_tensors import FINAL_NORM, llama_footprint, llama_tensors
 from mlxd_worker.models.rotation import rotations_of, tables_of
 
 
@@ -50,7 +45,7 @@ class LlamaModel(Model):
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Take all weights; nothing else keeps them."""
         self.config = config
-        self._embedding = weights.linear([EMBEDDING.removesuffix(".weight")])
+        embedding = take_embedding(weights)
         rotations = rotations_of(
             [config.rope_of(index) for index in range(config.layers)], config.head_dim
         )
@@ -58,17 +53,19 @@ class LlamaModel(Model):
             take_layer(config, weights, index, rotation) for index, rotation in enumerate(rotations)
         )
         self._tables = tables_of(rotations)
-        self._final_norm = take_norm(config, weights, FINAL_NORM)
-        self._head = (
-            self._embedding if config.tied_head else weights.linear([HEAD.removesuffix(".weight")])
-        )
+        norm = take_norm(config, weights, FINAL_NORM)
+        self._ends = take_ends(weights, embedding, norm, tied_head=config.tied_head)
         self._packed = any(layer.packed for layer in self._layers)
         plain = not any(rotation.config.interleaved for rotation in rotations)
-        self._in_place = plain and serves(
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self._embedding.dtype,
+        self._in_place = (
+            plain
+            and not config.sinks
+            and serves(
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                dtype=embedding.dtype,
+            )
         )
 
     @property
@@ -84,7 +81,7 @@ class LlamaModel(Model):
     @property
     def dtype(self) -> mx.Dtype:
         """The weights' type."""
-        return self._embedding.dtype
+        return self._ends.embedding.dtype
 
     @property
     def decodes_in_place(self) -> bool:
@@ -121,27 +118,23 @@ class LlamaModel(Model):
             rows = layer.feed(added(rows, read, layer.output, layer.output_norm))
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        norm = self._final_norm
-        return _apart(mx.fast.rms_norm(rows, norm.weight, norm.eps), passes)
+        return _apart(self._ends.normed(rows), passes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
-        logits, cap = logits_of(hidden, self._head), self.config.logits_cap
+        logits, cap = self._ends.logits(hidden), self.config.logits_cap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {FINAL_NORM: self._final_norm.weight}
-        named |= named_arrays(EMBEDDING.removesuffix(".weight"), self._embedding)
-        if not self.config.tied_head:
-            named |= named_arrays(HEAD.removesuffix(".weight"), self._head)
+        named = self._ends.arrays()
         named |= self._tables
         for index, layer in enumerate(self._layers):
             named |= {f"layers.{index}.{name}": array for name, array in layer.arrays().items()}
         return named
 
     def _embedded(self, ids: mx.array) -> mx.array:
-        rows, scale = self._embedding.lookup(ids), self.config.embedding_scale
+        rows, scale = self._ends.embedded(ids), self.config.embedding_scale
         return rows if scale == 1.0 else rows * scale
 
     def _plan(self, batch: Batch, caches: PassCaches) -> StepPlan:
@@ -170,10 +163,14 @@ class LlamaModel(Model):
         asked = [self._asked(layer, part, its) for part, its in zip(parts, passes, strict=True)]
         if len(asked) == 1:
             (it,) = asked
-            read = [cache.attend(it.queries, it.keys, it.values, it.plan, scale=layer.scale)]
+            read = [
+                cache.attend(
+                    it.queries, it.keys, it.values, it.plan, scale=layer.scale, sinks=layer.sinks
+                )
+            ]
         else:
             assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
-            read = cache.attend_joined_passes(asked, scale=layer.scale)
+            read = cache.attend_joined_passes(asked, scale=layer.scale, sinks=layer.sinks)
         width = config.heads * config.head_dim
         return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
 

@@ -12,19 +12,24 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Weights
-from mlxd_worker.models.config import DecoderConfig, ExpertsConfig
-from mlxd_worker.models.feed_forward import Dense, Experts, FeedForward
+from mlxd_worker.models.architecture import Stack, Weights
+from mlxd_worker.models.config import DecoderConfig, ExpertsConfig, SharedConfig
+from mlxd_worker.models.expert_linear import ExpertProjection
+from mlxd_worker.models.feed_forward import Dense, Experts, FeedForward, Shared
 from mlxd_worker.models.linear import Projection, is_packed, named_arrays
 from mlxd_worker.models.llama_tensors import (
     ATTENTION,
+    CORRECTION,
     DOWN,
     EXPERT_DOWN,
     EXPERT_GATED,
+    FUSED_DOWN,
+    FUSED_GATED,
     GATED,
     HEAD_NORMS,
-    ROUTER,
+    SINKS,
     expert_stack,
+    is_routed,
     layer_prefix,
     norms_of,
 )
@@ -63,6 +68,8 @@ class Layer:
     rotation: Rotation
     scale: float
     """What products of queries and keys are multiplied by."""
+    sinks: mx.array | None
+    """[heads]: scores that take a share of each head's attention."""
     output: Projection
     output_norm: Norm | None
     feed: FeedForward
@@ -81,6 +88,8 @@ class Layer:
         if self.head_norms is not None:
             named["query_norm"] = self.head_norms.queries.weight
             named["key_norm"] = self.head_norms.keys.weight
+        if self.sinks is not None:
+            named["sinks"] = self.sinks
         return named | dict(self.feed.arrays())
 
 
@@ -97,6 +106,7 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
         head_norms=_take_head_norms(config, weights, prefix) if config.head_norms else None,
         rotation=rotation,
         scale=config.scale * rotation.config.gain**2,
+        sinks=weights.take(prefix + SINKS) if config.sinks else None,
         output=weights.linear([f"{prefix}self_attn.o_proj"], has_bias=config.output_bias),
         output_norm=_take_optional(config, weights, prefix, norms.attention_output),
         feed=_take_feed(config, weights, index),
@@ -124,9 +134,20 @@ def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> He
 
 
 def _take_feed(config: DecoderConfig, weights: Weights, index: int) -> FeedForward:
-    prefix, norms = layer_prefix(index), norms_of(config)
-    norm = take_norm(config, weights, f"{prefix}{norms.mlp}.weight")
-    if config.experts is not None and config.experts.layers[index]:
+    prefix = layer_prefix(index)
+    norm = take_norm(config, weights, f"{prefix}{norms_of(config).mlp}.weight")
+    return take_feed(config, weights, prefix, norm, routed=is_routed(config, index))
+
+
+def take_feed(
+    config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
+) -> FeedForward:
+    """Take the weights of a layer's feed-forward but for the norm before it.
+
+    Raises:
+        InvalidModel: experts are packed unlike each other.
+    """
+    if routed and config.experts is not None:
         return _take_experts(config.experts, weights, prefix, norm)
     return Dense(
         norm=norm,
@@ -134,17 +155,36 @@ def _take_feed(config: DecoderConfig, weights: Weights, index: int) -> FeedForwa
         down=weights.linear([prefix + DOWN], has_bias=config.mlp_bias),
         width=config.mlp,
         activation=config.activation,
-        output_norm=_take_optional(config, weights, prefix, norms.mlp_output),
+        output_norm=_take_optional(config, weights, prefix, norms_of(config).mlp_output),
     )
 
 
 def _take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
-    gated = [expert_stack(prefix, name, count=config.count) for name in EXPERT_GATED]
-    down = expert_stack(prefix, EXPERT_DOWN, count=config.count)
     return Experts(
         config=config,
         norm=norm,
-        router=weights.linear([prefix + ROUTER]),
-        gate_up=weights.experts(gated),
-        down=weights.experts([down]),
+        router=weights.linear([prefix + config.router], has_bias=config.biased),
+        gate_up=_take_stack(config, weights, prefix, EXPERT_GATED, fused=FUSED_GATED),
+        down=_take_stack(config, weights, prefix, (EXPERT_DOWN,), fused=FUSED_DOWN),
+        shared=None if config.shared is None else _take_shared(config.shared, weights, prefix),
+        correction=weights.take_float32(f"{prefix}{CORRECTION}") if config.corrected else None,
+    )
+
+
+def _take_stack(
+    config: ExpertsConfig, weights: Weights, prefix: str, names: tuple[str, ...], *, fused: str
+) -> ExpertProjection:
+    if config.fused and weights.has(f"{prefix}{fused}.weight"):
+        return weights.experts([Stack(prefix + fused, ())])
+    stacks = [expert_stack(prefix, name, config) for name in names]
+    return weights.experts(stacks, has_bias=config.biased)
+
+
+def _take_shared(config: SharedConfig, weights: Weights, prefix: str) -> Shared:
+    module = f"{prefix}mlp.{config.name}"
+    return Shared(
+        gate_up=weights.linear([f"{module}.{name}" for name in EXPERT_GATED]),
+        down=weights.linear([f"{module}.{EXPERT_DOWN}"]),
+        width=config.mlp,
+        gate=weights.linear([f"{module}_gate"]) if config.gated else None,
     )

@@ -1,6 +1,7 @@
-"""Qwen3.5, dense and text only: gated delta layers, and full attention every few layers.
+"""Qwen3.5 and its kin, text only: gated delta layers, and full attention every few layers.
 
 Invariants:
+- What sets a family apart is in its config, not in a model of its own.
 - Rows are flat `[rows * width, hidden]` everywhere but inside a layer's mixer.
 - Attention normalises queries and keys by head, rotates only the first part of a head, and gates
   its result; queries and gates alternate head by head in one product with keys and values.
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.packed_weights import UNPACKED_LAYERS
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache
+from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.delta_mixer import (
@@ -29,24 +32,24 @@ from mlxd_worker.models.delta_mixer import (
     stored_by_mlx,
     take_delta,
 )
-from mlxd_worker.models.linear import Linear
-from mlxd_worker.models.llama_tensors import EMBEDDING, FINAL_NORM, HEAD
+from mlxd_worker.models.ends import take_embedding, take_ends
+from mlxd_worker.models.feed_forward import FeedForward
+from mlxd_worker.models.linear import Projection, is_packed, named_arrays, packed_rows_max
+from mlxd_worker.models.llama_layers import take_feed
+from mlxd_worker.models.llama_tensors import ATTENTION, FINAL_NORM, is_routed, layer_prefix
 from mlxd_worker.models.qwen3_5_config import HybridConfig, parse_qwen3_5
 from mlxd_worker.models.qwen3_5_tensors import DELTA, qwen3_5_footprint, qwen3_5_tensors
 from mlxd_worker.models.rotation import rotation_of, tables_of
-
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATED = ("mlp.gate_proj", "mlp.up_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """One full attention layer's weights."""
 
-    qkv: Linear
+    qkv: Projection
     query_norm: mx.array
     key_norm: mx.array
-    output: Linear
+    output: Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,16 @@ class Layer:
 
     mixer_norm: mx.array
     mixer: Attention | DeltaMixer
-    mlp_norm: mx.array
-    gate_up: mx.array
-    down: mx.array
+    feed: FeedForward
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        if isinstance(self.mixer, DeltaMixer):
+            products = (self.mixer.weights.projection, self.mixer.weights.output)
+        else:
+            products = (self.mixer.qkv, self.mixer.output)
+        return any(map(is_packed, products)) or self.feed.packed
 
 
 class Qwen35Model(Model):
@@ -71,11 +81,12 @@ class Qwen35Model(Model):
         """
         self.config = config
         decoder = config.decoder
-        self._embedding = weights.take(EMBEDDING)
-        taker = _Taker(config, weights, self._embedding.dtype)
+        embedding = take_embedding(weights)
+        taker = _Taker(config, weights, embedding.dtype)
         self._layers = tuple(taker.layer(index) for index in range(decoder.layers))
-        self._final_norm = taker.norm(FINAL_NORM)
-        self._head = self._embedding if decoder.tied_head else weights.take(HEAD)
+        norm = Norm(taker.norm(FINAL_NORM), decoder.norm_eps)
+        self._ends = take_ends(weights, embedding, norm, tied_head=decoder.tied_head)
+        self._packed = any(layer.packed for layer in self._layers)
         self._scale = decoder.head_dim**-0.5
         self._rotation = rotation_of(decoder.rope, config.rotary_dim)
 
@@ -92,7 +103,7 @@ class Qwen35Model(Model):
     @property
     def dtype(self) -> mx.Dtype:
         """The weights' type."""
-        return self._embedding.dtype
+        return self._ends.embedding.dtype
 
     @property
     def attention(self) -> tuple[AttentionGeometry | None, ...]:
@@ -123,8 +134,10 @@ class Qwen35Model(Model):
             dtype=self.dtype,
         )
         eps = self.config.decoder.norm_eps
-        rows = self._embedding[batch.tokens.reshape(-1)]
-        for layer, cache in zip(self._layers, caches.layers, strict=True):
+        rows = self._ends.embedded(batch.tokens)
+        # A GPU holds what is unpacked until it is done: not of all layers at once.
+        unpacks = self._packed and batch.width > 1 and rows.shape[0] > packed_rows_max()
+        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             normed = mx.fast.rms_norm(rows, layer.mixer_norm, eps)
             if isinstance(layer.mixer, DeltaMixer):
                 assert isinstance(cache, RecurrentCache)
@@ -132,18 +145,18 @@ class Qwen35Model(Model):
             else:
                 attention = as_attention(cache)
                 rows = rows + self._attend(layer.mixer, normed, attention, plan, batch.offsets)
-            rows = rows + self._feed_forward(layer, mx.fast.rms_norm(rows, layer.mlp_norm, eps))
-        return mx.fast.rms_norm(rows, self._final_norm, eps)
+            rows = layer.feed(rows)
+            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
+                mx.eval(rows)
+        return self._ends.normed(rows)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
-        return (hidden @ self._head.T).astype(mx.float32)
+        return self._ends.logits(hidden)
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {EMBEDDING: self._embedding, FINAL_NORM: self._final_norm}
-        if not self.config.decoder.tied_head:
-            named[HEAD] = self._head
+        named = self._ends.arrays()
         named |= tables_of([self._rotation])
         for index, layer in enumerate(self._layers):
             named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
@@ -183,11 +196,6 @@ class Qwen35Model(Model):
         dims = self.config.rotary_dim
         return mx.concatenate([gain * rotated[..., :dims], rotated[..., dims:]], axis=-1)
 
-    def _feed_forward(self, layer: Layer, normed: mx.array) -> mx.array:
-        both = normed @ layer.gate_up.T
-        gate, up = mx.split(both, 2, axis=-1)
-        return (gate * mx.sigmoid(gate) * up) @ layer.down.T
-
 
 class _Taker:
     """Takes layers from a checkpoint of either layout."""
@@ -217,30 +225,25 @@ class _Taker:
 
     def layer(self, index: int) -> Layer:
         """Take one layer."""
-        prefix = f"model.layers.{index}."
-        return Layer(
-            mixer_norm=self.norm(f"{prefix}input_layernorm.weight"),
-            mixer=self._attention(prefix) if self._config.full[index] else self._delta(prefix),
-            mlp_norm=self.norm(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._weights.take_stacked([f"{prefix}{name}.weight" for name in _GATED]),
-            down=self._weights.take(f"{prefix}mlp.down_proj.weight"),
-        )
+        prefix, decoder = layer_prefix(index), self._config.decoder
+        mixer_norm = self.norm(f"{prefix}input_layernorm.weight")
+        mixer = self._attention(prefix) if self._config.full[index] else self._delta(prefix)
+        norm = Norm(self.norm(f"{prefix}post_attention_layernorm.weight"), decoder.norm_eps)
+        routed = is_routed(decoder, index)
+        feed = take_feed(decoder, self._weights, prefix, norm, routed=routed)
+        return Layer(mixer_norm, mixer, feed)
 
     def _attention(self, prefix: str) -> Attention:
         decoder = self._config.decoder
         return Attention(
-            qkv=self._linear(prefix, _ATTENTION, has_bias=decoder.qkv_bias),
+            qkv=self._linear(prefix, ATTENTION, has_bias=decoder.qkv_bias),
             query_norm=self.norm(f"{prefix}self_attn.q_norm.weight"),
             key_norm=self.norm(f"{prefix}self_attn.k_norm.weight"),
             output=self._linear(prefix, ("self_attn.o_proj",), has_bias=decoder.output_bias),
         )
 
-    def _linear(self, prefix: str, names: tuple[str, ...], *, has_bias: bool) -> Linear:
-        stacked = self._weights.take_stacked
-        return Linear(
-            weight=stacked([f"{prefix}{name}.weight" for name in names]),
-            bias=stacked([f"{prefix}{name}.bias" for name in names]) if has_bias else None,
-        )
+    def _linear(self, prefix: str, names: tuple[str, ...], *, has_bias: bool) -> Projection:
+        return self._weights.linear([prefix + name for name in names], has_bias=has_bias)
 
     def _delta(self, prefix: str) -> DeltaMixer:
         weights = take_delta(self._config.delta, self._weights, prefix + DELTA)
@@ -248,20 +251,12 @@ class _Taker:
 
 
 def _arrays(layer: Layer) -> Mapping[str, mx.array]:
-    named = {
-        "mixer_norm": layer.mixer_norm,
-        "mlp_norm": layer.mlp_norm,
-        "gate_up": layer.gate_up,
-        "down": layer.down,
-    }
+    named = {"mixer_norm": layer.mixer_norm} | dict(layer.feed.arrays())
     if isinstance(layer.mixer, DeltaMixer):
         return named | dict(delta_arrays(layer.mixer.weights))
     named |= {"query_norm": layer.mixer.query_norm, "key_norm": layer.mixer.key_norm}
-    for name, linear in (("qkv", layer.mixer.qkv), ("output", layer.mixer.output)):
-        named[f"{name}.weight"] = linear.weight
-        if linear.bias is not None:
-            named[f"{name}.bias"] = linear.bias
-    return named
+    named |= named_arrays("qkv", layer.mixer.qkv)
+    return named | named_arrays("output", layer.mixer.output)
 
 
 QWEN3_5 = Architecture(

@@ -9,7 +9,7 @@ Invariants:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mlxd_worker.models.config import (
@@ -20,7 +20,7 @@ from mlxd_worker.models.config import (
     parse_decoder,
 )
 from mlxd_worker.models.fields import Fields
-from mlxd_worker.models.packing import refuse_packing
+from mlxd_worker.models.rope import refuse_longrope
 from mlxd_worker.models.windows import FULL
 
 LINEAR: Final = "linear_attention"
@@ -44,6 +44,8 @@ class DeltaConfig:
     value_dim: int
     kernel: int
     """Tokens that the convolution sees, the current one among them."""
+    grouped: bool = False
+    """Whether what a row is projected to is stored key head by key head."""
 
     @property
     def keys(self) -> int:
@@ -82,6 +84,10 @@ class HybridConfig:
     rotary_dim: int
     """The first values of a head, those that rotate."""
 
+    def within(self, context: int) -> "HybridConfig":
+        """Return the config of a model no row of which is ever longer than `context`."""
+        return replace(self, decoder=self.decoder.within(context))
+
 
 def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
     """Return the config of a `Qwen3_5ForCausalLM`.
@@ -90,11 +96,24 @@ def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
         InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
     """
     fields = Fields(config)
+    if fields.integer("num_experts", low=0, high=WIDTH_MAX, default=0):
+        raise fields.error("num_experts", "a mixture of experts is not supported")
+    return parse_hybrid(fields)
+
+
+def parse_hybrid(fields: Fields) -> HybridConfig:
+    """Return what the families of such models have in common; every layer's feed-forward dense.
+
+    Raises:
+        InvalidModel: as `parse_qwen3_5`.
+    """
     _refuse_unsupported(fields)
+    config = fields.values
     plain = {key: value for key, value in config.items() if key not in _OWN_KEYS}
     for key in _ROPE_KEYS:
         if isinstance(plain.get(key), Mapping):
             plain[key] = {k: v for k, v in plain[key].items() if k not in _OWN_ROPE_KEYS}
+    refuse_longrope(Fields(plain))
     decoder = parse_decoder(Fields(plain))
     if decoder.mlp_bias:
         raise fields.error("mlp_bias", "true is not supported by this architecture")
@@ -107,12 +126,9 @@ def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    refuse_packing(fields)
     for key in _OTHER_MODELS:
         if fields.has(key):
             raise fields.error(key, "a model nested in another's config is not supported")
-    if fields.integer("num_experts", low=0, high=WIDTH_MAX, default=0):
-        raise fields.error("num_experts", "a mixture of experts is not supported")
     for key, only in (("attn_output_gate", True), ("use_sliding_window", False)):
         if fields.flag(key, default=only) is not only:
             raise fields.error(key, f"{str(not only).lower()} is not supported")

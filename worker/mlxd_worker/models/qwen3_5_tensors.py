@@ -11,7 +11,14 @@ from mlxd_shared.pass_sizes import PassSizes
 from mlxd_worker.models.architecture import Footprint, TensorSpec
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.delta_mixer import delta_tensors
-from mlxd_worker.models.llama_tensors import llama_tensors
+from mlxd_worker.models.llama_tensors import (
+    HEAD_NORMS,
+    feed_specs,
+    is_routed,
+    linear_specs,
+    llama_tensors,
+    weight_spec,
+)
 from mlxd_worker.models.qwen3_5_config import HybridConfig
 
 DELTA = "linear_attn."
@@ -24,11 +31,11 @@ def qwen3_5_tensors(config: HybridConfig) -> tuple[TensorSpec, ...]:
     specs = list(llama_tensors(replace(decoder, layers=0)))
     for index, full in enumerate(config.full):
         prefix = f"model.layers.{index}."
-        specs += _layer_tensors(decoder, prefix)
+        specs += _layer_tensors(decoder, prefix, routed=is_routed(decoder, index))
         if full:
             specs += _attention_tensors(decoder, prefix)
         else:
-            specs += delta_tensors(config.delta, prefix + DELTA, hidden=decoder.hidden)
+            specs += delta_tensors(config.delta, decoder, prefix + DELTA)
     return (*specs, *_multi_token_tensors(decoder))
 
 
@@ -48,7 +55,7 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
         passes=PassSizes(
             hidden=decoder.hidden,
             projected=max(joined, delta.projected),
-            mlp=decoder.mlp,
+            mlp=decoder.feed_width,
             heads=decoder.heads,
             vocab=decoder.vocab,
             recurrent=CONVOLVED_VALUES * delta.mixed,
@@ -56,14 +63,11 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
     )
 
 
-def _layer_tensors(decoder: DecoderConfig, prefix: str) -> tuple[TensorSpec, ...]:
-    hidden, mlp = decoder.hidden, decoder.mlp
+def _layer_tensors(decoder: DecoderConfig, prefix: str, *, routed: bool) -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec(f"{prefix}input_layernorm.weight", (hidden,)),
-        TensorSpec(f"{prefix}post_attention_layernorm.weight", (hidden,)),
-        TensorSpec(f"{prefix}mlp.gate_proj.weight", (mlp, hidden)),
-        TensorSpec(f"{prefix}mlp.up_proj.weight", (mlp, hidden)),
-        TensorSpec(f"{prefix}mlp.down_proj.weight", (hidden, mlp)),
+        TensorSpec(f"{prefix}input_layernorm.weight", (decoder.hidden,)),
+        TensorSpec(f"{prefix}post_attention_layernorm.weight", (decoder.hidden,)),
+        *feed_specs(decoder, prefix, routed=routed),
     )
 
 
@@ -71,32 +75,25 @@ def _attention_tensors(decoder: DecoderConfig, prefix: str) -> tuple[TensorSpec,
     hidden, queries = decoder.hidden, decoder.heads * decoder.head_dim
     keys = decoder.kv_heads * decoder.head_dim
     shapes = {
-        "q_proj": (2 * queries, hidden, decoder.qkv_bias),
-        "k_proj": (keys, hidden, decoder.qkv_bias),
-        "v_proj": (keys, hidden, decoder.qkv_bias),
-        "o_proj": (hidden, queries, decoder.output_bias),
+        "self_attn.q_proj": (2 * queries, hidden, decoder.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, decoder.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, decoder.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, decoder.output_bias),
     }
-    specs = [
-        TensorSpec(f"{prefix}self_attn.{norm}.weight", (decoder.head_dim,))
-        for norm in ("q_norm", "k_norm")
-    ]
-    for name, (outputs, inputs, has_bias) in shapes.items():
-        specs.append(TensorSpec(f"{prefix}self_attn.{name}.weight", (outputs, inputs)))
-        if has_bias:
-            specs.append(TensorSpec(f"{prefix}self_attn.{name}.bias", (outputs,)))
-    return tuple(specs)
+    norms = [TensorSpec(f"{prefix}{name}.weight", (decoder.head_dim,)) for name in HEAD_NORMS]
+    return (*norms, *linear_specs(decoder, prefix, shapes))
 
 
 def _multi_token_tensors(decoder: DecoderConfig) -> tuple[TensorSpec, ...]:
     """Return what a published checkpoint also holds: a layer that drafts the token after next."""
     layer = "mtp.layers.0."
     specs = (
-        TensorSpec("mtp.fc.weight", (decoder.hidden, 2 * decoder.hidden)),
+        weight_spec(decoder, "mtp.fc.weight", (decoder.hidden, 2 * decoder.hidden)),
         *(
             TensorSpec(f"mtp.{norm}.weight", (decoder.hidden,))
             for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
         ),
-        *_layer_tensors(decoder, layer),
+        *_layer_tensors(decoder, layer, routed=decoder.experts is not None),
         *_attention_tensors(decoder, layer),
     )
     return tuple(replace(spec, required=False) for spec in specs)

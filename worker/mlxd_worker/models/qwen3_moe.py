@@ -33,10 +33,15 @@ def parse_qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
         raise fields.error("shared_expert_intermediate_size", "a shared expert is not supported")
     parsed = parse_unbiased(fields)
     refuse_sliding(fields, layers=parsed.layers)
-    return replace(parsed, experts=_experts(fields, layers=parsed.layers))
+    return replace(parsed, experts=parse_experts(fields, layers=parsed.layers))
 
 
-def _experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
+def parse_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
+    """Return which layers have experts, and what these are; None where none has.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped or out of range.
+    """
     count = fields.integer("num_experts", low=1, high=EXPERTS_MAX)
     step = fields.integer("decoder_sparse_step", low=1, high=LAYERS_MAX, default=1)
     dense = _dense_layers(fields)

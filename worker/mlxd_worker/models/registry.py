@@ -8,7 +8,20 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models import gemma3, llama, qwen2, qwen3, qwen3_5, qwen3_moe
+from mlxd_worker.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma3,
+    glm4_moe_lite,
+    gpt_oss,
+    llama,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.fields import CONFIG_FILE
 
@@ -60,11 +73,18 @@ class Registry:
 
 
 REGISTRY = Registry(
+    ("DeepseekV2ForCausalLM", deepseek_v2.DEEPSEEK_V2),
+    ("DeepseekV3ForCausalLM", deepseek_v3.DEEPSEEK_V3),
     ("Gemma3ForCausalLM", gemma3.GEMMA3),
+    ("Gemma3ForConditionalGeneration", gemma3.GEMMA3_NESTED),
+    ("Glm4MoeLiteForCausalLM", glm4_moe_lite.GLM4_MOE_LITE),
+    ("GptOssForCausalLM", gpt_oss.GPT_OSS),
     ("LlamaForCausalLM", llama.LLAMA),
     ("MistralForCausalLM", llama.MISTRAL),
     ("Qwen2ForCausalLM", qwen2.QWEN2),
     ("Qwen3ForCausalLM", qwen3.QWEN3),
     ("Qwen3MoeForCausalLM", qwen3_moe.QWEN3_MOE),
+    ("Qwen3NextForCausalLM", qwen3_next.QWEN3_NEXT),
     ("Qwen3_5ForCausalLM", qwen3_5.QWEN3_5),
+    ("Qwen3_5MoeForCausalLM", qwen3_5_moe.QWEN3_5_MOE),
 )

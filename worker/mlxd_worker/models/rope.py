@@ -3,6 +3,8 @@
 Invariants:
 - A kind of scaling is honoured or refused by name: an ignored one gives fluent nonsense far out.
 - Wavelengths are computed in double precision, once, on the host.
+- They are the same for all rows that a model ever holds, whatever their lengths: a key that one row
+  leaves behind may be another's.
 """
 
 import math
@@ -13,9 +15,14 @@ from mlxd_shared.config import CONTEXT_LENGTH_LIMIT
 from mlxd_worker.models.fields import Fields
 
 ROPE_BASE_DEFAULT = 10_000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 BETA_FAST_DEFAULT = 32.0
 BETA_SLOW_DEFAULT = 1.0
+PAIRS_MAX = 1 << 12
+"""The most factors of single pairs that are read."""
+
+KINDS_OF_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
+_ORIGINAL = "original_max_position_embeddings"
 _BLEND_MIN = 0.001
 """How wide a blend is, in pairs, that begins where it ends."""
 
@@ -79,6 +86,26 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongScaling:
+    """Each pair is slowed by a factor of its own: one list for short contexts, one for long."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    """The longest context that is a short one."""
+    gain: float
+    """Queries and keys are multiplied by this, whatever the context."""
+    context: int
+    """How long rows may become: this decides for all of them."""
+
+    def periods(self, base: float, head_dim: int) -> list[float]:
+        """Return each pair's tokens per radian."""
+        factors = self.long if self.context > self.original_context else self.short
+        assert len(factors) == head_dim // 2, "a parsed config has one for each pair"
+        return [factor * base ** (2 * pair / head_dim) for pair, factor in enumerate(factors)]
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
     """How positions rotate queries and keys."""
 
@@ -87,22 +114,31 @@ class RopeConfig:
     """Positions are multiplied by this before rotating (linear scaling: 1 / factor)."""
     llama3: Llama3Scaling | None = None
     yarn: YarnScaling | None = None
+    long: LongScaling | None = None
     interleaved: bool = False
     """Whether the pairs are neighbours rather than halves of the head."""
 
     @property
     def gain(self) -> float:
         """What rotated queries and keys are multiplied by."""
-        return 1.0 if self.yarn is None else self.yarn.gain
+        scaling = self.yarn or self.long
+        return 1.0 if scaling is None else scaling.gain
 
     def periods(self, head_dim: int) -> list[float] | None:
         """Return each pair's tokens per radian, or None where `base` alone says it."""
-        if self.yarn is not None:
-            return self.yarn.periods(self.base, head_dim)
+        scaling = self.yarn or self.long
+        if scaling is not None:
+            return scaling.periods(self.base, head_dim)
         if self.llama3 is None:
             return None
         plain = [self.base ** (pair / head_dim) for pair in range(0, head_dim, 2)]
         return [period * self.llama3.stretch(2 * math.pi * period) for period in plain]
+
+    def within(self, context: int) -> "RopeConfig":
+        """Return how positions rotate where no row is ever longer than `context`."""
+        if self.long is None:
+            return self
+        return replace(self, long=replace(self.long, context=context))
 
 
 def parse_rope(fields: Fields) -> RopeConfig:
@@ -122,8 +158,8 @@ def parse_rope(fields: Fields) -> RopeConfig:
     partial = scaling.positive("partial_rotary_factor", default=1.0)
     if partial != 1.0:
         raise scaling.error("partial_rotary_factor", f"{partial} is not supported, only 1")
-    kind_key = "rope_type" if scaling.has("rope_type") else "type"
-    kind = scaling.values.get(kind_key)
+    _refuse_kinds_of_layers(scaling)
+    kind_key, kind = _kind(scaling)
     if kind is None and scaling.has("factor"):
         raise fields.error(key, "has a factor but no rope_type")
     match kind:
@@ -132,13 +168,15 @@ def parse_rope(fields: Fields) -> RopeConfig:
         case "linear":
             return replace(plain, position_scale=1.0 / scaling.positive("factor"))
         case "llama3":
-            return replace(plain, llama3=_llama3(scaling))
+            return replace(plain, llama3=_llama3(fields, scaling))
         case "yarn":
-            return replace(plain, yarn=_yarn(scaling, base=plain.base))
+            return replace(plain, yarn=_yarn(fields, scaling, base=plain.base))
         case "dynamic":
             # It acts on positions beyond `max_position_embeddings`, which no row ever has.
             scaling.positive("factor")
             return plain
+        case "longrope":
+            return replace(plain, long=_long(fields, scaling))
     supported = ", ".join(ROPE_KINDS)
     raise scaling.error(kind_key, f"{kind!r} is not supported; {supported} are")
 
@@ -155,7 +193,7 @@ def _scaling(fields: Fields) -> tuple[Fields, str]:
     return Fields(values, f"{both[0]}."), both[0]
 
 
-def _llama3(scaling: Fields) -> Llama3Scaling:
+def _llama3(fields: Fields, scaling: Fields) -> Llama3Scaling:
     low = scaling.positive("low_freq_factor")
     high = scaling.positive("high_freq_factor")
     if high <= low:
@@ -164,13 +202,11 @@ def _llama3(scaling: Fields) -> Llama3Scaling:
         factor=scaling.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_context=scaling.integer(
-            "original_max_position_embeddings", low=1, high=CONTEXT_LENGTH_LIMIT
-        ),
+        original_context=_original_context(fields, scaling),
     )
 
 
-def _yarn(scaling: Fields, *, base: float) -> YarnScaling:
+def _yarn(fields: Fields, scaling: Fields, *, base: float) -> YarnScaling:
     factor = scaling.positive("factor")
     if factor < 1.0:
         raise scaling.error("factor", f"{factor} is below 1")
@@ -182,9 +218,7 @@ def _yarn(scaling: Fields, *, base: float) -> YarnScaling:
         raise scaling.error("beta_fast", f"{fast} is below beta_slow {slow}")
     return YarnScaling(
         factor=factor,
-        original_context=scaling.integer(
-            "original_max_position_embeddings", low=1, high=CONTEXT_LENGTH_LIMIT
-        ),
+        original_context=_original_context(fields, scaling),
         beta_fast=fast,
         beta_slow=slow,
         gain=_yarn_gain(scaling, factor),
@@ -207,3 +241,86 @@ def _weight_of_gain(scaling: Fields, key: str) -> float:
     if scaling.values.get(key) in (None, 0):
         return 0.0
     return scaling.positive(key)
+
+
+def _long(fields: Fields, scaling: Fields) -> LongScaling:
+    for key in ("short_mscale", "long_mscale"):
+        if scaling.has(key):
+            raise scaling.error(key, "is not supported, and readers differ in what it means")
+    context = fields.integer("max_position_embeddings", low=1, high=CONTEXT_LENGTH_LIMIT)
+    original = _original_context(fields, scaling)
+    if scaling.has("attention_factor"):
+        gain = scaling.positive("attention_factor")
+    else:
+        factor = scaling.positive("factor", default=context / original)
+        if factor > 1.0 and original == 1:
+            raise scaling.error(_ORIGINAL, "1 token says nothing about how attention grows")
+        gain = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    return LongScaling(
+        short=_factors(scaling, "short_factor"),
+        long=_factors(scaling, "long_factor"),
+        original_context=original,
+        gain=gain,
+        context=context,
+    )
+
+
+def _factors(scaling: Fields, key: str) -> tuple[float, ...]:
+    stated = scaling.values.get(key)
+    if not isinstance(stated, list) or len(stated) > PAIRS_MAX:
+        raise scaling.error(key, f"not a list of at most {PAIRS_MAX} numbers")
+    single = {str(index): value for index, value in enumerate(stated)}
+    each = Fields(single, f"{scaling.prefix}{key}.")
+    return tuple(each.positive(index) for index in single)
+
+
+def _original_context(fields: Fields, scaling: Fields) -> int:
+    """Return the context before it was extended: some configs state it beside the scaling."""
+    stated = [place for place in (scaling, fields) if place.has(_ORIGINAL)] or [scaling]
+    found = [place.integer(_ORIGINAL, low=1, high=CONTEXT_LENGTH_LIMIT) for place in stated]
+    if len(set(found)) > 1:
+        raise scaling.error(_ORIGINAL, f"{found[0]} contradicts {found[1]} beside the scaling")
+    return found[0]
+
+
+def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
+    """Refuse factors of pairs that are not one for each of the `dims` values that rotate.
+
+    Raises:
+        InvalidModel: they are not.
+    """
+    if rope.long is None:
+        return
+    scaling, _ = _scaling(fields)
+    for key, factors in (("short_factor", rope.long.short), ("long_factor", rope.long.long)):
+        if len(factors) != dims // 2:
+            problem = f"{len(factors)} factors, {dims} values of a head rotate in pairs"
+            raise scaling.error(key, problem)
+
+
+def refuse_longrope(fields: Fields) -> None:
+    """Refuse a scaling by factors of single pairs, for an architecture that knows of none.
+
+    Raises:
+        InvalidModel: the config asks for it.
+    """
+    scaling, _ = _scaling(fields)
+    key, kind = _kind(scaling)
+    if kind == "longrope":
+        raise scaling.error(key, f"{kind!r} is not supported by this architecture")
+
+
+def _kind(scaling: Fields) -> tuple[str, object]:
+    """Return the key that names the kind of scaling, and what it says."""
+    stated = [key for key in ("rope_type", "type") if scaling.has(key)]
+    if len({str(scaling.values[key]) for key in stated}) > 1:
+        # Readers differ in which of them they look at first.
+        raise scaling.error("type", "contradicts rope_type")
+    key = stated[0] if stated else "type"
+    return key, scaling.values.get(key)
+
+
+def _refuse_kinds_of_layers(scaling: Fields) -> None:
+    nested = next((key for key in scaling.values if key in KINDS_OF_LAYERS), None)
+    if nested is not None:
+        raise scaling.error(nested, "rotations by kind of layer are not supported here")

@@ -15,6 +15,7 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 QWEN_WINDOW_DEFAULT = 4096
 QWEN_WHOLE_LAYERS_DEFAULT = 28
+MISTRAL_WINDOW_DEFAULT = 4096
 
 Windows = tuple[int | None, ...]
 """One entry a layer: the positions that a query sees; None for all of them."""
@@ -64,10 +65,15 @@ def mistral_windows(fields: Fields, *, layers: int, context_max: int) -> Windows
     """Return the windows of a Mistral: `sliding_window` holds for all layers or for those named.
 
     Raises:
-        InvalidModel: a mistyped key, or a window that acts while no layer is to slide.
+        InvalidModel: a mistyped key, a window that acts while no layer is to slide, or none stated
+            where rows may outgrow the default.
     """
     named = named_sliding(fields, layers=layers)
     stated = fields.has("sliding_window")
+    unsaid = named is None and "sliding_window" not in fields.values
+    if unsaid and context_max > MISTRAL_WINDOW_DEFAULT:
+        # Readers differ: it is none, or transformers' default.
+        raise fields.error("sliding_window", "missing; null says that there is none")
     windows = windows_of(fields, named or (stated,) * layers, context_max=context_max)
     if named is not None and stated and not any(named):
         unnamed = windows_of(fields, (True,) * layers, context_max=context_max)
@@ -80,7 +86,8 @@ def qwen_windows(fields: Fields, *, layers: int, context_max: int) -> Windows:
     """Return the windows of a Qwen2 or 3: layers from `max_window_layers` on, or those named.
 
     Raises:
-        InvalidModel: a mistyped key, or layers that are to slide where windows are not in use.
+        InvalidModel: a mistyped key, or layers that are to slide where windows are not in use or
+            null.
     """
     allowed = fields.flag("use_sliding_window", default=False)
     whole = fields.integer(
@@ -94,4 +101,6 @@ def qwen_windows(fields: Fields, *, layers: int, context_max: int) -> Windows:
         sliding = tuple(allowed and index >= whole for index in range(layers))
     if any(sliding) and not allowed:
         raise fields.error("layer_types", "names sliding layers, use_sliding_window is not true")
+    if any(sliding) and "sliding_window" in fields.values and not fields.has("sliding_window"):
+        raise fields.error("sliding_window", "null, while use_sliding_window is true")
     return windows_of(fields, sliding, context_max=context_max, default=QWEN_WINDOW_DEFAULT)

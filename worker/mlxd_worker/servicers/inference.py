@@ -21,8 +21,12 @@ from mlxd_shared.convert import (
     duration_to_pb,
     generate_from_pb,
 )
-from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.convert_chat import call_to_pb
+from mlxd_shared.convert_embed import embed_from_pb
+from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.interceptors import Context
+from mlxd_worker.chat.answer import PartPiece
+from mlxd_worker.embedding import embed
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
 from mlxd_worker.generation import Part, generate
 from mlxd_worker.metrics import WorkerMetrics
@@ -90,15 +94,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        """Refuse: embeddings are not served yet."""
-        raise FieldNotServed("Embed")
+        """Return the vectors of texts."""
+        spec = embed_from_pb(request)
+        self._worker.check_incarnation(spec.worker_incarnation)
+        loaded = self._worker.admit(spec.model)
+        done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
+        return inference_pb2.EmbedResponse(
+            embeddings=[inference_pb2.Embedding(values=vector) for vector in done.vectors],
+            prompt_tokens=done.prompt_tokens,
+            model_digest=loaded.job.digest,
+        )
 
 
 def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
     """Return one message of a stream; `load_s` goes into its usage."""
     event = part.event
     message = inference_pb2.GenerateResponse(
-        offset=event.offset, text=event.text, token_ids=event.ids
+        offset=event.offset,
+        text=event.text,
+        token_ids=event.ids,
+        parts=map(piece_to_pb, part.pieces),
     )
     if part.seed is not None:
         message.request_id, message.model_digest = part.request_id, part.model_digest
@@ -107,6 +122,15 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
         message.finish.CopyFrom(finish_to_pb(event))
         message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
     return message
+
+
+def piece_to_pb(piece: PartPiece) -> inference_pb2.OutputPart:
+    """Return a piece of an answer."""
+    if piece.call is not None:
+        return inference_pb2.OutputPart(index=piece.index, tool_call=call_to_pb(piece.call))
+    if piece.reasoning:
+        return inference_pb2.OutputPart(index=piece.index, reasoning=piece.text)
+    return inference_pb2.OutputPart(index=piece.index, text=piece.text)
 
 
 def logprobs_to_pb(

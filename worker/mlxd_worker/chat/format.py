@@ -1,0 +1,205 @@
+"""One model's way with chats: from a conversation to a rendering job, and on to the prompt's ids.
+
+Invariants:
+- Every text that a person wrote is marked before the template sees it (`control_tokens`); only an
+  assistant's content may hold the marks of the model's own output that are no special tokens.
+- Nothing is put before or behind what the template writes: a BOS comes once, from the template.
+- Any thread; immutable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlxd_shared import config
+from mlxd_shared.chats import ASSISTANT, Chat, ChatMessage, ToolCall, json_object
+from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
+from mlxd_worker.chat.control_tokens import ControlTokens, new_nonce
+from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
+from mlxd_worker.chat.template_files import FIELD, TEMPLATE_FILE, ChatTemplate
+from mlxd_worker.tokenizer import Tokenizer, library_faults
+
+TAIL_CHARS: Final = 64
+"""Of a prompt, enough to see whether it ends with a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A conversation to render; `nonce` marks what people wrote in it."""
+
+    template: str
+    variables: dict[str, Any]
+    now_s: float
+    continues: bool
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    ids: tuple[int, ...]
+    text: str
+    """Likewise; spellings in it may be a person's."""
+    tail: str = ""
+    """Its end, in which a person's spellings of control tokens are broken up."""
+
+
+class ChatFormat:
+    """What one model's files say about chats."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        *,
+        chars_max: int = config.PROMPT_CHARS_MAX,
+    ) -> None:
+        """Prepare; takes about as long as reading the tokenizer.
+
+        chars_max: no longer prompt fits the context; one is refused before it is encoded.
+
+        Raises:
+            InvalidModel: an added token of the tokenizer is too long to steer a chat.
+        """
+        self.template = template
+        self._chars_max = chars_max
+        written = f"{template.text}\n{template.tool_text}"
+        named = {text for _, text in template.special}
+        self.control: ControlTokens = tokenizer.control_tokens(written=written, named=named)
+        self.output: OutputFormat = output_format(written)
+        """How the model's answers are told apart."""
+        self._allowed = frozenset(self.output.marks) - self.control.special
+        self.shown = self.control.ids_of(self.output.marks)
+        """The tokens that are marks of the model's output, and their spellings."""
+
+    def job(self, chat: Chat) -> Job:
+        """Return what is to be rendered.
+
+        Raises:
+            InvalidRequest: JSON that is nested too deep.
+        """
+        nonce = new_nonce()
+
+        def mark(text: str) -> str:
+            return self.control.marked(text, nonce)
+
+        def mark_answer(text: str) -> str:
+            return self.control.marked(text, nonce, allowed=self._allowed)
+
+        try:
+            tools = [_tool(_marked(json_object(text), mark)) for text in chat.tools_json]
+            given = _marked(json_object(chat.variables_json or "{}"), mark)
+            messages = _messages(chat, mark, mark_answer)
+        except RecursionError as error:
+            raise InvalidRequest.of("chat", "nested too deep") from error
+        return Job(
+            template=self.template.tool_text if tools else self.template.text,
+            variables={
+                "documents": None,
+                **dict(self.template.special),
+                **given,
+                "tools": tools or None,
+                "add_generation_prompt": chat.begins_answer,
+                "messages": messages,
+            },
+            now_s=time.time() if chat.now_s is None else chat.now_s,
+            continues=chat.continues,
+            nonce=nonce,
+        )
+
+    def prompt(self, rendered: str, nonce: str) -> ChatPrompt:
+        """Return the prompt of a rendered job.
+
+        Raises:
+            InvalidRequest: it is too long for any tokens of the context.
+            InvalidModel: the tokenizer cannot read it.
+        """
+        if len(rendered) > self._chars_max:
+            chars = len(rendered.replace(nonce, ""))
+            if chars > self._chars_max:
+                limit = f"the prompt has {chars} characters; the context takes at most"
+                raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
+        with library_faults("cannot read a chat"):
+            ids = tuple(self.control.encode(rendered, nonce))
+        tail = rendered.rstrip()[-TAIL_CHARS:]
+        return ChatPrompt(ids, rendered.replace(nonce, ""), tail)
+
+    def refusal(self, kind: str, problem: str, nonce: str) -> MlxdError:
+        """Return what to tell a client whose conversation cannot be rendered."""
+        told = problem.replace(nonce, "")[: config.CHAT_PROBLEM_CHARS_MAX]
+        match kind:
+            case "syntax":
+                file = self.template.file
+                return InvalidModel(told, file, "" if file == TEMPLATE_FILE else FIELD)
+            case "refused":
+                return InvalidRequest.of("chat.messages", f"the model's template refuses: {told}")
+            case "continue":
+                return InvalidRequest.of("chat.continue_final_message", told)
+            case "bound":
+                return InvalidRequest.of("chat", f"its rendering: {told}")
+            case _:
+                return InvalidRequest.of("chat", f"the model's template fails: {told}")
+
+
+_Mark = Callable[[str], str]
+
+
+def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any]]:
+    """Return the messages as templates know them; a tool's answer has its tool's name."""
+    names = {call.id: call.name for message in chat.messages for call in message.tool_calls}
+    told: list[dict[str, Any]] = []
+    for message in chat.messages:
+        item: dict[str, Any] = {"role": message.role}
+        if message.role == ASSISTANT:
+            item |= _answer(message, mark, mark_answer)
+        else:
+            item["content"] = mark(message.content)
+        if message.tool_call_id:
+            item["tool_call_id"] = mark(message.tool_call_id)
+        name = message.name or names.get(message.tool_call_id, "")
+        if name and (message.name or message.role == "tool"):
+            item["name"] = mark(name)
+        told.append(item)
+    return told
+
+
+def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, Any]:
+    """Return what an assistant's message has; no content beside calls is None."""
+    item: dict[str, Any] = {"content": mark_answer(message.content)}
+    if message.reasoning:
+        item["reasoning_content"] = item["thinking"] = mark(message.reasoning)
+    if message.tool_calls:
+        item["content"] = item["content"] or None
+        item["tool_calls"] = [_call(call, mark) for call in message.tool_calls]
+    return item
+
+
+def _call(call: ToolCall, mark: _Mark) -> dict[str, Any]:
+    arguments = _marked(json_object(call.arguments_json or "{}"), mark)
+    function = {"name": mark(call.name), "arguments": arguments}
+    named = {"id": mark(call.id)} if call.id else {}
+    return {**named, "type": "function", "function": function}
+
+
+def _tool(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as templates know it, from that or from its function alone."""
+    if "function" in given or ("type" in given and "name" not in given):
+        return given
+    return {"type": "function", "function": given}
+
+
+def _marked(value: Any, mark: _Mark) -> Any:  # noqa: ANN401 - of JSON
+    """Return a value with every text in it marked, names included."""
+    match value:
+        case str():
+            return mark(value)
+        case dict():
+            return {mark(key): _marked(item, mark) for key, item in value.items()}
+        case list():
+            return [_marked(item, mark) for item in value]
+        case _:
+            return value

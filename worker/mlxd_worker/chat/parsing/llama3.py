@@ -1,0 +1,110 @@
+"""Llama 3: an answer that is JSON objects with name and parameters, or follows <|python_tag|>.
+
+Nothing but its first characters says that an answer is a call, so one that begins like it is held
+to its end. JSON that names no tool on offer is an answer like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Final
+
+from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, call_of, called
+
+PYTHON_TAG: Final = "<|python_tag|>"
+_BEGINNINGS: Final = (PYTHON_TAG, '{"name":"', '{"type":"function"', '{"function":')
+_LONGEST: Final = 256
+"""So many characters, blanks among them, may come before the beginning is known."""
+_BLANKS: Final = re.compile(r"\s+")
+_BETWEEN: Final = re.compile(r"[\s;]*")
+_METHOD: Final = re.compile(r"\s*([\w.]+)\.call(\(.*\))\s*", re.DOTALL)
+
+
+class Llama3Parser:
+    """One answer."""
+
+    def __init__(self, tools: Tools, begin: Begin) -> None:
+        self._tools = tools
+        self._held = ""
+        self._body: list[str] = []
+        """What is held of an answer that is certain to begin like a call."""
+        self._text = begin.middle or not tools.offered
+        self._certain = False
+
+    def push(self, text: str) -> list[Piece]:
+        """Take the next text; return the pieces that are certain."""
+        if self._certain:
+            self._body.append(text)
+            return []
+        self._held += text
+        if not self._text:
+            self._judge()
+        return self._flush() if self._text else []
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back."""
+        self._held = "".join((self._held, *self._body))
+        self._body.clear()
+        calls = None if self._text else _decode(self._held, self._tools)
+        if calls is None:
+            return self._flush()
+        self._held = ""
+        return [*calls]
+
+    def _judge(self) -> None:
+        told = _BLANKS.sub("", self._held[:_LONGEST])
+        self._certain = any(told.startswith(it) for it in _BEGINNINGS)
+        self._text = not any(told.startswith(it) or it.startswith(told) for it in _BEGINNINGS)
+        if not self._certain and len(self._held) >= _LONGEST:
+            self._text = True
+
+    def _flush(self) -> list[Piece]:
+        text, self._held = self._held, ""
+        return [Said(text)] if text else []
+
+
+def _decode(text: str, tools: Tools) -> list[Called] | None:
+    body = text.strip().removeprefix(PYTHON_TAG)
+    method = _METHOD.fullmatch(body)
+    calls = _objects(body) if method is None else _keywords(*method.groups())
+    known = calls is not None and all(call.name in tools.types for call in calls)
+    return calls if calls and known else None
+
+
+def _objects(body: str) -> list[Called] | None:
+    decoder = json.JSONDecoder()
+    calls: list[Called] = []
+    place = 0
+    try:
+        while place < len(body):
+            item, place = decoder.raw_decode(body, place)
+            call = call_of(item.get("function", item) if _is_wrapped(item) else item)
+            if call is None:
+                return None
+            calls.append(call)
+            between = _BETWEEN.match(body, place)
+            place = between.end() if between else place
+    except (ValueError, RecursionError):
+        return None
+    return calls
+
+
+def _is_wrapped(item: object) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("function"), dict)
+
+
+def _keywords(name: str, arguments: str) -> list[Called] | None:
+    """Return the call of a built-in tool: NAME.call(KEY=VALUE, ...), the values literals."""
+    try:
+        tree = ast.parse(f"f{arguments}", mode="eval").body
+        if not isinstance(tree, ast.Call) or tree.args:
+            return None
+        words = [(word.arg, word.value) for word in tree.keywords if word.arg is not None]
+        if len(words) < len(tree.keywords):  # **, which names nothing
+            return None
+        call = called(name, {key: ast.literal_eval(value) for key, value in words})
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return None
+    return None if call is None else [call]

@@ -1,0 +1,174 @@
+"""Answers in which marks set reasoning and calls apart from text.
+
+Text goes out as it comes, but for what may be the beginning of a mark, and for blanks, which
+belong to the mark that follows them if one does. A call is held until it is whole.
+
+Invariants:
+- The time that an answer takes grows with its length, however it comes in pieces and whatever it
+  holds: no character is looked for twice, and what is held is not copied with each piece.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from mlxd_worker.chat.parsing.pieces import (
+    Begin,
+    CallSyntax,
+    Piece,
+    Said,
+    Think,
+    Tools,
+    blank_end,
+    overlap,
+)
+
+
+class _At(enum.Enum):
+    START = "start"
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+class MarkedParser:
+    """One answer. `think` None: no reasoning; `calls` None: no calls."""
+
+    def __init__(
+        self, think: Think | None, calls: CallSyntax | None, tools: Tools, begin: Begin
+    ) -> None:
+        self._think = think
+        self._calls = calls if tools.offered else None
+        self._tools = tools
+        self._held = ""
+        self._place = 0
+        """What stands before it in `_held` is read."""
+        self._blanks: list[str] = []
+        """Blanks read and not told: before what is held, or before the call at hand."""
+        self._body: list[str] = []
+        """What is read of the call at hand."""
+        self._fresh = begin.reasoning
+        """Whether blanks at this place are dropped: behind a mark."""
+        self._at = _At.TEXT
+        if begin.reasoning:
+            self._at = _At.REASONING
+        elif think is not None and not begin.middle:
+            self._at = _At.START
+
+    def push(self, text: str) -> list[Piece]:
+        """Take the next text; return the pieces that are certain."""
+        self._held += text
+        found: list[Piece] = []
+        while self._step(found):
+            pass
+        self._held, self._place = self._held[self._place :], 0
+        return found
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back."""
+        found: list[Piece] = []
+        if self._at is _At.CALL:
+            self._body.append(self._held)
+            self._end_call("", found, whole=False)
+        else:
+            self._say(self._held, found, reasoning=self._at is _At.REASONING)
+        self._held = ""
+        return found
+
+    def _step(self, found: list[Piece]) -> bool:
+        """Go as far as one mark; return whether there may be another."""
+        match self._at:
+            case _At.START:
+                return self._start()
+            case _At.REASONING:
+                return self._reason(found)
+            case _At.TEXT:
+                return self._tell(found)
+            case _At.CALL:
+                return self._call(found)
+
+    def _start(self) -> bool:
+        assert self._think is not None
+        opened, begin = self._think.open, blank_end(self._held, self._place)
+        self._blanks.append(self._held[self._place : begin])
+        self._place = begin
+        if self._held.startswith(opened, begin):
+            self._place += len(opened)
+            self._blanks.clear()
+            self._at, self._fresh = _At.REASONING, True
+            return True
+        if opened.startswith(self._held[begin : begin + len(opened)]):  # nothing yet, or a part
+            return False
+        self._at = _At.TEXT
+        return True
+
+    def _reason(self, found: list[Piece]) -> bool:
+        assert self._think is not None
+        if not self._say_to(self._think.close, found, reasoning=True):
+            return False
+        self._blanks.clear()
+        self._at, self._fresh = _At.TEXT, True
+        return True
+
+    def _tell(self, found: list[Piece]) -> bool:
+        opened = "" if self._calls is None else self._calls.open
+        if not self._say_to(opened, found, reasoning=False):
+            return False
+        self._at = _At.CALL
+        return True
+
+    def _call(self, found: list[Piece]) -> bool:
+        assert self._calls is not None
+        mark = self._calls.close or self._calls.open
+        end = self._held.find(mark, self._place)
+        if end < 0:
+            sure = len(self._held) - overlap(self._held, mark)
+            self._body.append(self._held[self._place : sure])
+            self._place = max(sure, self._place)
+            return False
+        self._body.append(self._held[self._place : end])
+        self._place = end + len(mark)
+        self._end_call(self._calls.close or "", found, whole=True)
+        if self._calls.close is not None:
+            self._at = _At.TEXT
+        return True
+
+    def _end_call(self, close: str, found: list[Piece], *, whole: bool) -> None:
+        assert self._calls is not None
+        body = "".join(self._body)
+        blank = "".join(self._blanks)
+        self._body.clear()
+        self._blanks.clear()
+        readable = whole or self._calls.is_whole(body)
+        calls = self._calls.decode(body, self._tools) if readable else None
+        if calls is None:
+            found.append(Said(f"{blank}{self._calls.open}{body}{close}"))
+        else:
+            found += calls
+        self._fresh = calls is not None
+
+    def _say(self, text: str, found: list[Piece], *, reasoning: bool) -> None:
+        """Say a text, and the blanks before it."""
+        text = "".join((*self._blanks, text))
+        self._blanks.clear()
+        text = text.lstrip() if self._fresh else text
+        if text:
+            self._fresh = False
+            found.append(Said(text, reasoning=reasoning))
+
+    def _say_to(self, mark: str, found: list[Piece], *, reasoning: bool) -> bool:
+        """Say what stands before `mark` and go behind it, or as far as is sure; return which.
+
+        Blanks at the end are not told yet. An empty mark is none.
+        """
+        end = self._held.find(mark, self._place) if mark else -1
+        met = end >= 0
+        if not met:
+            end = max(len(self._held) - overlap(self._held, mark), self._place)
+        body = self._held[self._place : end]
+        text = body.rstrip()
+        if text:
+            self._say(text, found, reasoning=reasoning)
+        self._blanks.append(body[len(text) :])
+        self._place = end + len(mark) if met else end
+        return met

@@ -1,0 +1,123 @@
+"""Which family writes its answers how: a line a family, found by what its template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mlxd_worker.chat.parsing import (
+    deepseek,
+    deepseek_dsml,
+    glm4,
+    harmony,
+    hermes,
+    kimi,
+    llama3,
+    mistral,
+    qwen3_coder,
+)
+from mlxd_worker.chat.parsing.harmony import HarmonyParser
+from mlxd_worker.chat.parsing.llama3 import Llama3Parser
+from mlxd_worker.chat.parsing.marked import MarkedParser
+from mlxd_worker.chat.parsing.pieces import Begin, CallSyntax, Parser, Think, Tools
+
+Make = Callable[[Tools, Begin], Parser]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How calls are written. It is the first whose `written` all stand in the template."""
+
+    name: str
+    written: tuple[str, ...]
+    syntax: CallSyntax | None = None
+    """None where the family has a parser of its own."""
+    make: Make | None = None
+    marks: tuple[str, ...] = ()
+    """Marks beside those of the syntax, which must be seen in the output."""
+
+
+FAMILIES: Final = (
+    Family("harmony", (harmony.CHANNEL, harmony.MESSAGE), None, HarmonyParser, harmony.MARKS),
+    Family("deepseek", (deepseek.SYNTAX.open,), deepseek.SYNTAX, None, deepseek.MARKS),
+    Family(
+        "deepseek_dsml",
+        (deepseek_dsml.MARK, "function_calls>"),
+        deepseek_dsml.FUNCTION_CALLS,
+        None,
+        (deepseek_dsml.MARK,),
+    ),
+    Family(
+        "deepseek_dsml",
+        (deepseek_dsml.MARK, "tool_calls>"),
+        deepseek_dsml.TOOL_CALLS,
+        None,
+        (deepseek_dsml.MARK,),
+    ),
+    Family("kimi", (kimi.SYNTAX.open,), kimi.SYNTAX, None, kimi.MARKS),
+    Family("mistral", (mistral.SYNTAX.open,), mistral.SYNTAX, None, mistral.MARKS),
+    Family("glm4", ("<tool_call>", "<arg_key>"), glm4.SYNTAX),
+    Family("qwen3_coder", ("<tool_call>", "<function=", "<parameter="), qwen3_coder.SYNTAX),
+    Family("hermes", ("<tool_call>",), hermes.SYNTAX),
+    Family("llama3", (llama3.PYTHON_TAG,), None, Llama3Parser, (llama3.PYTHON_TAG,)),
+    Family("llama3", ('"parameters": dictionary',), None, Llama3Parser, (llama3.PYTHON_TAG,)),
+)
+PLAIN: Final = Family("plain", ())
+THINKS: Final = (Think("<think>", "</think>"), Think("[THINK]", "[/THINK]"))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """How the answers of one model are told apart."""
+
+    family: Family
+    think: Think | None
+
+    @property
+    def bare_json(self) -> bool:
+        """Whether a call is JSON that no mark sets apart."""
+        return self.family.make is Llama3Parser
+
+    def without_calls(self) -> OutputFormat:
+        """Return the same for answers in which nothing is a call."""
+        return OutputFormat(PLAIN, self.think)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Every mark that is looked for."""
+        syntax = self.family.syntax
+        own = () if syntax is None else (syntax.open, *filter(None, (syntax.close,)))
+        think = () if self.think is None else (self.think.open, self.think.close)
+        return (*own, *self.family.marks, *think)
+
+    def parser(self, tools: Tools, *, prompt: str, continued: str | None = None) -> Parser:
+        """Return what reads one answer.
+
+        prompt: the end of the rendered conversation, which may have opened the reasoning.
+        continued: the content that the answer goes on with; None where it is a new message.
+        """
+        begin = self._begin(prompt, continued)
+        if self.family.make is not None:
+            return self.family.make(tools, begin)
+        return MarkedParser(self.think, self.family.syntax, tools, begin)
+
+    def _begin(self, prompt: str, continued: str | None) -> Begin:
+        think = self.think
+        if continued is not None:
+            inside = think is not None and continued.rfind(think.open) > continued.rfind(
+                think.close
+            )
+            return Begin(reasoning=inside, middle=not inside)
+        return Begin(reasoning=think is not None and prompt.rstrip().endswith(think.open))
+
+
+def output_format(template: str) -> OutputFormat:
+    """Return how a model of this template writes its answers."""
+    fits = (it for it in FAMILIES if all(mark in template for mark in it.written))
+    family = next(fits, PLAIN)
+    if family.make is HarmonyParser:
+        return OutputFormat(family, None)
+    # Some templates only take reasoning out of former answers: the model opens it by itself.
+    thinks = (it for it in THINKS if it.open in template or it.close in template)
+    return OutputFormat(family, next(thinks, None))

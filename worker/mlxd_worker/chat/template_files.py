@@ -1,0 +1,115 @@
+"""Where a model's chat template comes from: which files say what, and what is wrong with them.
+
+Sources, first that says it wins
+- the template: chat_template.jinja, beside which additional_chat_templates/tool_use.jinja is for
+  conversations with tools; tokenizer_config.json's chat_template, a text or a list of named ones,
+  of which `tool_use` is for those and `default` for all others; the same in chat_template.json,
+  where processors had it before;
+- the special tokens that it may write by name (bos_token, ...): tokenizer_config.json,
+  special_tokens_map.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlxd_shared.config import CHAT_TEMPLATE_CHARS_MAX
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.stored_files import StoredFiles
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+TOOL_FILE: Final = "additional_chat_templates/tool_use.jinja"
+PROCESSOR_FILE: Final = "chat_template.json"
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+FIELD: Final = "chat_template"
+DEFAULT: Final = "default"
+TOOL_USE: Final = "tool_use"
+NAMED_TOKENS: Final = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+"""The names under which templates know special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A model's template, and the one for tools where it has another for them."""
+
+    text: str
+    tool_text: str
+    special: tuple[tuple[str, str], ...]
+    """Special tokens by the names that templates use."""
+    file: str = TEMPLATE_FILE
+    """Where it was found."""
+
+
+def read_template(source: Source) -> ChatTemplate | None:
+    """Return a model's chat template; None where it has none.
+
+    Raises:
+        InvalidModel: a file is damaged or too large; it names the file and the field.
+    """
+    files = files_of(source)
+    settings = files.read_json(TOKENIZER_CONFIG_FILE)
+    special = _special(settings, files.read_json(SPECIAL_TOKENS_FILE))
+    text = _text(files, TEMPLATE_FILE)
+    if text is not None:
+        tools = _text(files, TOOL_FILE)
+        return ChatTemplate(text, text if tools is None else tools, special)
+    for file in (TOKENIZER_CONFIG_FILE, PROCESSOR_FILE):
+        named = _named(files.read_json(file).get(FIELD), file)
+        if named:
+            plain = named.get(DEFAULT) or next(iter(named.values()))
+            return ChatTemplate(plain, named.get(TOOL_USE, plain), special, file)
+    return None
+
+
+def _text(files: StoredFiles, file: str) -> str | None:
+    """Return a file that is a template; None where there is none."""
+    raw = files.read(file)
+    if raw is None:
+        return None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"not UTF-8: {error}", file) from error
+    return _checked(text.replace("\r\n", "\n").replace("\r", "\n"), file)
+
+
+def _named(value: object, file: str) -> dict[str, str]:
+    """Return the templates by name, as a file gives one or several."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT: _checked(value, file, FIELD)}
+    found: dict[str, str] = {}
+    for item in value if isinstance(value, list) else [value]:
+        match item:
+            case {"name": str(name), "template": str(text)}:
+                found[name] = _checked(text, file, FIELD)
+            case _:
+                problem = "neither a text nor a list of names with their templates"
+                raise InvalidModel(problem, file, FIELD)
+    return found
+
+
+def _checked(text: str, file: str, field: str = "") -> str:
+    if len(text) > CHAT_TEMPLATE_CHARS_MAX:
+        problem = f"the chat template is above {CHAT_TEMPLATE_CHARS_MAX} characters"
+        raise InvalidModel(problem, file, field)
+    return text
+
+
+def _special(*files: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the named special tokens; what is no token there is no matter of templates."""
+    found: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        for file in files:
+            value = file.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                found.setdefault(name, value)
+    return tuple(found.items())

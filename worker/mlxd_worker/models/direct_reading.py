@@ -1,0 +1,249 @@
+"""Stored tensors read straight into the array that is to hold them, joined and widened on the way.
+
+Tensors that are read one by one are copied once more where they are joined, and once more where
+they become wider. Here several threads put the bytes, a piece at a time, to where they end.
+
+Invariants:
+- MLX is handed a file that lies nowhere, a header of one tensor and its data. It allocates the
+  array, and whoever is asked for the data fills it.
+- bfloat16 and float16 become float32, exactly; no other type is changed.
+- Beside the array there is what a thread reads at once to widen it; a file is open for one piece
+  alone.
+- Nothing is raised in MLX's threads: an error is kept for who asked for the tensor.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, cast
+
+import mlx.core as mx
+
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import open_regular, reason
+from mlxd_shared.weights import TensorFact
+
+PIECE_NBYTES_MIN: Final = 1 << 20
+PIECE_NBYTES_MAX: Final = 8 << 20
+"""What a thread takes on at a time, as stored: a share of a tensor, within these."""
+
+PAGE_NBYTES: Final = 4096
+"""Pieces are whole pages: no value is in two."""
+
+SCRATCH_NBYTES: Final = 1 << 20
+"""What is read at once to be widened: it stays in a core's cache until it is."""
+
+THREADS: Final = 4
+"""Also with fewer cores: a disk is the faster the more is asked of it at once."""
+
+WORDS: Final[Mapping[mx.Dtype, str]] = {
+    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8",
+}  # fmt: skip
+"""What a type is called in headers."""
+
+_readers: Final = ThreadPoolExecutor(THREADS, thread_name_prefix="mlxd-read")
+"""Threads that are made when they are first wanted, and rest between loads."""
+
+_NBYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
+_WIDE: Final = "F32"
+_BF16_SHIFT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A tensor's bytes, or those of a part along its first axis."""
+
+    fact: TensorFact
+    part: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are in its file."""
+        return self.fact.nbytes if self.part is None else self.fact.nbytes // self.fact.shape[0]
+
+    @property
+    def begin(self) -> int:
+        """Where in the file they begin."""
+        return self.fact.begin + (0 if self.part is None else self.part * self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some bytes of a tensor, and where they belong."""
+
+    fact: TensorFact
+    begin: int
+    nbytes: int
+    into: memoryview
+
+
+def type_read(stored: Collection[str], wanted: str) -> str | None:
+    """Return the type as which tensors of these types are read where `wanted` is what they become.
+
+    None where they cannot be one without rounding.
+    """
+    if wanted == _WIDE and set(stored) <= {_WIDE, *_WIDENED}:
+        return _WIDE
+    only = next(iter(stored))
+    return only if set(stored) == {only} and only in _NBYTES else None
+
+
+def read_joined(segments: Sequence[Segment], shape: Sequence[int], *, dtype: str) -> mx.array:
+    """Return the segments one after another, as `shape` and `dtype`, evaluated.
+
+    Raises:
+        InvalidModel: a file cannot be opened or read; names it and the tensor.
+    """
+    file = _File(segments, shape, dtype)
+    try:
+        loaded = mx.load(cast("Any", file), format="safetensors")
+    except RuntimeError as error:
+        first = segments[0].fact
+        problem = f"could not be read: {error}"
+        raise InvalidModel(problem, file=first.file.name, field=first.name) from error
+    file.check()
+    return cast("dict[str, mx.array]", loaded)[_File.TENSOR]
+
+
+class _File:
+    """What MLX reads a tensor from: as much of a file object as it asks for."""
+
+    TENSOR: Final = "tensor"
+    closed: Final = False
+
+    def __init__(self, segments: Sequence[Segment], shape: Sequence[int], dtype: str) -> None:
+        self._segments = segments
+        self._width = _NBYTES[dtype]
+        stored = sum(it.nbytes // _NBYTES[it.fact.dtype] for it in segments)
+        nbytes = stored * self._width
+        facts = {"dtype": dtype, "shape": list(shape), "data_offsets": [0, nbytes]}
+        text = json.dumps({self.TENSOR: facts}).encode()
+        text += b" " * (-len(text) % 8)
+        self._head = len(text).to_bytes(8, "little") + text
+        self._nbytes = len(self._head) + nbytes
+        self._place = 0
+        self._failed: BaseException | None = None
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Let the next read begin elsewhere."""
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._nbytes}
+        self._place = bases[whence] + offset
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer with a part of the head, or with all of the data."""
+        begin, self._place = self._place, self._place + len(buffer)
+        if begin < len(self._head):
+            buffer[:] = self._head[begin : begin + len(buffer)]
+            return len(buffer)
+        assert begin == len(self._head), "data are asked for once, all of them"
+        assert self._place == self._nbytes, "data are asked for once, all of them"
+        try:
+            self._fill(buffer)
+        except BaseException as error:  # noqa: BLE001 - raised by `check`, in who asked
+            self._failed = error
+        return len(buffer)
+
+    def check(self) -> None:
+        """Raise what went wrong while the data were read."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _fill(self, buffer: memoryview) -> None:
+        pieces: SimpleQueue[_Piece] = SimpleQueue()
+        total = sum(segment.nbytes for segment in self._segments)
+        piece_nbytes = min(max(total // THREADS, PIECE_NBYTES_MIN), PIECE_NBYTES_MAX)
+        piece_nbytes -= piece_nbytes % PAGE_NBYTES
+        count = place = 0
+        for segment in self._segments:
+            width = self._width // _NBYTES[segment.fact.dtype]
+            for done in range(0, segment.nbytes, piece_nbytes):
+                nbytes = min(piece_nbytes, segment.nbytes - done)
+                into = buffer[place : place + nbytes * width]
+                pieces.put(_Piece(segment.fact, segment.begin + done, nbytes, into))
+                place, count = place + nbytes * width, count + 1
+        if count == 1:
+            _work(pieces)
+            return
+        futures = [_readers.submit(_work, pieces) for _ in range(min(THREADS, count))]
+        # Nobody writes any more when this returns: the buffer may go.
+        wait(futures)
+        for future in futures:
+            future.result()
+
+
+def _work(pieces: SimpleQueue[_Piece]) -> None:
+    """Read pieces until none is left."""
+    scratch = memoryview(bytearray())
+    while True:
+        try:
+            piece = pieces.get_nowait()
+        except Empty:
+            return
+        widened = len(piece.into) != piece.nbytes
+        if widened and not scratch:
+            scratch = memoryview(bytearray(SCRATCH_NBYTES))
+        file, name = piece.fact.file, piece.fact.name
+        try:
+            descriptor = open_regular(str(file), os.O_RDONLY)
+        except OSError as error:
+            problem = f"could not be opened: {reason(error)}"
+            raise InvalidModel(problem, file=file.name, field=name) from error
+        try:
+            if widened:
+                _read_widened(descriptor, piece, scratch)
+            else:
+                _read(descriptor, piece.begin, piece.into)
+        except (OSError, EOFError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            problem = f"could not be read: {why}"
+            raise InvalidModel(problem, file=file.name, field=name) from error
+        finally:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, begin: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(descriptor, [into[done:]], begin + done)
+        if count == 0:
+            message = "its file ends before it does"
+            raise EOFError(message)
+        done += count
+
+
+def _read_widened(descriptor: int, piece: _Piece, scratch: memoryview) -> None:
+    widen, width = _WIDENED[piece.fact.dtype], len(piece.into) // piece.nbytes
+    for done in range(0, piece.nbytes, SCRATCH_NBYTES):
+        stored = scratch[: min(SCRATCH_NBYTES, piece.nbytes - done)]
+        _read(descriptor, piece.begin + done, stored)
+        widen(stored, piece.into[done * width : (done + len(stored)) * width])
+
+
+def _widen_bfloat16(stored: memoryview, into: memoryview) -> None:
+    import numpy as np  # noqa: PLC0415 - 11 MB that only who widens needs: `fit.WIDENING_BYTES`
+
+    # A bfloat16 is the upper half of the float32 that it equals.
+    values = np.frombuffer(into, dtype=np.uint32)
+    values[...] = np.frombuffer(stored, dtype=np.uint16)
+    values <<= np.uint32(_BF16_SHIFT)
+
+
+def _widen_float16(stored: memoryview, into: memoryview) -> None:
+    import numpy as np  # noqa: PLC0415 - as above
+
+    np.frombuffer(into, dtype=np.float32)[...] = np.frombuffer(stored, dtype=np.float16)
+
+
+_WIDENED: Final[Mapping[str, Callable[[memoryview, memoryview], None]]] = {
+    "BF16": _widen_bfloat16,
+    "F16": _widen_float16,
+}
