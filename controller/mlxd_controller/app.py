@@ -33,7 +33,8 @@ from mlxd_controller.services.inference import InferenceService, add_to_server
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
+from mlxd_controller.store.shelves import library_of
 from mlxd_shared import logs
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.listeners import ListenerSecurity
@@ -98,7 +99,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     """Run a controller around the body; yields what clients dial."""
     security = settings.security.load()
     clock = SystemClock()
-    store = FolderStore(settings.models or ((DEMO_NAME, demo_model()),))
+    store = library_of(settings.models or ((DEMO_NAME, demo_model()),), settings.stores)
     async with crew_of(settings, clock, store) as crew:
         taken_up = await held(crew, store)
         state = State(
@@ -133,7 +134,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
 async def _listening(
     settings: ServeSettings,
     runtime: Runtime,
-    store: FolderStore,
+    store: Library,
     clock: SystemClock,
     *,
     tasks: asyncio.TaskGroup,

@@ -24,6 +24,7 @@ from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
 from mlxd_controller.nvidia import Gpu
+from mlxd_controller.oom import oom_kills
 from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.worker_link import GrpcLink
@@ -91,7 +92,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
     try:
         async with survivors_of(run_dir, store, arguments=launcher.arguments) as survivors:
             probe = make_probe(limits, gpus=with_survivors(gpus, survivors))
-            ports = Ports(launcher, GrpcLink, probe, clock)
+            ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=oom_kills)
             yield Crew(ports, settings.max_loaded, survivors=survivors)
     finally:
         launcher.close()

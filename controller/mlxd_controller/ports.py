@@ -6,8 +6,9 @@ is not never blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,19 @@ class Clock(Protocol):
         ...
 
 
+class StoreKind(StrEnum):
+    """What keeps a model."""
+
+    FOLDER = "folder"
+    """Named to the server, one by one."""
+    MODELS = "models"
+    """mlxd's own directory of models."""
+    HUB = "hub"
+    """The cache of Hugging Face's libraries."""
+    OLLAMA = "ollama"
+    """Ollama's manifests and blobs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRef:
     """A model that can be served: its identity, its names, and what its files state."""
@@ -40,16 +54,18 @@ class ModelRef:
     path: Path
     facts: ModelFacts
     defaults: SamplingOptions
-    """What the model's generation_config.json says about sampling."""
+    """What the model's files say about sampling."""
+    store: StoreKind = StoreKind.FOLDER
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRef:
-    """A configured name whose folder cannot be served."""
+    """A name whose files cannot be served."""
 
     name: str
     path: Path
     error: MlxdError
+    store: StoreKind = StoreKind.FOLDER
 
 
 class ModelStore(Protocol):
@@ -237,6 +253,12 @@ class WorkerLink(Protocol):
         """Ask the worker's tokenizer."""
         ...
 
+    async def embed(
+        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
+    ) -> inference_pb2.EmbedResponse:
+        """Ask for the vectors of texts."""
+        ...
+
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
         """Return what the worker says of itself."""
         ...
@@ -262,6 +284,11 @@ class Connect(Protocol):
         ...
 
 
+def unknown_oom_kills() -> int | None:
+    """Return None: nobody tells how often the kernel has ended a process for want of memory."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The outside worlds. `local_workers`: this machine's process table tells of the workers."""
@@ -271,6 +298,8 @@ class Ports:
     probe: DeviceProbe
     clock: Clock
     local_workers: bool = True
+    oom_kills: Callable[[], int | None] = unknown_oom_kills
+    """How often the kernel of the workers' machine has ended a process for want of memory."""
 
 
 @dataclass(frozen=True, slots=True)

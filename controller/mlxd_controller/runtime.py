@@ -29,7 +29,7 @@ from mlxd_controller.core.state import Model, State, next_wake_s
 from mlxd_controller.errands import Errands
 from mlxd_controller.learning import same_but_measured
 from mlxd_controller.loading import end_worker
-from mlxd_controller.measuring import counts_on_memory, memory_read
+from mlxd_controller.measuring import Measuring
 from mlxd_controller.metrics import Metrics
 from mlxd_controller.ports import ModelRef, Ports, RawStream
 from mlxd_controller.silence import Silence, end_hung
@@ -85,6 +85,7 @@ class Runtime:
         self.metrics = Metrics()
         self._ports = ports
         self._state = state
+        self._measuring = Measuring(ports.probe, self.workers, ports.clock)
         self._silence = Silence(ports.clock, silent_max_s=silent_max_s)
         self._poll_s = poll_s
         self._mailbox: asyncio.Queue[ev.Event] = asyncio.Queue(config.MAILBOX_MAX)
@@ -99,6 +100,8 @@ class Runtime:
             post=self.post,
             stall_timeout_s=stall_timeout_s,
         )
+        # Who waited for one model goes on one by one, and others are served in between.
+        self._turnstile = asyncio.Lock()
         self._tickets = 0
         self._closed = False
 
@@ -115,9 +118,20 @@ class Runtime:
 
     def measure(self) -> tuple[Device, ...]:
         """Read the devices and return them; the scheduler learns of it with the next event."""
-        event = memory_read(self._ports.probe, self.workers)
+        event = self._measuring.now()
         self.post(event)
         return event.devices
+
+    def may_have_died_of(self, worker: Worker, stream: int) -> bool:
+        """Return whether a worker that has ended may have done so for a stream that it was sent.
+
+        Not for one that waited behind its rows, and not where somebody killed it.
+        """
+        return worker.has_begun(stream) and not worker.was_killed(self._ports.oom_kills())
+
+    def measured(self) -> tuple[Device, ...]:
+        """Return the devices as they were a moment ago, or as they are now."""
+        return self._measuring.recent() or self.measure()
 
     async def run(self) -> None:
         """Decide and perform until the shutdown is complete: no model resident, all answered.
@@ -132,6 +146,7 @@ class Runtime:
                     self._errands.watch(worker)
                 while not self._finished():
                     self._step(await self._next())
+                    await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
                 poll.cancel()
         finally:
             self._closed = True
@@ -165,6 +180,8 @@ class Runtime:
                 self._check_loading(ref, ticket)
                 lease = await asyncio.shield(answer)  # it is on its way already
             assert isinstance(lease, Lease)
+            async with self._turnstile:
+                await asyncio.sleep(0)
             yield lease
 
     @asynccontextmanager
@@ -237,8 +254,8 @@ class Runtime:
             return ev.Tick()
 
     def _step(self, event: ev.Event) -> None:
-        if counts_on_memory(self._state, event):
-            self._decide(memory_read(self._ports.probe, self.workers))
+        if self._measuring.due(self._state, event):
+            self._decide(self._measuring.now())
         self._decide(event)
         match event:
             case ev.LoadFailed(number, error) | ev.WorkerDied(number, error):

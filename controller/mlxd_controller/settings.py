@@ -12,10 +12,26 @@ from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True)
+class StorePlaces:
+    """Where stores of models are; None: not looked into, nor where there is no such directory."""
+
+    models_dir: Path | None = None
+    """mlxd's own."""
+    hub_cache: Path | None = None
+    """Of Hugging Face's libraries."""
+    ollama: Path | None = None
+    """Ollama's, with its manifests and blobs."""
+
+
+NO_STORES = StorePlaces()
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSettings:
     """Options of a controller.
 
-    `models` are (name, folder); empty means the built-in demo model under the name "demo".
+    `models` are (name, folder); empty means the built-in demo model under the name "demo". `stores`
+    are looked into besides.
     `memory_limit_bytes` caps what all models on one device may use; `reserve_bytes`, else
     `reserve_fraction` of its memory, stays free beside what others hold; of each GPU
     `gpu_overhead_bytes`, or `gpu_overhead_fraction` of its memory, besides. `keep_alive_s`
@@ -33,6 +49,7 @@ class ServeSettings:
 
     address: str = config.DEFAULT_ADDRESS
     models: tuple[tuple[str, Path], ...] = ()
+    stores: StorePlaces = NO_STORES
     memory_limit_bytes: int | None = None
     reserve_bytes: int | None = None
     reserve_fraction: float = config.MEMORY_RESERVE_FRACTION

@@ -133,6 +133,14 @@ class GrpcLink:
         request.worker_incarnation = self._incarnation
         return await self._ask(self._inference.Detokenize, request, timeout_s)
 
+    async def embed(
+        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
+    ) -> inference_pb2.EmbedResponse:
+        """Ask for the vectors of texts."""
+        request.model = self._digest
+        request.worker_incarnation = self._incarnation
+        return await self._ask(self._inference.Embed, request, timeout_s)
+
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
         """Return what the worker says of itself."""
         request = status_pb2.GetStatusRequest()

@@ -17,12 +17,17 @@ from mlxd.v1 import status_pb2
 from mlxd_controller.core.fit import Plan
 from mlxd_controller.core.measured import Figures
 from mlxd_controller.learning import figures_of, is_news
+from mlxd_controller.oom import killed_from_outside
 from mlxd_controller.ports import Clock, WorkerLink, WorkerProcess
+from mlxd_shared import config
+from mlxd_shared.convert import duration_from_pb
 from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.logs import get_logger
 from mlxd_shared.status import RemoteError
 
 DEAD_WORKERS_MAX = 16
+ENGINE_STILL_S = 2 * config.STATUS_POLL_S
+"""Figures of this age are those of the question before: the engine has not come to the last one."""
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
 CAUSE_WAIT_S = 1.0
@@ -42,6 +47,8 @@ class Worker:
     started_unix_s: float
     local: bool = True
     """Whether `process.pid` is a process of this machine."""
+    oom_kills: int | None = None
+    """How often the kernel had ended a process for want of memory when it was launched."""
     process: WorkerProcess | None = None
     failed_start: WorkerStartFailed | None = None
     """Why there never was a `process`: what is known of one that ended before it listened."""
@@ -61,7 +68,9 @@ class Worker:
     asked_s: float | None = None
     """When it was asked the first question that it has not answered."""
     silent_s: float = 0.0
-    """See `silence`."""
+    """How long it has answered nothing; see `silence`."""
+    still_s: float = 0.0
+    """How long its engine has stood still."""
     streams: dict[int, None] = field(default_factory=dict)
     """The streams that it was sent and that have not ended, oldest first."""
     streams_sent: int = 0
@@ -74,6 +83,13 @@ class Worker:
         if self.process is not None:
             return self.process.exit_code
         return self.failed_start.code if isinstance(self.failed_start, WorkerExited) else None
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its engine is at work at the same thing as at the last question."""
+        if self.figures is None or self.loading is not None:
+            return False
+        return duration_from_pb(self.figures.figures_age) >= ENGINE_STILL_S
 
     def stream_sent(self) -> int:
         """Note that a stream begins, and return its number."""
@@ -112,6 +128,12 @@ class Worker:
     def describe_end(self, code: int) -> str:
         """Return for people why it ended, with this exit code."""
         return self.ended_because or describe_exit(code)
+
+    def was_killed(self, oom_kills: int | None) -> bool:
+        """Return whether it was killed for nothing that it did; `oom_kills`: their count by now."""
+        if self.ended_because:  # it hung
+            return False
+        return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
 
     def note_answer(self) -> None:
         """Note that it has answered a question."""
@@ -194,13 +216,21 @@ class Workers:
         while len(self._dead) > DEAD_WORKERS_MAX:
             del self._dead[next(iter(self._dead))]
 
-    async def refresh(self, workers: Iterable[Worker], *, wait_s: float) -> None:
+    async def refresh(
+        self, workers: Iterable[Worker], *, wait_s: float, recent_s: float = 0.0
+    ) -> None:
         """Ask these workers for their figures, and wait at most `wait_s` for the answers.
 
-        A worker that is still busy with an earlier question is not asked again. A bug in the asking
-        is raised here.
+        Those that gave them less than `recent_s` ago are not asked, and a worker that is still busy
+        with an earlier question is not asked again. A bug in the asking is raised here.
         """
-        asked = [task for task in map(self._ask, workers) if task is not None]
+        since_s = self._clock.now_s() - recent_s
+        asked = [
+            task
+            for worker in workers
+            if (worker.figures is None or worker.figures_s <= since_s)
+            and (task := self._ask(worker)) is not None
+        ]
         if not asked:
             return
         answered, _ = await asyncio.wait(asked, timeout=wait_s)

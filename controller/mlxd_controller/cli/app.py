@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.alias import alias
+from mlxd_controller.cli.embed import embed
 from mlxd_controller.cli.generate import generate, tokenize
 from mlxd_controller.cli.health import health
 from mlxd_controller.cli.load import fit, load
 from mlxd_controller.cli.models import models, ps, unload
 from mlxd_controller.cli.protos import protos
+from mlxd_controller.cli.pull import pull
+from mlxd_controller.cli.run import run
 from mlxd_controller.cli.security import TlsCa, TlsCert, TlsKey, TokenFile
 from mlxd_controller.cli.serve import serve
 from mlxd_controller.cli.status import status
@@ -66,6 +70,7 @@ def version() -> None:
 
 
 for command in (
-    serve, load, unload, ps, models, generate, tokenize, status, health, fit, protos, version,
+    serve, pull, alias, load, unload, ps, models, run, generate, embed, tokenize, status, health,
+    fit, protos, version,
 ):  # fmt: skip
     app.command()(command)

@@ -11,7 +11,7 @@ from mlxd.messages import FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument, run
-from mlxd_controller.cli.progress import LoadBar
+from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.security import Server, server
 from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_shared.errors import ModelNotFound
@@ -127,10 +127,10 @@ async def _load(where: Server, text: str, *, name: str, spec: LoadSpec, as_json:
     async with where.client() as client:
         try:
             async with client.load(model_argument(text), name=name, options=spec) as updates:
-                with LoadBar(quiet=as_json) as bar:
+                with ByteBar("waiting", quiet=as_json) as bar:
                     async for update in updates:
                         model = update.model
-                        bar.update(model)
+                        bar.show_load(model)
                         if as_json:
                             show.json_line(update)
         except ModelNotFound as error:

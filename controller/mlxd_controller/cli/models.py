@@ -40,7 +40,7 @@ async def _models(where: Server, *, as_json: bool) -> ExitCode:
         show.json_line(found)
         return ExitCode.OK
     show.table(
-        ("name", "digest", "architecture", "stored", "context", "state", "path"),
+        ("name", "digest", "architecture", "stored", "context", "state", "store", "path"),
         [
             (
                 ", ".join((model.name, *model.aliases)),
@@ -49,6 +49,7 @@ async def _models(where: Server, *, as_json: bool) -> ExitCode:
                 format_bytes(model.stored_nbytes),
                 str(model.context_length_max),
                 show.state(model),
+                model.store,
                 model.path,
             )
             for model in found

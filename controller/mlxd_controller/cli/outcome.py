@@ -50,9 +50,9 @@ def run(
             code = runner.run(work)
         sys.stdout.flush()
     except e.MlxdError as error:
-        code = _report(error, address)
+        code = report(error, address)
     except ExceptionGroup as group:
-        code = _report(_only_expected(group), address)
+        code = report(_only_expected(group), address)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except UnicodeEncodeError as error:
@@ -80,7 +80,8 @@ def _only_expected(group: ExceptionGroup[Exception]) -> e.MlxdError:
     return first
 
 
-def _report(error: e.MlxdError, address: str) -> ExitCode:
+def report(error: e.MlxdError, address: str) -> ExitCode:
+    """Tell of an error on stderr; return the exit code that says what kind it was."""
     if isinstance(error, RemoteError) and is_unreachable(error):
         complain(_unreachable(address, error.message))
     else:

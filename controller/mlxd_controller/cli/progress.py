@@ -1,4 +1,4 @@
-"""The progress of a load on stderr: a bar of bytes on a terminal, a line a stage elsewhere."""
+"""The progress of a load or a pull on stderr: a bar of bytes on a terminal, else a line a stage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mlxd.messages import Model
 from mlxd_controller.cli import show
 
 
-class LoadBar:
-    """Shows each update of one load while its block lasts; `quiet` shows nothing."""
+class ByteBar:
+    """Shows each update while its block lasts; `quiet` shows nothing."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, waiting_for: str, *, quiet: bool = False) -> None:
+        """Begin with `waiting_for`, which stands there before the first update."""
         console = show.console(err=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -27,21 +28,25 @@ class LoadBar:
             disable=quiet or not console.is_terminal,
         )
         self._lines = not quiet and not console.is_terminal
-        self._task = self._progress.add_task("waiting", total=None)
+        self._task = self._progress.add_task(waiting_for, total=None)
         self._stage = ""
 
-    def update(self, model: Model) -> None:
-        """Show `model`'s progress."""
-        stage = model.progress.stage or model.state.value
+    def update(self, name: str, stage: str, here_nbytes: int, total_nbytes: int) -> None:
+        """Show how far a model is; a total of 0 is one that is not known yet."""
         if self._lines and stage != self._stage:
-            typer.echo(f"{model.name}: {stage}", err=True)
+            typer.echo(f"{name}: {stage}", err=True)
         self._stage = stage
         self._progress.update(
             self._task,
-            description=f"{model.name}: {stage}",
-            completed=model.progress.bytes_read,
-            total=model.progress.bytes_total or None,
+            description=f"{name}: {stage}",
+            completed=here_nbytes,
+            total=total_nbytes or None,
         )
+
+    def show_load(self, model: Model) -> None:
+        """Show how far the load of a model is."""
+        it = model.progress
+        self.update(model.name, it.stage or model.state.value, it.bytes_read, it.bytes_total)
 
     def __enter__(self) -> Self:
         self._progress.start()

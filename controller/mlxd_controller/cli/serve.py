@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,12 @@ from mlxd_controller.cli.security import (
     WorkerTokenFile,
     listener_files,
     named_workers,
+)
+from mlxd_controller.cli.stores import (
+    HUB_CACHE_VARIABLE,
+    MODELS_DIR_VARIABLE,
+    OLLAMA_VARIABLE,
+    store_places,
 )
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config, logs
@@ -72,6 +79,34 @@ Models = Annotated[
         "--model",
         metavar="[NAME=]PATH",
         help="A model folder to offer; repeatable.  [default: the built-in model, as demo]",
+    ),
+]
+ModelsDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="mlxd's own directory: a model a folder, and other names in aliases.json."
+        f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]",
+        show_default=False,
+    ),
+]
+HubCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="The cache of Hugging Face's libraries, whose models are offered as ORG/NAME."
+        f"  [env var: {HUB_CACHE_VARIABLE}, HF_HUB_CACHE, HF_HOME]"
+        "  [default: ~/.cache/huggingface/hub]",
+        show_default=False,
+    ),
+]
+OllamaModels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="Ollama's directory, whose models of tensors are offered as MODEL:TAG."
+        f"  [env var: {OLLAMA_VARIABLE}, OLLAMA_MODELS]  [default: ~/.ollama/models]",
+        show_default=False,
     ),
 ]
 MemoryLimit = Annotated[
@@ -187,6 +222,9 @@ def serve(
     *,
     address: Listen = None,
     model: Models = None,
+    models_dir: ModelsDir = None,
+    hub_cache: HubCache = None,
+    ollama_models: OllamaModels = None,
     memory_limit: MemoryLimit = None,
     reserve: Reserve = None,
     gpu_overhead: GpuOverhead = None,
@@ -216,13 +254,12 @@ def serve(
     log_format: LogFormat = LogFormat.AUTO,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
-    worker_security = ChannelSecurity(
-        worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file
-    )
+    channel = ChannelSecurity(worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file)
     logs.configure(level=log_level.value, fmt=log_format.value)  # what is passed over is logged
     settings = ServeSettings(
         address=o.server_address(context, address),
         models=tuple(_named_folder(text) for text in model or ()),
+        stores=store_places(os.environ, models_dir, hub_cache, ollama_models),
         memory_limit_bytes=memory_limit,
         keep_alive_s=keep_alive_s(keep_alive, os.environ),
         max_loaded=max_loaded,
@@ -238,8 +275,8 @@ def serve(
             token_file=token_file,
             open_health=open_health,
         ),
-        workers=named_workers(worker, worker_security),
-        worker_security=worker_security,
+        workers=named_workers(worker, channel),
+        worker_security=channel,
         metrics=metrics,
         metrics_vllm_aliases=metrics_vllm_aliases,
         preload=tuple(preload or ()),
@@ -336,4 +373,8 @@ async def _serve(settings: ServeSettings) -> ExitCode:
 
 
 def _announce(address: str) -> None:
+    # What start-up made stays to the end: a full collection would look through all of it, and
+    # every stream would wait for that, a tenth of a second.
+    gc.collect()
+    gc.freeze()
     typer.echo(f"{LISTENING}{address}")

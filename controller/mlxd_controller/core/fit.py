@@ -10,12 +10,15 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.measured import Known, Way, recalled
+from mlxd_controller.core.taken import Packable, Taken
 from mlxd_shared import config
 from mlxd_shared.arena_sizes import kv_tokens_bound
-from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_shared.cache_sizes import CacheSizes, rows_unpacked
+from mlxd_shared.packing_on_load import POLICY
 from mlxd_shared.pass_sizes import POOL_NBYTES, PassSizes
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 
@@ -30,10 +33,15 @@ TERMS = ("weights", "kv", PREFIX_TERM, "activations", "pool", PROCESS_TERM)
 PROCESS_BYTES = 84 * config.MIB
 """A worker beside its arrays, its tokenizer apart: interpreter, MLX, BLAS, gRPC. Measured with
 a model of 0.2 MB, after a stream: 87.8 MB; before it holds a model, 75.6."""
+WIDENING_BYTES = 11 * config.MIB
+"""NumPy, which a worker needs where weights are widened as they are read. Measured: 11.0 MB."""
 
 HEAP_BYTES = config.OWN_MAPPING_NBYTES
-"""What the C heap keeps between blocks that live: room for one more of the largest that it has.
-From that size on each is a mapping of its own (decision 0026)."""
+"""What the C heap keeps between blocks that live: larger ones are mappings of their own (0026)."""
+
+CUDA_CONTEXT_BYTES = 600 * config.MIB
+"""What the driver keeps of a GPU for each process: context, kernels, workspaces. Measured on one
+H200: 518 MiB after a first array, 590 after streams. The process itself is not on the GPU."""
 
 TOKENIZER_FACTOR = 11
 """What a tokenizer takes for each byte of its tokenizer.json: 9 (Mistral v3) to 11 (Qwen 3)."""
@@ -45,30 +53,6 @@ CONTEXT_USEFUL_TOKENS = 4096
 """Faster weights are not worth a context below this."""
 
 _ITEM_BYTES = {Weights.FLOAT32: 4, Weights.BFLOAT16: 2, Weights.FLOAT16: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One tensor as a load makes it; `joined` of several that are stored apart."""
-
-    values: int
-    stored_bytes: int
-    joined: bool
-    later_values: int = 0
-    """Those of all tensors that are taken after it."""
-    later_bytes: int = 0
-    """The same, as they are stored."""
-
-    def beyond_bytes(self, form_bytes: int | None) -> int:
-        """Return by how much a load is beyond the finished weights while this one is made.
-
-        There are then the tensor as it is stored, and, where it is put together, its parts in the
-        form, of so many bytes a value; what is taken later is not there. None is as stored.
-        """
-        made = self.stored_bytes if form_bytes is None else self.values * form_bytes
-        converted = 0 if made == self.stored_bytes else self.stored_bytes
-        later = self.later_bytes if form_bytes is None else self.later_values * form_bytes
-        return converted + (made if self.joined else 0) - later
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +84,23 @@ class ModelFacts:
     taken: tuple[Taken, ...] = ()
     """Tensors that a load makes, of each size the one that is made last."""
     dropped_bytes: int = 0
-    """What is stored and not kept: copies, and what the worker has no use for."""
+    """By how much less is kept than is stored, where it lives as stored: copies, and what a worker
+    has no use for; below zero where 8-bit floats, which live as numbers, outweigh these."""
+    packed_values: int = 0
+    """Values that are stored packed."""
+    packed_bytes: int = 0
+    """What these take as they are stored."""
+    packable: Mapping[int, Packable] = field(default_factory=dict)
+    """What is packed while loading, where that is asked for, by the size of groups."""
+
+    def unpacked_of(self, weights: Weights) -> int:
+        """Return the most values that are unpacked at once in such a life."""
+        if weights is Weights.STORED:
+            return self.unpacked_values
+        packing = POLICY.get(weights)
+        if packing is None or packing.group_size not in self.packable:
+            return 0
+        return self.packable[packing.group_size].unpacked_values
 
     @property
     def pass_sizes(self) -> PassSizes:
@@ -297,24 +297,38 @@ def corrected(plan: Plan, known: tuple[Known, ...]) -> Plan:
 
 def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
     """Return the plan with exactly these choices, whether it fits or not."""
-    item_bytes = _ITEM_BYTES.get(choice.weights, facts.item_bytes)
+    item_bytes = _item_bytes(facts, choice.weights, on_cpu=device.kind == "cpu")
     kv = _kv(facts, choice, item_bytes=item_bytes, on_cpu=device.kind == "cpu")
     beside_bytes = kv.nbytes + (choice.prefix_bytes or 0)
     rest = (
-        _weights(facts, choice.weights),
+        _weights(facts, choice.weights, item_bytes=item_bytes),
         kv,
         _activations(facts, device, choice, item_bytes=item_bytes, beside_bytes=beside_bytes),
         Term("pool", POOL_NBYTES, "freed memory that is kept for reuse"),
-        _process(facts),
+        _process(facts, device, choice),
     )
     free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
     prefix = _prefix(device, choice, free_bytes=free_bytes)
     return Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
 
 
-def _weights(facts: ModelFacts, weights: Weights) -> Term:
+def _item_bytes(facts: ModelFacts, weights: Weights, *, on_cpu: bool) -> int:
+    """Return what a number takes: beside weights packed while loading 4 bytes on a CPU."""
+    if weights in POLICY and on_cpu:
+        return _ITEM_BYTES[Weights.FLOAT32]
+    return _ITEM_BYTES.get(weights, facts.item_bytes)
+
+
+def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
     if weights is Weights.STORED:
         return Term("weights", facts.stored_bytes - facts.dropped_bytes, "as stored")
+    packing = POLICY.get(weights)
+    if packing is not None:
+        found = facts.packable.get(packing.group_size)
+        values = 0 if found is None else found.values
+        plain = facts.elements - facts.packed_values - values
+        nbytes = packing.nbytes(values, item_bytes) + plain * item_bytes + facts.packed_bytes
+        return Term("weights", nbytes, f"{values:,} values packed as {weights.value}")
     nbytes = facts.elements * _ITEM_BYTES[weights]
     return Term("weights", nbytes, f"{facts.elements:,} values as {weights.value}")
 
@@ -333,6 +347,8 @@ def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> 
     ]
     if caches.recurrent_values_per_row:
         parts.append(f"states of {caches.recurrent_values_per_row} float32 values a row")
+    if caches.foreign:
+        parts.append("at most: what mlx-lm's layers keep is known when the worker has the model")
     return Term("kv", held.nbytes(item_bytes), ", ".join(parts))
 
 
@@ -352,7 +368,7 @@ def _activations(
 ) -> Term:
     """Widest moment of a pass, or of putting a tensor together while nothing else is there yet.
 
-    Quantised keys and values are unpacked to be read: on a CPU all rows', elsewhere one prompt's.
+    Quantised keys and values are unpacked to be read: on Metal one prompt's, elsewhere all rows'.
     Weights that stay packed are unpacked for a prompt, a few layers' at a time.
     """
     context, on_cpu = choice.context_length, device.kind == "cpu"
@@ -363,12 +379,11 @@ def _activations(
         item_nbytes=item_bytes,
         on_cpu=on_cpu,
     )
-    read = kv_tokens_bound(context, choice.rows_max if on_cpu else 1)
+    read = kv_tokens_bound(context, rows_unpacked(choice.rows_max, device.kind))
     unpacked = facts.caches.unpacked_values(read, choice.kv_format)
-    unpacked += facts.unpacked_values if choice.weights is Weights.STORED else 0
+    unpacked += facts.unpacked_of(choice.weights)
     nbytes += unpacked * item_bytes
-    form_bytes = None if choice.weights is Weights.STORED else item_bytes
-    making = max((taken.beyond_bytes(form_bytes) for taken in facts.taken), default=0)
+    making = max((it.beyond_in(choice.weights, item_bytes) for it in facts.taken), default=0)
     if making - beside_bytes > nbytes:
         return Term("activations", making - beside_bytes, "putting a tensor together while loading")
     chunk = min(config.PREFILL_CHUNK_TOKENS, context)
@@ -376,6 +391,10 @@ def _activations(
     return Term("activations", nbytes, note)
 
 
-def _process(facts: ModelFacts) -> Term:
+def _process(facts: ModelFacts, device: Device, choice: Choice) -> Term:
+    if device.kind == "cuda":
+        return Term(PROCESS_TERM, CUDA_CONTEXT_BYTES, "the driver's context of a process")
     nbytes = PROCESS_BYTES + HEAP_BYTES + TOKENIZER_FACTOR * facts.tokenizer_bytes
+    if choice.weights is Weights.FLOAT32 and facts.item_bytes < _ITEM_BYTES[choice.weights]:
+        nbytes += WIDENING_BYTES
     return Term(PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")

@@ -1,7 +1,7 @@
 """A worker that a former controller started: watched, read and ended though it is no child.
 
 Invariants:
-- Its end is seen by every waiter alike; the exit code is not ours to see, and told as END_UNKNOWN.
+- The exit code is not ours to see, and told as END_UNKNOWN.
 - A signal goes to that very process, or to none.
 - However its end comes, its files go with it.
 """
@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
+from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
@@ -21,8 +22,6 @@ from mlxd_shared import config
 from mlxd_shared.known_process import KnownProcess
 from mlxd_shared.logs import get_logger
 
-END_UNKNOWN = 255
-"""The exit code of a process whose parent has gone."""
 END_S_MAX = 10.0
 """What the system may take to end a process that was killed."""
 _log = get_logger("launcher")
@@ -40,9 +39,8 @@ class AdoptedWorker:
         self._output = Output(self._log)
         self._reading: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
-        self._closing: asyncio.Task[int] | None = None
         known.watch(self._gone.set)
-        self._ended = asyncio.create_task(self._follow())
+        self._ending = Ending(asyncio.create_task(self._follow()), self._close)
 
     @property
     def pid(self) -> int:
@@ -62,7 +60,7 @@ class AdoptedWorker:
     @property
     def exit_code(self) -> int | None:
         """None while it lives; then END_UNKNOWN."""
-        return self._ended.result() if self._ended.done() else None
+        return self._ending.code
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output since it was adopted, oldest first."""
@@ -70,18 +68,16 @@ class AdoptedWorker:
 
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
-        if not self._ended.done():
+        if self._ending.code is None:
             self.files.holds(holding)
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended."""
-        return await asyncio.shield(self._ended)
+        return await self._ending.wait()
 
     async def close(self) -> int:
         """End the process: interrupt, a grace, kill. One that cannot be ended is let go of."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        return await asyncio.shield(self._closing)
+        return await self._ending.close()
 
     async def take_over(self, adopt: Callable[[str], Awaitable[None]]) -> None:
         """Have `adopt` tell the worker of a named pipe for its output, and read from that.
@@ -122,9 +118,9 @@ class AdoptedWorker:
             if self._gone.is_set():
                 break
             self._known.send_signal(number)
-            await asyncio.wait({self._ended}, timeout=wait_s)
+            await self._ending.comes_within(wait_s)
         if not self._gone.is_set():
             self._log.error("worker does not end", pid=self.pid)
             self._known.close()
             self._gone.set()
-        return await self._ended
+        return await self._ending.wait()

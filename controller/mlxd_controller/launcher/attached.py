@@ -20,6 +20,7 @@ import grpc
 
 from mlxd.v1 import status_pb2, status_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from mlxd_controller.launcher.attached_link import AttachedLink
+from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
 from mlxd_controller.ports import Holding
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config
@@ -36,8 +37,6 @@ SILENCE_S_MAX = 10.0
 LOST_AFTER_S = 2.0
 RETRY_S = 0.2
 UNLOAD_TIMEOUT_S = 30.0
-END_UNKNOWN = 255
-"""The exit code of a worker whose end was not ours to see."""
 
 _log = get_logger("attached")
 
@@ -60,7 +59,7 @@ class AttachedProcess:
         self._incarnation = worker.incarnation
         self._lines: tuple[str, ...] = ()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._closing: asyncio.Task[int] | None = None
+        self._ending = Ending(self._ended, self._close)
 
     @property
     def pid(self) -> int:
@@ -80,7 +79,7 @@ class AttachedProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it is used; 0 given back; END_UNKNOWN lost."""
-        return self._ended.result() if self._ended.done() else None
+        return self._ending.code
 
     def last_lines(self) -> tuple[str, ...]:
         """Return how it was lost; its output is not ours to see."""
@@ -91,13 +90,11 @@ class AttachedProcess:
 
     async def wait_exited(self) -> int:
         """Return once it has been given back or lost."""
-        return await asyncio.shield(self._ended)
+        return await self._ending.wait()
 
     async def close(self) -> int:
         """Give the worker back; see the file's invariants."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        return await asyncio.shield(self._closing)
+        return await self._ending.close()
 
     def lost(self, reason: str) -> None:
         """Note that the process has gone."""

@@ -64,6 +64,12 @@ class AttachedLink:
         """Ask the worker's tokenizer."""
         return await self._link.detokenize(request, timeout_s=timeout_s)
 
+    async def embed(
+        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
+    ) -> inference_pb2.EmbedResponse:
+        """Ask for the vectors of texts."""
+        return await self._link.embed(request, timeout_s=timeout_s)
+
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
         """Return what the worker says of itself."""
         return await self._link.status(timeout_s=timeout_s)

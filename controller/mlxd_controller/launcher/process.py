@@ -1,12 +1,11 @@
 """One worker process: its pipes, its end, its output. Used by the subprocess launcher.
 
 Invariants:
-- The end is awaited by one task; every waiter waits for that task, so all see the same end, and the
-  process is reaped whoever waits. It ends after the output has been read to its end, or EOF_GRACE_S
-  later where somebody else holds the pipe open.
+- The end is awaited by one task, so that the process is reaped whoever waits (see `ending`). It
+  ends after the output has been read to its end, or EOF_GRACE_S later where somebody else holds the
+  pipe open.
 - Its files go with it, however it ended: a process that is killed leaves its socket behind.
-- close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap. It runs once, however often and by
-  however many it is called, and is not undone by the cancellation of a caller.
+- close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap.
 - What does not listen yet is terminated instead: it has nothing to end, and Python tells at length
   of an interrupt that meets it while it starts.
 """
@@ -15,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from asyncio.subprocess import Process
 
 from structlog.typing import FilteringBoundLogger
 
+from mlxd_controller.launcher.child import Child
+from mlxd_controller.launcher.ending import Ending
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
@@ -27,11 +27,11 @@ from mlxd_shared import config
 
 
 class SubprocessWorker:
-    """Implements ports.WorkerProcess over asyncio's subprocess."""
+    """Implements ports.WorkerProcess over a child of this process."""
 
     def __init__(
         self,
-        process: Process,
+        process: Child,
         *,
         incarnation: str,
         output: PipeReader,
@@ -47,8 +47,7 @@ class SubprocessWorker:
         self._log = log
         self._address = ""
         self._output = Output(log)
-        self._ended = asyncio.create_task(self._follow(output))
-        self._closing: asyncio.Task[int] | None = None
+        self._ending = Ending(asyncio.create_task(self._follow(output)), self._close)
 
     @property
     def pid(self) -> int:
@@ -68,7 +67,7 @@ class SubprocessWorker:
     @property
     def exit_code(self) -> int | None:
         """None while it lives; negative: a signal."""
-        return self._ended.result() if self._ended.done() else None
+        return self._ending.code
 
     def listens_on(self, address: str) -> None:
         """Note the address that the process has told."""
@@ -80,18 +79,16 @@ class SubprocessWorker:
 
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
-        if not self._ended.done():
+        if self._ending.code is None:
             self._files.holds(holding)
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended and is reaped."""
-        return await asyncio.shield(self._ended)
+        return await self._ending.wait()
 
     async def close(self) -> int:
         """End the process; see the file's invariants."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        return await asyncio.shield(self._closing)
+        return await self._ending.close()
 
     async def _follow(self, output: PipeReader) -> int:
         reading = asyncio.create_task(self._output.follow(output.stream))
@@ -108,17 +105,9 @@ class SubprocessWorker:
         return code
 
     async def _close(self) -> int:
-        if self._ended.done():
-            return self._ended.result()
-        self._signal(signal.SIGINT if self._address else signal.SIGTERM)
-        await asyncio.wait({self._ended}, timeout=config.WORKER_INTERRUPT_GRACE_S)
-        if not self._ended.done():
-            self._log.warning("worker did not stop; killing it", pid=self.pid)
-            self._signal(signal.SIGKILL)
-        return await self._ended
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            self._process.send_signal(number)
-        except ProcessLookupError:
-            self._log.debug("worker ended before its signal", pid=self.pid)
+        if self._ending.code is None:
+            self._process.send_signal(signal.SIGINT if self._address else signal.SIGTERM)
+            if not await self._ending.comes_within(config.WORKER_INTERRUPT_GRACE_S):
+                self._log.warning("worker did not stop; killing it", pid=self.pid)
+                self._process.send_signal(signal.SIGKILL)
+        return await self._ending.wait()

@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 
 from structlog.typing import FilteringBoundLogger
 
+from mlxd_controller.launcher import child
 from mlxd_controller.launcher.environment import device_environment, own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.process import SubprocessWorker
@@ -97,18 +98,20 @@ class SubprocessLauncher:
             readers = [
                 unowned.enter_context(closing(await pipe.reader())) for pipe in (ready, output)
             ]
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *("--listen", files.address, "--incarnation", incarnation),
-                *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
-                *self.arguments,
-                *(("--device", device) if device else ()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output.write_fd,
-                stderr=output.write_fd,
-                start_new_session=True,
+            process = await child.start(
+                (
+                    *self._command,
+                    *("--listen", files.address, "--incarnation", incarnation),
+                    *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
+                    *self.arguments,
+                    *(("--device", device) if device else ()),
+                ),
+                output=output.write_fd,
                 pass_fds=(ready.write_fd, life.read_fd),
-                env={**self._environment, **device_environment(self._gpu_ids.get(device, ""))},
+                environment={
+                    **self._environment,
+                    **device_environment(self._gpu_ids.get(device, "")),
+                },
             )
             unowned.pop_all()
         ready.close(ready.write_fd)

@@ -15,7 +15,7 @@ import asyncio
 import importlib.metadata
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import psutil
 
@@ -23,7 +23,7 @@ from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.launcher.adopted import AdoptedWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
-from mlxd_controller.ports import ModelStore, Survivor, WorkerProcess
+from mlxd_controller.ports import Holding, ModelRef, ModelStore, Survivor, WorkerProcess
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config
 from mlxd_shared.errors import MlxdError
@@ -53,8 +53,6 @@ async def survivors_of(
 
     try:
         stems = run_dir.stems()
-        if stems:
-            await store.listed()  # reads every folder, so that digests are known
         async with asyncio.TaskGroup() as tasks:
             for stem in stems:
                 tasks.create_task(look(WorkerFiles(run_dir.path, stem)))
@@ -106,12 +104,25 @@ def _known(record: Record) -> KnownProcess | None:
     return None
 
 
+async def _configured(store: ModelStore, holding: Holding) -> ModelRef | None:
+    """Return the model that a worker holds; None where it is not configured here.
+
+    By its name first: to read all that stores have may take longer than the worker waits.
+    """
+    with suppress(MlxdError):  # the name may be another model's by now, or nobody's
+        ref = await store.resolve(holding.name)
+        if ref.digest == holding.digest:
+            return ref
+    await store.listed()
+    return store.known(holding.digest)
+
+
 async def _adopted(
     worker: AdoptedWorker, record: Record, store: ModelStore, arguments: tuple[str, ...]
 ) -> Survivor | None:
     """Take a worker over; None where it is not to be, which is logged."""
     holding = record.holding
-    ref = None if holding is None else store.known(holding.digest)
+    ref = None if holding is None else await _configured(store, holding)
     if holding is None or ref is None or record.arguments != arguments:
         problem = "it was started with other options"
         if holding is None or ref is None:

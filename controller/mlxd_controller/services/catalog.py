@@ -49,7 +49,7 @@ class Catalog:
             return await self.find(model)
         except ModelNotFound as error:
             if "/" in model:
-                hint = "a path must be absolute on the controller's machine"
+                hint = f"{error.hint}; a path must be absolute on the controller's machine"
                 raise ModelNotFound(model, hint) from error
             raise
 

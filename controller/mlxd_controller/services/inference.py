@@ -5,7 +5,6 @@ Invariants:
   once more of the next one where the first has gone.
 - Fields that are the controller's to set are refused from its clients.
 """
-# ruff: noqa: ARG002 - names and signatures are gRPC's
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_shared import config
 from mlxd_shared.convert import generate_from_pb
-from mlxd_shared.errors import DuplicateRequest, FieldNotServed, InvalidRequest, MlxdError
+from mlxd_shared.convert_embed import embed_from_pb
+from mlxd_shared.errors import DuplicateRequest, InvalidRequest, MlxdError
 from mlxd_shared.interceptors import Context
 from mlxd_shared.status import RemoteError
 
@@ -56,6 +56,7 @@ class InferenceService:
         with meter:
             _refuse_private(request)
             spec = generate_from_pb(request)
+            _note_time(request)
             ref = await self._catalog.find(spec.model)
             meter.model, meter.resumed = ref.name, len(spec.resumed)
             transcript = Transcript(wanted=self._log_content)
@@ -103,9 +104,14 @@ class InferenceService:
     async def embed(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        """Refuse: no served model gives embeddings yet."""
+        """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
-        raise FieldNotServed("Embed")
+        spec = embed_from_pb(request)
+        return await self._asked(
+            spec.model,
+            context,
+            lambda link: link.embed(request, timeout_s=context.time_remaining()),
+        )
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -147,10 +153,17 @@ class InferenceService:
             again = False
 
 
+def _note_time(request: inference_pb2.GenerateRequest) -> None:
+    """Have a conversation say when it came: with any worker its template is told the same time."""
+    if request.HasField("chat") and not request.chat.HasField("now"):
+        request.chat.now.GetCurrentTime()
+
+
 def _refuse_private(request: inference_pb2.GenerateRequest) -> None:
     _refuse_incarnation(request.worker_incarnation)
-    if request.HasField("load_duration"):
-        raise InvalidRequest.of("load_duration", "is set by the controller")
+    for name in ("load_duration", "age"):
+        if request.HasField(name):
+            raise InvalidRequest.of(name, "is set by the controller")
 
 
 def _refuse_incarnation(incarnation: str) -> None:

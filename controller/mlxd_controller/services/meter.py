@@ -31,10 +31,15 @@ class Meter:
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
 
+    @property
+    def age_s(self) -> float:
+        """How long ago the request came."""
+        return self._clock.now_s() - self._begun_s
+
     def saw_frame(self) -> None:
         """Note a message of the stream."""
         if self._first_s is None:
-            self._first_s = self._clock.now_s() - self._begun_s
+            self._first_s = self.age_s
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
     def broke_off(self, tokens: int) -> None:
@@ -55,7 +60,7 @@ class Meter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        seconds = self._clock.now_s() - self._begun_s
+        seconds = self.age_s
         finish = NO_FINISH if self._last is None else finish_label(self._last.finish)
         code = _code(error) if self._last is None else grpc.StatusCode.OK
         self._metrics.ended(model=self.model, code=code, finish=finish, duration_s=seconds)

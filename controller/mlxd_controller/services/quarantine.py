@@ -142,6 +142,7 @@ def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:
             content.tokens.CopyFrom(request.tokens)
         case _:
             content.chat.CopyFrom(request.chat)
+            content.chat.ClearField("now")  # another one for each request
     if request.HasField("response_format"):
         content.response_format.CopyFrom(request.response_format)
     return hashlib.sha256(content.SerializeToString(deterministic=True)).digest()

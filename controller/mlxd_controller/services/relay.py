@@ -190,6 +190,7 @@ class Relay:
         """Have the request say where the stream stands."""
         request, journal = self._request, self._journal
         request.load_duration.CopyFrom(duration_to_pb(self._waited_s))
+        request.age.CopyFrom(duration_to_pb(self._meter.age_s))
         if not journal.messages:
             return
         request.resume_from = journal.offset
@@ -244,7 +245,8 @@ class Relay:
             gone = self._lost(gone.describe())
         stays = isinstance(gone, WorkerLost) and not self._spec.migrate
         ended = await lease.worker.ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
-        if ended and lost and not self._came and lease.worker.has_begun(self._number):
+        silent = ended and lost and not self._came
+        if silent and self._runtime.may_have_died_of(lease.worker, self._number):
             self._quarantine.died(self._key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:

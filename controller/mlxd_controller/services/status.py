@@ -1,6 +1,7 @@
 """StatusService: the controller's view of itself, its workers and its memory.
 
-Invariant: never waits for a worker longer than STATUS_WAIT_S; figures that came earlier say so.
+Invariant: never waits for a worker longer than STATUS_WAIT_S, and asks none that said it less than
+STATUS_RECENT_S ago, however many want to know; figures that came earlier say so.
 """
 # ruff: noqa: ARG002, N802 - names and signatures are gRPC's
 
@@ -38,6 +39,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         self._runtime = runtime
         self._clock = clock
         self._started_unix_s = clock.unix_s()
+        self._version = version("mlxd")
         self._watchers = 0
 
     async def GetStatus(
@@ -79,19 +81,21 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     async def read(self, digest: str = "") -> status_pb2.Status:
         """Return the status now, with all workers or those of one model."""
         workers = self._runtime.workers
-        await workers.refresh(workers.live(), wait_s=config.STATUS_WAIT_S)
+        await workers.refresh(
+            workers.live(), wait_s=config.STATUS_WAIT_S, recent_s=config.STATUS_RECENT_S
+        )
         shown = [
             worker for worker in (*workers.live(), *workers.dead()) if digest in ("", worker.digest)
         ]
         state = self._runtime.state
         return status_pb2.Status(
             role=status_pb2.PROCESS_ROLE_CONTROLLER,
-            version=version("mlxd"),
+            version=self._version,
             pid=os.getpid(),
             start_time=timestamp_to_pb(self._started_unix_s),
             now=timestamp_to_pb(self._clock.unix_s()),
             host_memory=self._host_memory(),
-            devices=[_device_to_pb(device, state) for device in self._runtime.measure()],
+            devices=[_device_to_pb(device, state) for device in self._runtime.measured()],
             workers=[self._worker(worker, state) for worker in shown],
             metrics=[*self._runtime.metrics.to_pb(), *gauges(state, workers.live())],
         )

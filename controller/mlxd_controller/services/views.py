@@ -31,10 +31,11 @@ def progress_to_pb(progress: Progress) -> types_pb2.LoadProgress:
 
 
 def broken_to_pb(ref: BrokenRef) -> types_pb2.Model:
-    """Return a configured folder that cannot be served."""
+    """Return a name whose files cannot be served."""
     return types_pb2.Model(
         name=ref.name,
         path=str(ref.path),
+        store=ref.store,
         state=types_pb2.MODEL_STATE_FAILED,
         error=ref.error.describe(),
     )
@@ -50,6 +51,7 @@ def model_to_pb(
         aliases=ref.aliases,
         digest=ref.digest,
         path=str(ref.path),
+        store=ref.store,
         architecture=ref.facts.architecture,
         state=types_pb2.MODEL_STATE_UNLOADED,
         context_length_max=ref.facts.context_length_max,

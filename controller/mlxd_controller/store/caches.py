@@ -8,9 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
-from mlxd_controller.store.fields import Values, invalid, size
+from mlxd_controller.store.fields import Values, count, invalid, layer_count, size
 from mlxd_shared.cache_sizes import CONVOLVED_VALUES, CacheSizes, WindowedLayers
 from mlxd_shared.expert_sizes import routed_width
+from mlxd_shared.latent_sizes import latent_width
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -21,6 +22,14 @@ QWEN_WHOLE_LAYERS_DEFAULT = 28
 QWEN3_5_FULL_INTERVAL_DEFAULT = 4
 GEMMA3_PATTERN_DEFAULT = 6
 
+LATENT = {"DeepseekV2ForCausalLM": 0, "DeepseekV3ForCausalLM": 0, "Glm4MoeLiteForCausalLM": 1}
+"""Architectures that keep latents, and how many layers are dense where the config does not say."""
+
+EXPERTS = frozenset(
+    {*LATENT, "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"}
+)
+"""Architectures with layers of experts."""
+
 _QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -30,6 +39,12 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
     Raises:
         InvalidModel: a key that they follow from is missing, mistyped or out of range.
     """
+    if architecture in LATENT:
+        entry = _entry_dim(values)
+        layers = layer_count(values)
+        return CacheSizes(
+            kv_values_per_token=entry * layers, kv_heads=1, head_dim=entry, latent=True
+        )
     kinds = _kinds(values, architecture)
     kv_heads = size(values, "num_key_value_heads", default=_heads(values))
     per_layer = 2 * kv_heads * head_dim(values)
@@ -51,6 +66,9 @@ def cache_sizes(values: Values, architecture: str) -> CacheSizes:
 def projected_values(values: Values, architecture: str) -> int:
     """Return what the widest layer projects one position to: queries, keys, values and gates."""
     heads = _heads(values)
+    if architecture in LATENT:
+        rank, rotary = size(values, "kv_lora_rank"), size(values, "qk_rope_head_dim")
+        return latent_width(heads=heads, rank=rank, rotary=rotary)
     kv_heads = size(values, "num_key_value_heads", default=heads)
     if LINEAR not in _kinds(values, architecture):
         return (heads + 2 * kv_heads) * head_dim(values)
@@ -61,7 +79,7 @@ def projected_values(values: Values, architecture: str) -> int:
 
 def recurrent_values(values: Values, architecture: str) -> int:
     """Return what a recurrent layer makes of what it projects a position to; 0 without one."""
-    if LINEAR not in _kinds(values, architecture):
+    if architecture in LATENT or LINEAR not in _kinds(values, architecture):
         return 0
     mixed, _ = _linear_widths(values)
     return CONVOLVED_VALUES * mixed
@@ -69,27 +87,48 @@ def recurrent_values(values: Values, architecture: str) -> int:
 
 def feed_width(values: Values, architecture: str) -> int:
     """Return the widest inner part of a feed-forward, for one position."""
-    dense = size(values, "intermediate_size")
-    if architecture != "Qwen3MoeForCausalLM":
-        return dense
-    chosen, inner = size(values, "num_experts_per_tok"), size(values, "moe_intermediate_size")
-    routed = routed_width(chosen, size(values, "hidden_size"), inner)
-    sparse = _sparse_layers(values)
-    if all(sparse):
-        return routed
-    return max(dense, routed) if any(sparse) else dense
+    if architecture == "GptOssForCausalLM":
+        chosen, inner = size(values, "num_experts_per_tok"), size(values, "intermediate_size")
+        return routed_width(chosen, size(values, "hidden_size"), inner)
+    if architecture not in EXPERTS:
+        return size(values, "intermediate_size")
+    sparse = _sparse_layers(values, architecture)
+    widths = [] if all(sparse) else [size(values, "intermediate_size")]
+    if any(sparse):
+        chosen, inner = size(values, "num_experts_per_tok"), size(values, "moe_intermediate_size")
+        routed = routed_width(chosen, size(values, "hidden_size"), inner)
+        widths.append(routed + _shared_width(values, inner))
+    return max(widths)
 
 
-def _sparse_layers(values: Values) -> list[bool]:
+def _shared_width(values: Values, inner: int) -> int:
+    """Return the width of what every token goes through beside its experts; 0 without that."""
+    beside = inner * count(values, "n_shared_experts", default=0)
+    return max(beside, count(values, "shared_expert_intermediate_size", default=0))
+
+
+def _sparse_layers(values: Values, architecture: str) -> list[bool]:
     """Return which layers have experts."""
+    layers = range(layer_count(values))
+    if architecture in LATENT:
+        kinds = values.get("mlp_layer_types")
+        if isinstance(kinds, list) and len(kinds) == len(layers):
+            return [kind == "sparse" for kind in kinds]
+        first = count(values, "first_k_dense_replace", default=LATENT[architecture])
+        return [index >= first for index in layers]
     step = size(values, "decoder_sparse_step", default=1)
     dense = values.get("mlp_only_layers")
     if dense is None:
         dense = []
     if not isinstance(dense, list):
         raise invalid("mlp_only_layers", f"{dense!r} is not a list")
-    layers = range(size(values, "num_hidden_layers"))
-    return [(index + 1) % step == 0 and index not in dense for index in layers]
+    without = {index for index in dense if type(index) is int}
+    return [(index + 1) % step == 0 and index not in without for index in layers]
+
+
+def _entry_dim(values: Values) -> int:
+    """Return the width of what a layer of latents keeps of a position."""
+    return size(values, "kv_lora_rank") + size(values, "qk_rope_head_dim")
 
 
 def head_dim(values: Values) -> int:
@@ -105,7 +144,7 @@ def _heads(values: Values) -> int:
 def _kinds(values: Values, architecture: str) -> list[str]:
     """Return what each layer is; a window that never slides makes it a whole one."""
     named = values.get("layer_types")
-    layers = size(values, "num_hidden_layers")
+    layers = layer_count(values)
     kinds = _by_rule(values, architecture, layers) if named is None else _named(named, layers)
     if SLIDING in kinds and _window(values, architecture) >= _context_max(values):
         return [FULL if kind == SLIDING else kind for kind in kinds]
@@ -125,13 +164,15 @@ def _by_rule(values: Values, architecture: str, layers: int) -> list[str]:
         case "MistralForCausalLM" if values.get("sliding_window") is not None:
             return [SLIDING] * layers
         case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" if values.get("use_sliding_window") is True:
-            whole = _count(values, "max_window_layers", default=QWEN_WHOLE_LAYERS_DEFAULT)
+            whole = count(values, "max_window_layers", default=QWEN_WHOLE_LAYERS_DEFAULT)
             return [FULL if index < whole else SLIDING for index in range(layers)]
+        case "GptOssForCausalLM":
+            return [FULL if index % 2 else SLIDING for index in range(layers)]
         case "Gemma3ForCausalLM":
             older = size(values, "_sliding_window_pattern", default=GEMMA3_PATTERN_DEFAULT)
             pattern = size(values, "sliding_window_pattern", default=older)
             return [SLIDING if (index + 1) % pattern else FULL for index in range(layers)]
-        case "Qwen3_5ForCausalLM":
+        case "Qwen3_5ForCausalLM" | "Qwen3NextForCausalLM" | "Qwen3_5MoeForCausalLM":
             interval = size(
                 values, "full_attention_interval", default=QWEN3_5_FULL_INTERVAL_DEFAULT
             )
@@ -147,11 +188,6 @@ def _window(values: Values, architecture: str) -> int:
 
 def _context_max(values: Values) -> int:
     return size(values, "max_position_embeddings")
-
-
-def _count(values: Values, key: str, *, default: int) -> int:
-    """Return an integer from 0 up."""
-    return 0 if values.get(key) == 0 else size(values, key, default=default)
 
 
 def _linear_state_values(values: Values) -> int:

@@ -1,0 +1,115 @@
+"""A chat's terminal: lines in, with editing and several of them as one; answers out as they come.
+
+Nothing that a model writes steers the terminal: of control characters only line ends and tabs pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from typing import Final
+
+import typer
+
+PROMPT: Final = ">>> "
+MORE: Final = "... "
+QUOTES: Final = '"""'
+GO_ON: Final = "\\"
+_STEERING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+
+
+class Interrupted(Exception):
+    """Ctrl-C at the prompt, where it means to leave; anywhere else it is a KeyboardInterrupt."""
+
+
+class LineEditor:
+    """Asks for messages. Main thread."""
+
+    def __init__(self) -> None:
+        """Have arrow keys edit and recall lines, where the library for it is there."""
+        with contextlib.suppress(ImportError):  # not on every system; then lines come as typed
+            import readline  # noqa: F401, PLC0415 - `input` uses it once it is imported
+
+    def message(self) -> str | None:
+        """Return the next message, maybe of several lines; None where the input has ended.
+
+        A line goes on behind a backslash at its end, and from three quotes to the next three.
+
+        Raises:
+            Interrupted: Ctrl-C at the prompt.
+        """
+        try:
+            return self._message()
+        except EOFError:
+            typer.echo()
+            return None
+
+    def _message(self) -> str:
+        line = self._line(PROMPT)
+        if line.lstrip().startswith(QUOTES):
+            return self._quoted(line.lstrip().removeprefix(QUOTES))
+        lines = []
+        while line.endswith(GO_ON):
+            lines.append(line.removesuffix(GO_ON))
+            line = self._line(MORE)
+        return "\n".join([*lines, line])
+
+    def _quoted(self, line: str) -> str:
+        lines = []
+        while not line.rstrip().endswith(QUOTES):
+            lines.append(line)
+            line = self._line(MORE)
+        return "\n".join([*lines, line.rstrip().removesuffix(QUOTES)]).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        if not sys.stdout.isatty():
+            typer.echo(prompt, nl=False, err=True)  # what is written to stdout is the answers'
+            prompt = ""
+        try:
+            return input(prompt)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
+class AnswerWriter:
+    """Writes one answer: thoughts pale, and only where somebody watches."""
+
+    def __init__(self) -> None:
+        self._watched = sys.stdout.isatty()
+        self._thinking = False
+        self._last = "\n"
+
+    def text(self, text: str) -> None:
+        """Write text of the answer."""
+        if self._thinking:
+            self._thinking = False
+            self._write(f"{_PLAIN}\n" if self._last == "\n" else f"{_PLAIN}\n\n", steering=True)
+        self._write(text)
+
+    def reasoning(self, text: str) -> None:
+        """Write what the model thinks before it answers."""
+        if not self._watched:
+            return
+        if not self._thinking:
+            self._thinking = True
+            self._write(_DIM, steering=True)
+        self._write(text)
+
+    def end(self) -> None:
+        """Have what follows begin on a line of its own."""
+        if self._thinking:
+            self._thinking = False
+            self._write(_PLAIN, steering=True)
+        if self._last != "\n":
+            typer.echo()
+        self._last = "\n"
+
+    def _write(self, text: str, *, steering: bool = False) -> None:
+        if self._watched and not steering:
+            text = _STEERING.sub("", text)
+        if text:
+            typer.echo(text, nl=False)
+            self._last = text[-1] if not steering or "\n" in text else self._last

@@ -1,0 +1,75 @@
+"""Where stores of models are: what was given, else the environment, else where each store lies.
+
+Invariants:
+- An option beats a variable of mlxd's own, which beats those of the store's owner, which beat the
+  default. The word `none` leaves a store out.
+- What was given and is no directory is refused; a default that is not there is an empty store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlxd_controller.cli.outcome import usage_error
+from mlxd_controller.settings import StorePlaces
+
+MODELS_DIR_VARIABLE = "MLXD_MODELS_DIR"
+HUB_CACHE_VARIABLE = "MLXD_HUB_CACHE"
+OLLAMA_VARIABLE = "MLXD_OLLAMA_MODELS"
+LEFT_OUT = "none"
+
+
+def store_places(
+    environment: Mapping[str, str],
+    models_dir: str | None,
+    hub_cache: str | None,
+    ollama: str | None,
+) -> StorePlaces:
+    """Return where to look; options that are None were not given.
+
+    Raises:
+        typer.Exit: an option names no directory.
+    """
+    return StorePlaces(
+        models_dir=_given("--models-dir", models_dir, models_dir_of(environment)),
+        hub_cache=_given("--hub-cache", hub_cache, hub_cache_of(environment)),
+        ollama=_given("--ollama-models", ollama, _ollama_of(environment)),
+    )
+
+
+def models_dir_of(environment: Mapping[str, str]) -> Path | None:
+    """Return mlxd's own directory of models; None where it is left out."""
+    data = environment.get("XDG_DATA_HOME") or "~/.local/share"
+    return _folder(environment.get(MODELS_DIR_VARIABLE) or f"{data}/mlxd/models")
+
+
+def hub_cache_of(environment: Mapping[str, str]) -> Path | None:
+    """Return the cache of Hugging Face's libraries, as they find it; None where it is left out."""
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
+    own = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    return _folder(environment.get(HUB_CACHE_VARIABLE) or own or f"{home}/hub")
+
+
+def _ollama_of(environment: Mapping[str, str]) -> Path | None:
+    own = environment.get(OLLAMA_VARIABLE) or environment.get("OLLAMA_MODELS")
+    return _folder(own or "~/.ollama/models")
+
+
+def _given(option: str, text: str | None, default: Path | None) -> Path | None:
+    if text is None:
+        return default
+    folder = _folder(text)
+    if folder is not None and not folder.is_dir():
+        usage_error(f"{option} {text}: {folder} is not a folder")
+    return folder
+
+
+def _folder(text: str) -> Path | None:
+    if text == LEFT_OUT:
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # a user without a home has no store there
+        return None

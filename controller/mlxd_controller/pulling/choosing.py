@@ -1,0 +1,117 @@
+"""Which files of a repository a model needs. Pure.
+
+Invariants:
+- What would run code when it is read, such as a pickle, is never chosen, whoever asks for it: a
+  pattern, or the repository's own index.
+- A name that leads out of the repository refuses the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+from mlxd_shared.errors import InvalidModel, InvalidRequest
+from mlxd_shared.stored_files import OTHER_WEIGHTS
+from mlxd_shared.weights import INDEX_FILE, SINGLE_FILE
+
+FILES_MAX = 100_000
+TEXTS = ("*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
+"""At the top of a repository: configuration, tokenizer, templates."""
+TEXTS_BELOW = ("additional_chat_templates/*.jinja", "1_Pooling/config.json")
+"""In folders of it: further templates, and how texts become vectors."""
+
+_PICKLES = (OTHER_WEIGHTS - {".gguf"}) | {".dill", ".joblib", ".npy", ".pyc"}
+_WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository; its size and the hash of its content where the server tells."""
+
+    name: str
+    nbytes: int = 0
+    content: str = ""
+
+
+def check_names(files: Sequence[RemoteFile]) -> None:
+    """Refuse a repository whose names are not all below it.
+
+    Raises:
+        InvalidModel: names the first one.
+    """
+    if len(files) > FILES_MAX:
+        raise InvalidModel(f"{len(files)} files, at most {FILES_MAX} are looked at")
+    for file in files:
+        parts = PurePosixPath(file.name).parts
+        odd = "\\" in file.name or not file.name.isprintable() or file.name.startswith("/")
+        if odd or not parts or ".." in parts:
+            raise InvalidModel("a name that leads out of the repository", file=file.name)
+
+
+def needed(
+    files: Sequence[RemoteFile], *, index: Mapping[str, Any] | None, include: Collection[str] = ()
+) -> tuple[RemoteFile, ...]:
+    """Return what a model needs, and what patterns of `include` add, by name.
+
+    index: the content of the repository's index of shards, if it has one.
+
+    Raises:
+        InvalidModel: it has no weights that could be served; names what it has.
+        InvalidRequest: a pattern asks for pickles.
+    """
+    found = {file.name: file for file in files}
+    wanted = set(_weights(found, index))
+    wanted |= {
+        name for name in found if _matches(name, (*TEXTS, *TEXTS_BELOW)) and not is_pickle(name)
+    }
+    for pattern in include:
+        more = {name for name in found if fnmatchcase(name, pattern)}
+        pickles = sorted(filter(is_pickle, more))
+        if pickles:
+            problem = f"{pattern!r} asks for {pickles[0]}, which can run code when it is read"
+            raise InvalidRequest.of("include", problem)
+        wanted |= more
+    return tuple(found[name] for name in sorted(wanted))
+
+
+def is_pickle(name: str) -> bool:
+    """Return whether a file is of a format that can run code, or is for another library alone."""
+    return PurePosixPath(name).suffix.lower() in _PICKLES
+
+
+def _weights(found: Mapping[str, RemoteFile], index: Mapping[str, Any] | None) -> Collection[str]:
+    if index is not None:
+        return _shards(found, index)
+    if SINGLE_FILE in found:
+        return {SINGLE_FILE}
+    tops = {name for name in found if name.endswith(_WEIGHTS) and "/" not in name}
+    if tops:
+        return tops
+    others = sorted(name for name in found if PurePosixPath(name).suffix in OTHER_WEIGHTS)
+    if not others:
+        raise InvalidModel("the repository has no weights")
+    kind = "a pickle, which can run code when it is read" if is_pickle(others[0]) else "GGUF"
+    raise InvalidModel(f"{kind}; mlxd takes safetensors alone, and there are none", file=others[0])
+
+
+def _shards(found: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Collection[str]:
+    placed = index.get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise InvalidModel("names no shards", file=INDEX_FILE, field="weight_map")
+    for name, shard in placed.items():
+        if not isinstance(shard, str) or "/" in shard or not shard.endswith(_WEIGHTS):
+            problem = f"{shard!r:.80} is no file of safetensors beside the index"
+            raise InvalidModel(problem, file=INDEX_FILE, field=name)
+        if shard not in found:
+            raise InvalidModel(f"its shard {shard!r:.80} is missing", file=INDEX_FILE, field=name)
+    return set(placed.values())
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(
+        fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns
+    )

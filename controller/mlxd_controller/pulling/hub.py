@@ -1,0 +1,281 @@
+"""Pulling through huggingface_hub: its cache, its tokens, its layout; and files that go on.
+
+The library begins a file anew in each process. So a file that its server offers as plain bytes is
+fetched here into the cache, from where the last attempt ended, and is the library's from then on.
+
+Invariants:
+- A file counts once it is whole: its bytes have the hash that the server gave before.
+- A revision's name leads to a snapshot only when all of this pull is there, so that no reader of
+  the cache meets half a model.
+- What a server names never becomes a path unchecked: hashes are hexadecimal, files lie below.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlxd_controller.pulling.choosing import RemoteFile, check_names, needed
+from mlxd_controller.pulling.failure import PullFailed
+from mlxd_controller.pulling.hub_api import Hub, RemotePart, of_the_system
+from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import parse_json_object, read_file
+from mlxd_shared.stored_files import HUB_REPOSITORY_PREFIX
+from mlxd_shared.units import format_bytes
+from mlxd_shared.weights import INDEX_FILE
+
+UNFINISHED = ".mlxd-unfinished"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HASHED_BYTES = 1 << 20
+
+Report = Callable[[str, int, int], None]
+"""Called with (what is going on, bytes that are here, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be pulled, and where to."""
+
+    repository: str
+    revision: str
+    cache: Path
+    include: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What is here now."""
+
+    repository: str
+    revision: str
+    commit: str
+    path: Path
+    files: int
+    nbytes: int
+
+
+def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
+    """Have the files of a revision in the cache and return where; blocks until they are.
+
+    Raises:
+        PullFailed: the hub refuses or does not answer, or the disk is full.
+        InvalidModel: the repository is no model that could be served; names the file.
+        InvalidRequest: `include` asks for what is never taken.
+    """
+    try:
+        return _pulled(hub, wanted, report)
+    except OSError as error:
+        raise PullFailed(of_the_system(error)) from error
+
+
+def _pulled(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
+    report("looking", 0, 0)
+    commit, files = hub.listing(wanted.repository, wanted.revision)
+    if not _COMMIT.fullmatch(commit):
+        raise PullFailed(f"the hub calls {wanted.revision!r} {commit!r:.80}, which is no commit")
+    check_names(files)
+    one = _Pull(hub, wanted, commit, report)
+    index = one.index(files)
+    chosen = needed(files, index=index, include=wanted.include)
+    one.check_room(chosen)
+    for file in sorted(chosen, key=_turn):
+        one.fetch(file)
+    one.name_it()
+    return Pulled(
+        wanted.repository,
+        wanted.revision,
+        commit,
+        one.snapshot,
+        len(chosen),
+        sum(file.nbytes for file in chosen),
+    )
+
+
+def _turn(file: RemoteFile) -> tuple[bool, str]:
+    """Return when a file is fetched: weights last, for what has none yet is taken for no model."""
+    return file.name.endswith(".safetensors"), file.name
+
+
+class _Pull:
+    """One pull under way."""
+
+    def __init__(self, hub: Hub, wanted: Wanted, commit: str, report: Report) -> None:
+        self._hub = hub
+        self._wanted = wanted
+        self._commit = commit
+        self._report = report
+        name = HUB_REPOSITORY_PREFIX + wanted.repository.replace("/", "--")
+        self._folder = wanted.cache / name
+        self._blobs = self._folder / "blobs"
+        self.snapshot = self._folder / "snapshots" / commit
+        self._total = 0
+        self._here = 0
+
+    def index(self, files: Collection[RemoteFile]) -> dict[str, Any] | None:
+        """Return the index of shards, pulled first: it names the weights."""
+        file = next((file for file in files if file.name == INDEX_FILE), None)
+        if file is None:
+            return None
+        if file.nbytes > SAFETENSORS_HEADER_BYTES_MAX:
+            raise InvalidModel(f"over {SAFETENSORS_HEADER_BYTES_MAX} bytes long", file=INDEX_FILE)
+        self.fetch(file)
+        raw = read_file(self.snapshot / INDEX_FILE, bytes_max=SAFETENSORS_HEADER_BYTES_MAX)
+        return parse_json_object(raw or b"", file=INDEX_FILE)
+
+    def check_room(self, chosen: Collection[RemoteFile]) -> None:
+        """Refuse what the disk cannot hold, before it is full."""
+        self._total, self._here = sum(file.nbytes for file in chosen), 0
+        missing = sum(map(self._missing_nbytes, chosen))
+        free = shutil.disk_usage(_existing_parent(self._folder)).free
+        if missing > free:
+            raise PullFailed(
+                f"the disk of {self._folder} has {format_bytes(free)} free, "
+                f"{format_bytes(missing)} are needed"
+            )
+
+    def fetch(self, file: RemoteFile) -> None:
+        """Have one file in the snapshot."""
+        before, path = self._here, self.snapshot / file.name
+        if not _is_whole(path, file.nbytes):
+            self._hub.reporting = lambda nbytes: self._came(file.name, nbytes)
+            wanted = self._wanted
+            part = self._hub.part(wanted.repository, file.name, self._commit)
+            blob = self._blobs / part.etag
+            if part.plain:
+                self._fetch_plain(file, part, blob)
+                _link(path, blob)
+            else:
+                _drop_damaged(path, blob)
+                self._hub.place(wanted.repository, file.name, self._commit, wanted.cache)
+        self._here = before + file.nbytes
+        self._report(file.name, self._here, self._total)
+
+    def name_it(self) -> None:
+        """Let the revision's name lead to the snapshot."""
+        revision = self._wanted.revision
+        if revision == self._commit:
+            return
+        ref = self._folder / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        fresh = ref.with_name(f".{ref.name}.{os.getpid()}")
+        fresh.write_text(self._commit, encoding="ascii")
+        fresh.replace(ref)
+
+    def _came(self, name: str, nbytes: int) -> None:
+        self._here += nbytes
+        self._report(name, self._here, self._total)
+
+    def _missing_nbytes(self, file: RemoteFile) -> int:
+        """Return how much of a file has to come, by what is known before it is asked for."""
+        blob = self._blobs / file.content if file.content else self.snapshot / file.name
+        if any(_is_whole(path, file.nbytes) for path in (self.snapshot / file.name, blob)):
+            return 0
+        unfinished = _unfinished(blob)
+        begun = unfinished.stat().st_size if unfinished.exists() else 0
+        return max(0, file.nbytes - begun)
+
+    def _fetch_plain(self, file: RemoteFile, part: RemotePart, blob: Path) -> None:
+        """Have a file's bytes among the blobs."""
+        if _is_whole(blob, part.nbytes or file.nbytes):
+            return
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = _unfinished(blob)
+        with unfinished.open("ab+") as stream:
+            _lock(stream, unfinished, file.name)
+            begun = stream.seek(0, os.SEEK_END)
+            if part.nbytes is not None and begun > part.nbytes:
+                begun = stream.truncate(0)
+            self._came(file.name, begun)
+            self._hub.download(part, stream, begun)
+            stream.flush()
+            os.fsync(stream.fileno())
+            if _hash_of(stream, part.etag) != part.etag:
+                unfinished.unlink()
+                raise PullFailed(f"{file.name} came damaged and is dropped; pull again")
+            unfinished.replace(blob)
+
+
+def _unfinished(blob: Path) -> Path:
+    return blob.with_name(blob.name + UNFINISHED)
+
+
+def _is_whole(path: Path, nbytes: int) -> bool:
+    """Return whether there is a file, of a length if that is known; links are followed."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and nbytes in (0, status.st_size)
+
+
+def _link(path: Path, blob: Path) -> None:
+    """Let a snapshot's file be its blob, or a copy where a file system has no links."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    except FileExistsError:  # by another pull
+        return
+    except OSError:
+        shutil.copyfile(blob, path)
+
+
+def _drop_damaged(path: Path, blob: Path) -> None:
+    """Let go of a file that is not whole: the library takes what is there for what it should be."""
+    if path.exists():
+        blob.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _lock(stream: BinaryIO, path: Path, name: str) -> None:
+    """Keep other pulls from a file that is being fetched.
+
+    Raises:
+        PullFailed: one has it, or had it a moment ago: then it is no unfinished one any more.
+    """
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise PullFailed(f"another pull fetches {name}; wait for it") from error
+    if not path.exists() or not os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+        raise PullFailed(f"another pull has just fetched {name}; pull again")
+
+
+def _hash_of(stream: BinaryIO, etag: str) -> str:
+    """Return the hash that a file's name should be: sha256, or that of git for small files."""
+    nbytes = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    found = hashlib.sha256()
+    if len(etag) == 40:
+        found = hashlib.sha1(f"blob {nbytes}\0".encode(), usedforsecurity=False)
+    while part := stream.read(_HASHED_BYTES):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def told(pulled: Pulled) -> str:
+    """Return a pull as one line of JSON."""
+    return json.dumps(
+        {
+            "repository": pulled.repository,
+            "revision": pulled.revision,
+            "commit": pulled.commit,
+            "path": str(pulled.path),
+            "files": pulled.files,
+            "nbytes": pulled.nbytes,
+        }
+    )

@@ -1,0 +1,209 @@
+"""All that is asked of huggingface_hub, which only the extra `hub` installs.
+
+Invariants:
+- It is imported when it is used, so that the base install works without it.
+- Its errors end here: each becomes a PullFailed in our own words, with what helps.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from mlxd_controller.pulling.choosing import RemoteFile
+from mlxd_controller.pulling.failure import PullFailed, Reason
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+ANSWER_TIMEOUT_S = 30.0
+_NOT_INSTALLED = "mlxd pull needs huggingface_hub: pip install 'mlxd[hub]'"
+_SIGN_IN = "sign in with `hf auth login`, or set HF_TOKEN"
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_TRANSPORTS = frozenset({"httpcore", "httpcore2", "httpx", "httpx2"})
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePart:
+    """Where a file's bytes are. `plain`: they can be asked for from any byte on.
+
+    The address may let in whoever knows it: errors tell the name alone.
+    """
+
+    name: str
+    url: str
+    etag: str
+    nbytes: int | None
+    plain: bool
+
+
+class Hub:
+    """A hub: an endpoint, and who asks. Used by one thread."""
+
+    def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:
+        """Take what the environment of the library does not say; nothing is asked yet.
+
+        Raises:
+            PullFailed: the library is not installed.
+        """
+        if importlib.util.find_spec("huggingface_hub") is None:
+            raise PullFailed(_NOT_INSTALLED)
+        self._endpoint = None if endpoint is None else endpoint.rstrip("/")
+        self._token = token
+        self.reporting: Callable[[int], None] = lambda _: None
+        """Told how many bytes have come since it was told last."""
+
+    def listing(self, repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
+        """Return a revision's commit and files."""
+        from huggingface_hub import HfApi  # noqa: PLC0415
+
+        with _in_our_words(repository, revision):
+            found = HfApi(endpoint=self._endpoint, token=self._token).model_info(
+                repository, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT_S
+            )
+            return found.sha or "", [_remote_file(told) for told in found.siblings or ()]
+
+    def part(self, repository: str, name: str, commit: str) -> RemotePart:
+        """Return where a file's bytes are."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
+
+        with _in_our_words(repository, commit):
+            url = hf_hub_url(repository, name, revision=commit, endpoint=self._endpoint)
+            found = get_hf_file_metadata(
+                url, token=self._token, timeout=ANSWER_TIMEOUT_S, endpoint=self._endpoint
+            )
+            etag = found.etag or ""
+            if not _HASH.fullmatch(etag):
+                raise PullFailed(f"the hub calls {name} {etag!r:.80}, which is no hash")
+            plain = found.xet_file_data is None
+            return RemotePart(name, found.location, etag, found.size, plain=plain)
+
+    def download(self, part: RemotePart, stream: BinaryIO, begun_nbytes: int) -> None:
+        """Append what is missing of a file to `stream`, which has so many bytes of it."""
+        from huggingface_hub.file_download import http_get  # noqa: PLC0415
+        from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
+
+        with _in_our_words(part.name, ""):
+            http_get(
+                part.url,
+                stream,
+                resume_size=begun_nbytes,
+                headers=build_hf_headers(token=self._token) if self._ours(part.url) else {},
+                expected_size=part.nbytes,
+                tqdm_class=self._counter(),
+            )
+
+    def place(self, repository: str, name: str, commit: str, cache: Path) -> None:
+        """Have a file of Xet storage in the commit's snapshot; its bytes are fetched if need be."""
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415
+
+        with _in_our_words(repository, commit):
+            hf_hub_download(
+                repository,
+                name,
+                revision=commit,
+                cache_dir=cache,
+                endpoint=self._endpoint,
+                token=self._token,
+                tqdm_class=self._counter(),
+            )
+
+    def _ours(self, url: str) -> bool:
+        """Return whether a place is the hub's own, which alone is told the token."""
+        from huggingface_hub.constants import ENDPOINT  # noqa: PLC0415
+
+        return url.startswith(f"{self._endpoint or ENDPOINT}/")
+
+    def _counter(self) -> Any:  # noqa: ANN401 - a class of a library without types
+        """Return a progress bar's class that shows nothing and tells `reporting`."""
+        from tqdm import tqdm  # noqa: PLC0415
+
+        reporting = self.reporting
+
+        class Counter(tqdm):  # type: ignore[misc]
+            """Counts."""
+
+            def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+                options.pop("name", None)
+                super().__init__(*arguments, **{**options, "disable": True})
+
+            def update(self, n: float | None = 1) -> None:
+                """Pass on how many bytes have come."""
+                reporting(int(n or 0))
+
+            def update_transfer(self, n: float) -> None:
+                """Pass over what Xet storage sends: what becomes of it is counted."""
+
+        return Counter
+
+
+def _remote_file(told: Any) -> RemoteFile:  # noqa: ANN401 - of a library that checks nothing
+    """Return a file of a listing; what it says of it is used only where it is what it should be."""
+    if not isinstance(told.rfilename, str):
+        raise PullFailed(f"the hub calls a file {told.rfilename!r:.80}, which is no name")
+    nbytes = told.size if type(told.size) is int and told.size > 0 else 0
+    content = told.blob_id if told.lfs is None else told.lfs.sha256
+    known = isinstance(content, str) and _HASH.fullmatch(content)
+    return RemoteFile(told.rfilename, nbytes, content if known else "")
+
+
+@contextmanager
+def _in_our_words(what: str, revision: str) -> Iterator[None]:
+    """Turn the library's errors around the body into ours."""
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
+    try:
+        yield
+    except PullFailed:
+        raise
+    except Exception as error:
+        for kind, words, reason in _known(what, revision):
+            if isinstance(error, kind):
+                raise PullFailed(words, reason) from error
+        if isinstance(error, HfHubHTTPError):
+            raise _refused(error, what) from error
+        if isinstance(error, OSError):
+            raise PullFailed(of_the_system(error)) from error
+        if type(error).__module__.partition(".")[0] not in _TRANSPORTS:
+            raise
+        raise PullFailed(f"no answer from the hub: {error}", Reason.NO_ANSWER) from error
+
+
+def _known(what: str, revision: str) -> list[tuple[type[Exception], str, Reason]]:
+    """Return what the library's errors mean; a special one comes before its kind."""
+    from huggingface_hub import errors as e  # noqa: PLC0415
+
+    gated = f"{what} is gated: accept its terms on the hub, then {_SIGN_IN}"
+    unknown = f"the hub has no model {what}, or not for you: if it is private, {_SIGN_IN}"
+    return [
+        (e.GatedRepoError, gated, Reason.OTHER),
+        (e.RevisionNotFoundError, f"{what} has no revision {revision!r}", Reason.NOT_FOUND),
+        (e.RepositoryNotFoundError, unknown, Reason.NOT_FOUND),
+        (e.EntryNotFoundError, f"a file of {what} has gone from the hub", Reason.NOT_FOUND),
+        (e.HFValidationError, f"{what!r} is not ORG/NAME", Reason.NOT_FOUND),
+        (e.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids asking the hub", Reason.NO_ANSWER),
+    ]
+
+
+def _refused(error: HfHubHTTPError, what: str) -> PullFailed:
+    status = error.response.status_code
+    if status in (401, 403):
+        return PullFailed(f"the hub refuses {what} to you ({status}): {_SIGN_IN}")
+    if status == 404:
+        return PullFailed(f"the hub has no {what}", Reason.NOT_FOUND)
+    return PullFailed(f"the hub answers {status} about {what}", Reason.NO_ANSWER)
+
+
+def of_the_system(error: OSError) -> str:
+    """Return what the disk or the system says, for people."""
+    if error.errno is None:  # the library's own: of a length that is not what was told
+        return "a file did not come whole; pull again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; what has come stays for the next pull"
+    return f"{error.filename or 'the download'}: {error.strerror or error}"

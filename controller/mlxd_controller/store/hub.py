@@ -1,0 +1,152 @@
+"""The cache of Hugging Face's libraries: what they have downloaded, under the names it has there.
+
+    ROOT/models--ORG--NAME/refs/REVISION           a commit
+    ROOT/models--ORG--NAME/snapshots/COMMIT/FILE   a link to ../../blobs/ETAG
+
+A model is ORG/NAME, which is its revision `main`, or ORG/NAME@REVISION: a branch, tag or commit.
+
+Invariants:
+- No part of a name becomes a part of a path that could lead out: `..`, separators and links that
+  leave the repository's folder are refused.
+- The cache is never written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlxd_controller.ports import StoreKind
+from mlxd_controller.store.listing import entries, is_file, is_folder
+from mlxd_controller.store.shelf import Place, is_name
+from mlxd_shared.errors import InvalidModel, MlxdError
+from mlxd_shared.model_config import CONFIG_FILE
+from mlxd_shared.model_files import read_file
+from mlxd_shared.stored_files import HUB_REPOSITORY_PREFIX, HUB_SNAPSHOTS, check_inside
+
+MAIN = "main"
+REF_BYTES_MAX = 256
+REF_DEPTH_MAX = 4
+REFS_MAX = 1024
+
+_REFS = "refs"
+_WEIGHTS = ".safetensors"
+_PART = re.compile(r"\w(?:[\w.-]*\w)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubShelf:
+    """Implements Shelf over a hub's cache."""
+
+    kind = StoreKind.HUB
+
+    def __init__(self, root: Path) -> None:
+        """Take the cache's directory; one that is not there has no models."""
+        self._root = root
+
+    def places(self) -> Iterator[Place]:
+        """Give each revision that has a name and weights; see Shelf."""
+        for folder in entries(self._root):
+            repository = _repository_of(folder)
+            if repository is not None and is_folder(self._root / folder):
+                yield from self._revisions(repository, self._root / folder)
+
+    def find(self, name: str) -> Place | None:
+        """Return where a revision's snapshot is; see Shelf."""
+        repository, _, revision = name.partition("@")
+        parts = repository.split("/")
+        if len(parts) > 2 or not all(_is_part(part) and "--" not in part for part in parts):
+            return None
+        folder = self._root / (HUB_REPOSITORY_PREFIX + "--".join(parts))
+        if not is_folder(folder):
+            return None
+        revision = revision or MAIN
+        name = repository if revision == MAIN else name
+        if not all(_is_part(part) for part in revision.split("/")):
+            return None
+        if _COMMIT.fullmatch(revision) and is_folder(folder / HUB_SNAPSHOTS / revision):
+            return self._place(name, folder, revision)
+        ref = folder / _REFS / revision
+        return self._referred(name, folder, ref) if is_file(ref) else None
+
+    def _revisions(self, repository: str, folder: Path) -> Iterator[Place]:
+        try:
+            for path in (folder, folder / _REFS, folder / HUB_SNAPSHOTS):
+                check_inside(path, self._root.resolve(), name=_told(folder, path))
+        except MlxdError as error:
+            yield Place(repository, folder, self.kind, error)
+            return
+        named: set[str] = set()
+        refs = list(_refs(folder / _REFS, depth=REF_DEPTH_MAX))[:REFS_MAX]
+        for revision in refs:
+            name = repository if revision == MAIN else f"{repository}@{revision}"
+            if is_name(name):
+                place = self._referred(name, folder, folder / _REFS / revision)
+                named.add(place.path.name)
+                if place.error is not None or _might_be_served(place.path):
+                    yield place
+        for commit in entries(folder / HUB_SNAPSHOTS):
+            if commit not in named and _COMMIT.fullmatch(commit):
+                place = self._place(f"{repository}@{commit}", folder, commit)
+                if place.error is not None or _might_be_served(place.path):
+                    yield place
+
+    def _referred(self, name: str, folder: Path, ref: Path) -> Place:
+        """Return where the commit is that a ref's file names."""
+        try:
+            check_inside(ref, self._root.resolve(), name=_told(folder, ref))
+            raw = read_file(ref, bytes_max=REF_BYTES_MAX, name=_told(folder, ref)) or b""
+            commit = raw.decode("ascii", errors="replace").strip()
+            if not _COMMIT.fullmatch(commit):
+                raise InvalidModel(f"{commit!r:.80} is no commit", file=_told(folder, ref))
+        except MlxdError as error:
+            return Place(name, ref, self.kind, error)
+        return self._place(name, folder, commit)
+
+    def _place(self, name: str, folder: Path, commit: str) -> Place:
+        snapshot = folder / HUB_SNAPSHOTS / commit
+        try:
+            check_inside(snapshot, folder.resolve(), name=_told(folder, snapshot))
+            check_inside(folder, self._root.resolve(), name=folder.name)
+            if not is_folder(snapshot):
+                problem = "the snapshot is not there: a download that has not begun"
+                raise InvalidModel(problem, file=_told(folder, snapshot))
+        except MlxdError as error:
+            return Place(name, snapshot, self.kind, error)
+        return Place(name, snapshot.resolve(), self.kind)
+
+
+def _repository_of(folder: str) -> str | None:
+    """Return the name of the repository that a directory of the cache is of."""
+    parts = folder.removeprefix(HUB_REPOSITORY_PREFIX).split("--")
+    if not folder.startswith(HUB_REPOSITORY_PREFIX) or len(parts) > 2:
+        return None
+    return "/".join(parts) if all(_is_part(part) for part in parts) else None
+
+
+def _is_part(text: str) -> bool:
+    return ".." not in text and _PART.fullmatch(text) is not None
+
+
+def _refs(folder: Path, *, depth: int) -> Iterator[str]:
+    """Give the revisions that have a ref; a branch's name may hold separators."""
+    for name in entries(folder):
+        path = folder / name
+        if path.is_symlink() or not _is_part(name):
+            continue
+        if not is_folder(path):
+            yield name
+        elif depth > 1:
+            yield from (f"{name}/{below}" for below in _refs(path, depth=depth - 1))
+
+
+def _might_be_served(snapshot: Path) -> bool:
+    """Return whether a snapshot is of a model, or of a part of one, rather than of other things."""
+    found = entries(snapshot)
+    return CONFIG_FILE in found and any(name.endswith(_WEIGHTS) for name in found)
+
+
+def _told(folder: Path, path: Path) -> str:
+    """Return a path in a repository's folder as errors tell it."""
+    return str(path.relative_to(folder.parent))

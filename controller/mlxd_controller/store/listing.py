@@ -1,0 +1,49 @@
+"""What lies in a directory of a store: sorted, bounded, and never behind a link that leads out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mlxd_shared.config import FOLDER_ENTRIES_MAX
+from mlxd_shared.logs import get_logger
+
+_log = get_logger("store")
+
+
+def entries(folder: Path) -> list[str]:
+    """Return the names in a directory; none where there is no directory, or none to be looked at.
+
+    Hidden names are nobody's, and those that are no text could not be asked for.
+    """
+    try:
+        with os.scandir(folder) as found:
+            names = [
+                entry.name
+                for _, entry in zip(range(FOLDER_ENTRIES_MAX + 1), found, strict=False)
+                if entry.name.isprintable() and not entry.name.startswith(".")
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        _log.warning("not looked into", path=str(folder), reason=error.strerror)
+        return []
+    if len(names) > FOLDER_ENTRIES_MAX:
+        _log.warning("the rest is left out", path=str(folder), entries_max=FOLDER_ENTRIES_MAX)
+    return sorted(names[:FOLDER_ENTRIES_MAX])
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether there is a directory."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is a file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

@@ -1,0 +1,257 @@
+"""The models of all stores under one roof: names given to the server, and those that stores have.
+
+Invariants:
+- A name means one model. Where stores share one, the first of them has it: what was named to the
+  server, aliases, then the shelves in their order. A shelf's own is always KIND:NAME as well, and
+  listed so where another has its name.
+- Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
+- One broken model hides no other: it is listed with its error, and refused when asked for.
+- Shelves are looked at anew whenever somebody asks; what has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mlxd_controller.ports import BrokenRef, ModelRef, StoreKind
+from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
+from mlxd_controller.store.facts import Folder
+from mlxd_controller.store.readings import Readings
+from mlxd_controller.store.shelf import Place, Shelf, check_name
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
+from mlxd_shared.logs import get_logger
+
+NAMES_IN_HINT_MAX = 8
+_log = get_logger("store")
+
+
+class Library:
+    """Implements ports.ModelStore over folders that were named and shelves that name their own."""
+
+    def __init__(
+        self,
+        models: Iterable[tuple[str, Path]],
+        shelves: Sequence[Shelf] = (),
+        *,
+        aliases: Path | None = None,
+    ) -> None:
+        """Take the configured names and stores; nothing is read yet.
+
+        aliases: the directory that has the file of aliases.
+
+        Raises:
+            InvalidRequest: a name is given twice, or is not a name; or a path is not text.
+            QueueFull: more names than MODELS_MAX.
+        """
+        self._named: dict[str, Path] = {}
+        self._seen: dict[str, Place] = {}
+        self._readings = Readings()
+        self._refs: dict[str, ModelRef] = {}
+        self._shelves = tuple(shelves)
+        self._aliases = aliases
+        for name, path in models:
+            if name in self._named:
+                raise InvalidRequest.of("models", f"the name {name!r} is given twice")
+            self._take(name, _resolved(path))
+
+    async def resolve(self, name: str) -> ModelRef:
+        """Return the model of a name, alias or digest; see the port."""
+        place = await asyncio.to_thread(self._find, name, dict(self._named))
+        if place is not None:
+            return await self._ref(place)
+        for place in self._places_of(name):
+            if (await self._readings.read(place.path)).digest == name:  # still: files change
+                return await self._ref(place)
+        names = ", ".join(sorted(self._seen)[:NAMES_IN_HINT_MAX])
+        raise ModelNotFound(name, f"known: {names}" if names else "none is configured")
+
+    def only_name(self) -> str:
+        """Return the name to take where none is given: the only one named to the server."""
+        if len(set(self._named.values())) == 1:
+            return min(self._named)
+        raise InvalidRequest.of("model", f"name one: {len(self._named)} models are configured")
+
+    async def inspect(self, path: Path, *, name: str) -> ModelRef:
+        """Return the model of a folder without taking it in; see the port."""
+        path = await self._checked(path, name)
+        folder = await self._readings.read_good(path)
+        return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
+
+    async def add(self, path: Path, *, name: str) -> ModelRef:
+        """Take a folder in; see the port. A folder that cannot be served is not taken in."""
+        path = await self._checked(path, name)
+        await self._readings.read_good(path)
+        self._take(name or path.name, path)
+        return await self._ref(Place(name or path.name, path, StoreKind.FOLDER))
+
+    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+        """Return every model once, sorted by name."""
+        places = await asyncio.to_thread(self._look, dict(self._named))
+        for name, path in self._named.items():  # also what was named meanwhile
+            places.setdefault(name, _folder(name, path))
+        self._seen = dict(places)  # which others add to while files are read
+        found: dict[str, ModelRef | BrokenRef] = {}
+        folders: dict[str, tuple[Folder, list[str]]] = {}
+        for name in sorted(places):
+            place = places[name]
+            entry = None if place.error is not None else await self._readings.read(place.path)
+            if entry is not None and entry.folder is not None:
+                folders.setdefault(entry.folder.digest, (entry.folder, []))[1].append(name)
+                continue
+            error = place.error if entry is None else entry.error
+            assert error is not None
+            found[name] = BrokenRef(name, place.path, error, place.kind)
+        for folder, names in folders.values():
+            found[names[0]] = self._made(places[names[0]], folder, names)
+        return tuple(found[name] for name in sorted(found))
+
+    def known(self, digest: str) -> ModelRef | None:
+        """Return the model of a digest as it was last read."""
+        return self._refs.get(digest)
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _look(self, named: Mapping[str, Path]) -> dict[str, Place]:
+        """Return every name that there is, on a thread."""
+        places = {name: _folder(name, path) for name, path in named.items()}
+        for alias, place in self._alias_places(named).items():
+            places.setdefault(alias, place)
+        for shelf in self._shelves:
+            for place in shelf.places():
+                other = places.get(place.name, place)
+                name = place.name if other.path == place.path else f"{shelf.kind}:{place.name}"
+                if len(places) >= config.MODELS_MAX:
+                    _log.warning("models left out", store=shelf.kind, models_max=config.MODELS_MAX)
+                    return places
+                places.setdefault(name, place)
+        return places
+
+    def _find(self, name: str, named: Mapping[str, Path]) -> Place | None:
+        """Return what a name leads to now, on a thread."""
+        if name in named:
+            return _folder(name, named[name])
+        aliased = self._alias_places(named, name).get(name)
+        return aliased or self._shelved(name)
+
+    def _shelved(self, name: str) -> Place | None:
+        """Return what a shelf has under a name, or under a name behind its kind."""
+        for shelf in self._shelves:
+            place = shelf.find(name)
+            if place is not None:
+                return place
+        kind, colon, own = name.partition(":")
+        found = (shelf.find(own) for shelf in self._shelves if colon and shelf.kind == kind)
+        return next(found, None)
+
+    def _alias_places(
+        self, named: Mapping[str, Path], wanted: str | None = None
+    ) -> dict[str, Place]:
+        """Return what aliases lead to; of a damaged file that, under its own name."""
+        if self._aliases is None:
+            return {}
+        try:
+            aliases: Mapping[str, str] = read_aliases(self._aliases)
+        except InvalidModel as error:
+            path = self._aliases / ALIASES_FILE
+            return {ALIASES_FILE: Place(ALIASES_FILE, path, StoreKind.MODELS, error)}
+        found: dict[str, Place] = {}
+        for alias, target in aliases.items():
+            if wanted in (None, alias):
+                folder = named.get(target)
+                place = self._shelved(target) if folder is None else _folder(target, folder)
+                found[alias] = place or self._dangling(alias, target)
+        return found
+
+    def _dangling(self, alias: str, target: str) -> Place:
+        assert self._aliases is not None
+        error = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
+        return Place(alias, self._aliases / ALIASES_FILE, StoreKind.MODELS, error)
+
+    # --- models ----------------------------------------------------------------------------------
+
+    async def _ref(self, place: Place) -> ModelRef:
+        if place.error is not None:
+            raise place.error
+        folder = await self._readings.read_good(place.path)
+        if place.path not in {known.path for known in self._seen.values()}:
+            owner = await asyncio.to_thread(self._find, place.name, dict(self._named))
+            mine = owner is not None and owner.path == place.path
+            self._seen[place.name if mine else f"{place.kind}:{place.name}"] = place
+        digest = folder.digest
+        known = sorted(name for name, other in self._seen.items() if self._is(other, digest))
+        return self._made(place, folder, known or [place.name])
+
+    def _made(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
+        """Keep and return a model under all its names, in alphabetical order."""
+        ref = ModelRef(
+            digest=folder.digest,
+            name=names[0],
+            aliases=tuple(names[1:]),
+            path=place.path,
+            facts=folder.facts,
+            defaults=folder.defaults,
+            store=place.kind,
+        )
+        self._refs[folder.digest] = ref
+        return ref
+
+    def _is(self, place: Place, digest: str) -> bool:
+        entry = self._readings.last(place.path)
+        return place.error is None and entry is not None and entry.digest == digest
+
+    def _places_of(self, digest: str) -> list[Place]:
+        """Return the places that had this digest when they were last read."""
+        found = {place.path: place for place in self._seen.values() if self._is(place, digest)}
+        return [found[path] for path in sorted(found)]
+
+    # --- folders that were named -----------------------------------------------------------------
+
+    def _take(self, name: str, path: Path) -> None:
+        check_name(name)
+        if name not in self._named and len(self._named) >= config.MODELS_MAX:
+            raise QueueFull("models", config.MODELS_MAX)
+        self._named[name] = path
+        self._seen[name] = _folder(name, path)
+
+    async def _checked(self, path: Path, name: str) -> Path:
+        """Return the folder itself, if it may be served under `name`."""
+        path = await asyncio.to_thread(_existing, path)
+        name = name or path.name
+        check_name(name)
+        place = await asyncio.to_thread(self._find, name, dict(self._named))
+        if place is not None and place.path != path:
+            raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
+        return path
+
+
+def _folder(name: str, path: Path) -> Place:
+    return Place(name, path, StoreKind.FOLDER)
+
+
+def _existing(path: Path) -> Path:
+    """Return the folder that `path` leads to.
+
+    Raises:
+        ModelNotFound: none, or none that may be looked at.
+        InvalidRequest: its own path is not text.
+    """
+    try:
+        if path.is_dir():
+            return _resolved(path)
+    except OSError as error:  # such as a path that is too long
+        raise ModelNotFound(str(path), error.strerror or "unreadable") from error
+    raise ModelNotFound(str(path), "there is no such folder")
+
+
+def _resolved(path: Path) -> Path:
+    """Return the path without links, which messages can carry."""
+    try:
+        path = path.resolve()
+        str(path).encode()
+    except (RuntimeError, UnicodeEncodeError) as error:
+        problem = "not UTF-8" if isinstance(error, UnicodeEncodeError) else "a loop of links"
+        raise InvalidRequest.of("model", f"the path {str(path)!r} is {problem}") from error
+    return path

@@ -1,0 +1,81 @@
+"""What reading models gave, kept for as long as their files do not change.
+
+Invariants:
+- A model is read again only when one of its files has changed (name, size or time of change).
+- Files are read on a thread, each model's by one at a time; a store that does not answer keeps
+  nobody from another's models.
+- An error is kept without what led to it: that would hold on to all that was being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from mlxd_controller.store.facts import Folder, read_folder
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_source import files_of
+from mlxd_shared.status import shorten
+from mlxd_shared.stored_files import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model as it was when its signature was taken: read, or broken."""
+
+    signature: Signature
+    folder: Folder | None = None
+    error: InvalidModel | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """The identity, where it could be read."""
+        return None if self.folder is None else self.folder.digest
+
+
+class Readings:
+    """Entries by path. Used from the event loop."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Path, Entry] = {}
+        self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+
+    def last(self, path: Path) -> Entry | None:
+        """Return what was last read there."""
+        return self._entries.get(path)
+
+    async def read(self, path: Path) -> Entry:
+        """Return what is there now."""
+        async with self._turns.setdefault(path, asyncio.Lock()):
+            entry = await asyncio.to_thread(_read, path, self._entries.get(path))
+            self._entries[path] = entry
+            return entry
+
+    async def read_good(self, path: Path) -> Folder:
+        """Return what is there now; raises what keeps it from being served."""
+        entry = await self.read(path)
+        if entry.error is not None:
+            raise replace(entry.error)
+        assert entry.folder is not None
+        return entry.folder
+
+
+def _read(path: Path, before: Entry | None) -> Entry:
+    try:
+        files = files_of(path)
+        signature = files.signature()
+    except InvalidModel as error:
+        return Entry((), error=_kept(error))
+    if before is not None and before.signature == signature and signature:
+        return before
+    try:
+        return Entry(signature, read_folder(files))
+    except InvalidModel as error:
+        return Entry(signature, error=_kept(error))
+
+
+def _kept(error: InvalidModel) -> InvalidModel:
+    """Return an error as it is kept and listed: what a file says in it may have any length."""
+    return InvalidModel(shorten(error.problem), shorten(error.file), shorten(error.field))

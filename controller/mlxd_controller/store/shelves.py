@@ -1,0 +1,29 @@
+"""Which stores a server looks into, in the order in which they have their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mlxd_controller.settings import StorePlaces
+from mlxd_controller.store.hub import HubShelf
+from mlxd_controller.store.model_library import Library
+from mlxd_controller.store.models_dir import ModelsShelf
+from mlxd_controller.store.ollama import OllamaShelf
+from mlxd_controller.store.shelf import Shelf
+
+
+def library_of(models: Iterable[tuple[str, Path]], places: StorePlaces) -> Library:
+    """Return the models that were named, and those of the stores.
+
+    Raises:
+        InvalidRequest, QueueFull: see Library.
+    """
+    shelves: list[Shelf] = []
+    if places.models_dir is not None:
+        shelves.append(ModelsShelf(places.models_dir))
+    if places.hub_cache is not None:
+        shelves.append(HubShelf(places.hub_cache))
+    if places.ollama is not None:
+        shelves.append(OllamaShelf(places.ollama))
+    return Library(models, shelves, aliases=places.models_dir)
