@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,18 @@ settings.register_profile(
 )
 settings.load_profile("mlxd")
 
-pytest_plugins = ["tests.plugins.backend", "tests.plugins.leaks", "tests.plugins.skips"]
+pytest_plugins = [
+    "tests.plugins.backend", "tests.plugins.leaks", "tests.plugins.logs", "tests.plugins.skips",
+]  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C work in the processes that tests start, as from a terminal.
+
+    A shell has what it starts with `&` ignore that signal, and children would inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

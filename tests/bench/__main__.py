@@ -22,6 +22,7 @@ import grpc
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from tests.bench.chat import WIDTHS, chat_lines
 from tests.bench.eviction import eviction_lines
+from tests.bench.loads import RUNS, load_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
@@ -134,7 +135,7 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
 
 
 async def main() -> None:
-    """Measure one stream, chats, mixed lengths, guessing, servers under load, caches, eviction."""
+    """Measure one stream, chats, mixed lengths, guessing, loads, servers, caches, eviction."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -149,6 +150,7 @@ async def main() -> None:
         "--server", type=chosen_cases, default="all", help="all, none, or cases such as a,b,trace"
     )
     parser.add_argument("--server-runs", type=int, default=5)
+    parser.add_argument("--load-runs", type=int, default=RUNS, help="of models of 1 GB; 0: none")
     parser.add_argument("--speculation-rounds", type=int, default=ROUNDS, help="0: none")
     parser.add_argument("--eviction", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
@@ -168,6 +170,8 @@ async def main() -> None:
         if args.speculation_rounds:
             models = {"demo": DEMO, "random": await random_llama(Path(folder) / "speculation")}
             lines += await speculation_lines(models, rounds=args.speculation_rounds)
+        if args.load_runs:
+            lines += await load_lines(Path(folder) / "loads", runs=args.load_runs)
         if args.server:
             model = await float32_llama(Path(folder) / "float32")
             lines += await server_lines(model, cases=args.server, runs=args.server_runs)

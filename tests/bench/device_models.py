@@ -108,6 +108,28 @@ class PeerWeights:
         """Read from `arrays`, by the names that checkpoints have."""
         self._arrays = arrays
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of what is not packed."""
+        return self._arrays["model.norm.weight"].dtype
+
+    @property
+    def keeps_packed(self) -> bool:
+        """Always: what is packed is measured packed."""
+        return True
+
+    def take_stored(self) -> dict[str, mx.array]:
+        """Return all tensors."""
+        return dict(self._arrays)
+
+    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+        """Evaluate them together."""
+        mx.eval(list(made.values()))
+
+    def has(self, name: str) -> bool:
+        """Tell whether a tensor is there."""
+        return name in self._arrays
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
         return tuple(self._arrays[name].shape)
@@ -127,9 +149,9 @@ class PeerWeights:
         mx.eval(joined)
         return joined
 
-    def experts(self, stacks: Sequence[Stack]) -> ExpertProjection:
+    def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
         """Raise: a Llama has none."""
-        raise AssertionError(f"no experts: {stacks}")
+        raise AssertionError(f"no experts: {stacks}, {has_bias}")
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
         """Return linears over one input as one."""

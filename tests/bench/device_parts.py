@@ -51,10 +51,17 @@ class WithoutAttention(KVCache):
     """Gives the queries back: nothing is written, nothing read."""
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, plan: StepPlan, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Return the queries; of a prompt too."""
-        del keys, values, plan, scale
+        del keys, values, plan, scale, sinks
         return queries
 
     def attend_joined(

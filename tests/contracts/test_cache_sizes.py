@@ -30,6 +30,10 @@ HYBRID: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
 }  # fmt: skip
+OSS: dict[str, Any] = {
+    "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e4,
+    "rope_scaling": {"rope_type": "default"},
+}  # fmt: skip
 SLIDING, FULL = "sliding_attention", "full_attention"
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"head_dim": 24}),
@@ -85,6 +89,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3 window as long as the context": (
         "Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 4096},
     ),
+    "gpt-oss": ("GptOssForCausalLM", {**OSS, "sliding_window": 8}),
+    "gpt-oss named": (
+        "GptOssForCausalLM",
+        {**OSS, "sliding_window": 8, "layer_types": [FULL, SLIDING, SLIDING]},
+    ),
+    "gpt-oss window as long as the context": (
+        "GptOssForCausalLM", {**OSS, "sliding_window": 4096},
+    ),
     "qwen3.5": ("Qwen3_5ForCausalLM", {**HYBRID, "full_attention_interval": 3}),
     "qwen3.5 named": (
         "Qwen3_5ForCausalLM", {**HYBRID, "layer_types": [FULL, "linear_attention", FULL]},
@@ -120,3 +132,12 @@ def test_both_sides_find_the_same_width_of_experts(changes: dict[str, Any], widt
 
     assert feed_width(config, "Qwen3MoeForCausalLM") == width
     assert architecture.parse(config).feed_width == width
+
+
+def test_both_sides_find_the_same_width_of_gpt_oss() -> None:
+    """All layers have experts, whose inner width is the config's only one."""
+    config = {**BASE, **OSS, "sliding_window": 8}
+    architecture = REGISTRY.find("GptOssForCausalLM")
+
+    assert feed_width(config, "GptOssForCausalLM") == 2 * (64 + 96)
+    assert architecture.parse(config).feed_width == 2 * (64 + 96)

@@ -77,6 +77,21 @@ GEMMA: dict[str, Any] = {
     "head_dim": 256,
     "sliding_window": 1024,
 }
+SINKS: dict[str, Any] = {
+    **LARGE,
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "head_dim": 64,
+    "vocab_size": 201_088,
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "rope_theta": 150_000,
+    "rope_scaling": {"rope_type": "default"},
+}
 HYBRID: dict[str, Any] = {
     **LARGE,
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -93,7 +108,69 @@ HYBRID: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
-
+LATENT: dict[str, Any] = {
+    **LARGE,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+}
+GLM: dict[str, Any] = {
+    **LATENT,
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "n_routed_experts": 64,
+    "n_shared_experts": 9,
+    "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 3,
+    "rope_theta": 1e6,
+}
+NEXT: dict[str, Any] = {
+    **HYBRID,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+MOE: dict[str, Any] = {
+    **{key: value for key, value in NEXT.items() if key != "intermediate_size"},
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts_per_tok": 1,
+    "shared_expert_intermediate_size": 30_000,
+}
+ALL = {
+    "attention": LARGE,
+    "hybrid": HYBRID,
+    "experts": EXPERTS,
+    "sliding": GEMMA,
+    "sinks": SINKS,
+    "latent": LATENT,
+    "glm": GLM,
+    "hybrid of experts": NEXT,
+    "wide shared expert": MOE,
+}
 
 SAME = ("weights", "kv", "prefix", "activations", "pool")
 """Terms that both sides have; the process is the controller's to reckon with."""
@@ -175,9 +252,7 @@ def test_both_sides_choose_alike(
     assert (told.weights, told.context_length) == (as_told, context)
 
 
-@pytest.mark.parametrize(
-    "config", [LARGE, HYBRID, EXPERTS, GEMMA], ids=["attention", "hybrid", "experts", "sliding"]
-)
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("kv_format", KVFormat)
 @pytest.mark.parametrize("prefix_nbytes", [None, 0, 123 * MIB])
 def test_both_sides_reckon_caches_alike(

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.ports import BrokenRef, ModelRef, ModelStore
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, ModelNotFound
 from tests.fakes.store import FakeStore
 from tests.support.model_facts import facts
@@ -37,7 +37,7 @@ def make_store(kind: str, root: Path) -> tuple[ModelStore, dict[str, Path]]:
     for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", 3)):
         write_tiny_model(paths[name], seed=seed)
     paths["x"].mkdir()
-    return FolderStore((name, paths[name]) for name in ("a", "b", "c", "x")), paths
+    return Library((name, paths[name]) for name in ("a", "b", "c", "x")), paths
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,8 @@ from mlxd.v1 import (
 from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe, kind_of
 from mlxd_controller.device import Limits
-from mlxd_controller.launcher.attached import END_UNKNOWN, AttachedLauncher, AttachedWorker
+from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
+from mlxd_controller.launcher.ending import END_UNKNOWN
 from mlxd_controller.ports import LoadOrder
 from mlxd_shared.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
 from mlxd_shared.net import parse_address

@@ -104,7 +104,10 @@ async def test_generate_json_is_one_object_a_message() -> None:
         ran = await mlxd("generate", "demo", "x", "--json", "--address", fake.address)
 
     *deltas, finished = ran.objects
-    expected = {"offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": [], "seed": None}
+    expected = {
+        "offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": [], "parts": [],
+        "seed": None,
+    }  # fmt: skip
     assert deltas[1] == expected
     assert finished["reason"] == "length"
     assert finished["usage"]["completion_tokens"] == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
 from mlxd_shared.errors import ModelNotFound
 from mlxd_shared.listeners import OPEN, ListenerFiles, ListenerSecurity
 from mlxd_shared.net import parse_address
@@ -96,7 +96,7 @@ async def test_a_worker_that_never_told_its_figures_has_none() -> None:
 @pytest.mark.asyncio
 async def test_a_path_too_long_to_look_at_is_not_found() -> None:
     """The system's own refusal is the client's mistake, not a bug."""
-    store = FolderStore(())
+    store = Library(())
     with pytest.raises(ModelNotFound) as caught:
         await store.add(Path("/" + "a" * 5000), name="")
     assert "too long" in caught.value.describe()

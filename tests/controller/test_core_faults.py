@@ -22,7 +22,7 @@ from tests.support.model_facts import device, facts, need_mib
 
 ROOMY = device(need_mib(10) * 8)
 TWO = device(need_mib(10) * 2)
-GPU = device(need_mib(10) * 8, kind="cuda")
+GPU = device(need_mib(10, kind="cuda") * 8, kind="cuda")
 
 
 def kinds(wanted: tuple[a.Action, ...]) -> list[str]:

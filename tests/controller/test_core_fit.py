@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Taken
+from mlxd_controller.core.taken import Taken
 from mlxd_shared.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
@@ -233,3 +233,29 @@ def test_a_tokenizer_counts_by_its_file() -> None:
     model = replace(facts(10), tokenizer_bytes=MIB)
     more = named(fit.plan(model, LoadSpec(), WIDE))["process"]
     assert more - fit.PROCESS_BYTES - fit.HEAP_BYTES == fit.TOKENIZER_FACTOR * MIB
+
+
+def test_on_a_cuda_gpu_a_process_is_its_context() -> None:
+    """What a driver keeps for each process is of the GPU's memory; the process itself is not."""
+    model = replace(facts(10), tokenizer_bytes=MIB)
+    gpu = fit.plan(model, LoadSpec(), replace(WIDE, kind="cuda"))
+    assert named(gpu)["process"] == fit.CUDA_CONTEXT_BYTES
+    metal = fit.plan(model, LoadSpec(), replace(WIDE, kind="metal"))
+    assert named(metal)["process"] == named(fit.plan(model, LoadSpec(), WIDE))["process"]
+
+
+def test_a_process_that_widens_weights_takes_more() -> None:
+    """What reads halves as float32 is counted; whoever keeps a form does not need it."""
+    taken = {
+        (it.item_bytes, form): named(fit.plan(it, LoadSpec(weights=form), WIDE))["process"]
+        for it in (facts(100), HALVES)
+        for form in (Weights.FLOAT32, Weights.STORED)
+    }
+
+    plain = taken[4, Weights.STORED]
+    assert taken == {
+        (4, Weights.FLOAT32): plain,
+        (4, Weights.STORED): plain,
+        (2, Weights.FLOAT32): plain + fit.WIDENING_BYTES,
+        (2, Weights.STORED): plain,
+    }

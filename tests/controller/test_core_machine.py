@@ -24,7 +24,6 @@ from tests.support.effort import SAME_EACH_TIME, examples
 from tests.support.model_facts import device, facts, need_mib
 
 SIZES = {"a": 10, "b": 40, "c": 90, "d": 200, "huge": 5000}
-BUDGET_MIB = need_mib(90) + need_mib(40) + 20
 names = st.sampled_from(sorted(SIZES))
 keep_alives = st.sampled_from([None, 0.0, 5.0, math.inf])
 
@@ -37,7 +36,8 @@ class Scheduler(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation(device(BUDGET_MIB, kind=self.kind), max_loaded=3)
+        self.budget_mib = need_mib(90, kind=self.kind) + need_mib(40, kind=self.kind) + 20
+        self.talk = Conversation(device(self.budget_mib, kind=self.kind), max_loaded=3)
         self.open: dict[str, str] = {}
         """Tickets not released yet, and their models."""
         self.loading: set[int] = set()
@@ -161,10 +161,11 @@ class Scheduler(RuleBasedStateMachine):
         """Time passes."""
         self.note(self.talk.wait(seconds))
 
-    @rule(usable_mib=st.integers(0, BUDGET_MIB))
-    def measure(self, usable_mib: int) -> None:
+    @rule(usable_percent=st.integers(0, 100))
+    def measure(self, usable_percent: int) -> None:
         """Others take or give back memory."""
-        measured = replace(self.talk.state.devices[0], usable_bytes=usable_mib * MIB)
+        usable_bytes = self.budget_mib * MIB * usable_percent // 100
+        measured = replace(self.talk.state.devices[0], usable_bytes=usable_bytes)
         self.note(self.talk.send(ev.MemoryRead((measured,))))
 
     def teardown(self) -> None:

@@ -139,5 +139,9 @@ def test_what_a_prompt_is_known_by() -> None:
     ]
 
     assert key_of(plain, "d") == key_of(same, "d")
+    said = pb.ChatPrompt(messages=[pb.ChatMessage(content="a")])
+    chats = [pb.GenerateRequest(chat=said), pb.GenerateRequest(chat=said)]
+    chats[1].chat.now.seconds = 5
+    assert key_of(chats[0], "d") == key_of(chats[1], "d")
     keys = {key_of(plain, "d"), key_of(plain, "e"), *(key_of(other, "d") for other in others)}
     assert len(keys) == 2 + len(others)

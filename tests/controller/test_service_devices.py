@@ -12,7 +12,7 @@ from mlxd_controller.core.state import Phase
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, need_mib
 
-ONE = need_mib(10)
+ONE = need_mib(10, kind="cuda")
 
 
 def gpu(index: int, rooms: float) -> Device:

@@ -11,6 +11,7 @@ import pytest
 
 from mlxd.v1 import model_pb2, status_pb2, types_pb2
 from mlxd_controller.core.state import Phase
+from mlxd_shared import config
 from tests.fakes.store import FakeStore
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, facts, need_mib
@@ -86,11 +87,27 @@ async def test_an_unload_waits_for_no_figures() -> None:
 
 
 @pytest.mark.asyncio
+async def test_many_who_ask_are_told_what_was_said_a_moment_ago() -> None:
+    """A worker is asked again only after STATUS_RECENT_S, however often the status is read."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        await status_of(stack)
+        stack.workers.script.figures_age_s = 4.0
+        stack.clock.now += config.STATUS_RECENT_S / 2
+        (worker,) = (await status_of(stack)).workers
+        assert worker.figures_age.seconds == 0
+        stack.clock.now += config.STATUS_RECENT_S / 2
+        (worker,) = (await status_of(stack)).workers
+        assert worker.figures_age.seconds == 4
+
+
+@pytest.mark.asyncio
 async def test_the_age_of_figures_is_the_whole_age() -> None:
     """Fault 18: what a worker in a long step tells is old already; the controller adds its part."""
     async with controller_stack() as stack:
         await stack.generate()
         stack.workers.script.figures_age_s = 4.0
+        stack.clock.now += config.STATUS_RECENT_S
         await status_of(stack)
         stack.workers.script.status_gate.clear()
         stack.clock.now += 30

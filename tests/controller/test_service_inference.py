@@ -14,7 +14,6 @@ from mlxd_controller.core.state import Phase
 from mlxd_shared import config
 from mlxd_shared.errors import (
     DuplicateRequest,
-    FieldNotServed,
     InvalidModel,
     InvalidRequest,
     ModelLoading,
@@ -30,7 +29,6 @@ from tests.support.controller_stack import controller_stack, request, store_of
 from tests.support.model_facts import device, need_mib
 
 LONG_S = 600.0
-CHAT = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
 
 
 @pytest.mark.asyncio
@@ -89,14 +87,16 @@ async def test_what_a_client_may_not_say_is_refused_by_name(
 
 
 @pytest.mark.asyncio
-async def test_an_unserved_field_is_refused_before_a_load() -> None:
-    """FieldNotServed names it; nothing is launched for it."""
+async def test_texts_become_vectors_by_the_models_worker() -> None:
+    """The answer is the worker's; what makes no sense is refused before a load."""
     async with controller_stack() as stack:
-        error = await error_of(stack.inference.Generate(request(chat=CHAT)))
-        assert isinstance(error, FieldNotServed)
-        embed = stack.inference.Embed(inference_pb2.EmbedRequest(model="a", texts=["x"]))
-        assert isinstance(await error_of(embed), FieldNotServed)
+        embed = inference_pb2.EmbedRequest
+        error = await error_of(stack.inference.Embed(embed(model="a", dimensions=0)))
+        assert isinstance(error, InvalidRequest)
+        assert [v.field for v in error.violations] == ["texts", "dimensions"]
         assert not stack.workers.launcher.processes
+        answer = await stack.inference.Embed(embed(model="a", texts=["abc"]))
+        assert list(answer.embeddings[0].values) == [3, 1]
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import grpc
@@ -31,9 +32,9 @@ SECRET = "unix:/run/secret/w.sock"
 BROKEN = RemoteError(grpc.StatusCode.UNAVAILABLE, f"failed to connect to {SECRET}")
 
 
-def died() -> Refusal:
+def died(code: int = -9) -> Refusal:
     """Return a worker's end before a stream's first message."""
-    return Refusal(BROKEN, code=-9)
+    return Refusal(BROKEN, code=code)
 
 
 @pytest.mark.asyncio
@@ -88,6 +89,31 @@ async def test_a_prompt_that_two_workers_died_of_is_refused() -> None:
         assert len(await stack.generate(text="another")) == 4
         stack.clock.now += FORGET_S
         assert len(await stack.generate(text="poison")) == 4
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_is_not_to_blame_where_somebody_kills_workers() -> None:
+    """No process comes to SIGKILL by itself, but by want of memory; to other signals it does."""
+    async with controller_stack(oom_kills=lambda: 7) as stack:
+        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        assert len(await stack.generate(text="innocent")) == 4
+        stack.clock.now += config.STEADY_S
+
+        stack.workers.script.refusals += [died(-11) for _ in range(DEATHS_MAX)]
+        assert isinstance(
+            await error_of(stack.inference.Generate(request(text="poison"))), PoisonPrompt
+        )
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_uses_up_the_memory_is_refused() -> None:
+    """SIGKILL from the kernel, which counts those: the prompt may be to blame."""
+    kills = itertools.count()
+    async with controller_stack(oom_kills=lambda: next(kills)) as stack:
+        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        error = await error_of(stack.inference.Generate(request(text="huge")))
+
+        assert isinstance(error, PoisonPrompt)
 
 
 @pytest.mark.asyncio

@@ -8,10 +8,12 @@ import math
 import grpc
 import pytest
 
+from mlxd.v1 import status_pb2
 from mlxd_controller.core import fit
-from mlxd_controller.silence import ROUND_MAX_S, Silence
-from mlxd_controller.workers import Worker
+from mlxd_controller.silence import ENGINE_PATIENCE, ROUND_MAX_S, Silence
+from mlxd_controller.workers import ENGINE_STILL_S, Worker
 from mlxd_shared import config
+from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import InternalError, MlxdError, WorkerLost
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.status import RemoteError
@@ -21,6 +23,7 @@ from tests.support.model_facts import device, facts
 
 LIMIT_S = 20.0
 POLL_S = 0.01
+HEARD_S_MAX = 20.0
 
 
 def a_worker(**given: object) -> Worker:
@@ -81,6 +84,47 @@ def test_an_answer_ends_the_silence_however_late() -> None:
             worker.asked_s = clock.now_s()
 
 
+def says_age(worker: Worker, age_s: float) -> None:
+    """Have the worker answer with figures of this age."""
+    told = status_pb2.WorkerStatus(figures_age=duration_to_pb(age_s))
+    worker.note_answer()
+    worker.note_figures(status_pb2.Status(workers=[told]), 0.0)
+
+
+def test_an_engine_that_stands_still_is_ended_though_the_worker_answers() -> None:
+    """After so many times the bound of a silent worker, in rounds that were heard."""
+    clock, worker = FakeClock(), a_worker()
+    silence = Silence(clock, silent_max_s=LIMIT_S)
+    for count in range(1, 200):
+        clock.now += 2.0
+        says_age(worker, 2.0 * count)
+        if silence.hung([worker]):
+            break
+    assert count == ENGINE_PATIENCE * LIMIT_S / 2
+    assert worker.ended_because == "its engine stood still for 180 s"
+
+
+def test_a_long_step_is_no_standstill() -> None:
+    """An engine that comes to an end of its step now and then lives on."""
+    clock, worker = FakeClock(), a_worker()
+    silence = Silence(clock, silent_max_s=LIMIT_S)
+    for count in range(1000):
+        clock.now += 2.0
+        says_age(worker, 0.0 if count % 80 == 79 else 2.0 * (count % 80))
+        assert not silence.hung([worker])
+
+
+def test_one_answer_after_a_pause_is_no_standstill() -> None:
+    """Figures of before a machine slept are old in one answer, not in a whole row of them."""
+    clock, worker = FakeClock(), a_worker()
+    silence = Silence(clock, silent_max_s=LIMIT_S)
+    for age_s in (0.0, 100_000.0, 0.0):
+        clock.now += 100_000.0
+        says_age(worker, age_s)
+        assert not silence.hung([worker])
+    assert worker.still_s == 0.0
+
+
 async def until_ended(stack: Stack, rounds_max: int = 100_000) -> None:
     """Let time pass until the first worker has ended."""
     process = stack.workers.launcher.processes[0]
@@ -114,6 +158,22 @@ async def test_a_worker_that_answers_nothing_is_ended_and_its_stream_goes_on() -
         (dead,) = stack.runtime.workers.dead()
         assert isinstance(dead.error, WorkerLost)
         assert dead.error.cause.startswith("it gave no answer for")
+
+
+@pytest.mark.asyncio
+async def test_a_worker_whose_engine_stands_still_is_ended() -> None:
+    """It answers each question, and its figures stay old; the status tells why it was ended."""
+    async with controller_stack(poll_s=POLL_S, silent_max_s=LIMIT_S / 10) as stack:
+        await stack.generate(keep_alive=duration_to_pb(-1.0))
+        stack.workers.script.figures_age_s = ENGINE_STILL_S
+        await until_ended(stack)
+        async with asyncio.timeout(HEARD_S_MAX):
+            while not stack.runtime.workers.dead():  # noqa: ASYNC110 - it is told to nobody
+                await asyncio.sleep(0)
+
+        (dead,) = stack.runtime.workers.dead()
+        assert isinstance(dead.error, WorkerLost)
+        assert dead.error.cause.startswith("its engine stood still for")
 
 
 @pytest.mark.asyncio

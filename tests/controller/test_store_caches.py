@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlxd_controller.store.caches import cache_sizes, projected_values, recurrent_values
+from mlxd_controller.store.caches import (
+    cache_sizes,
+    feed_width,
+    projected_values,
+    recurrent_values,
+)
+from mlxd_controller.store.fields import LAYERS_MAX
 from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import KVFormat
@@ -136,3 +143,19 @@ def test_a_format_for_keys_that_no_layer_keeps_is_refused() -> None:
     assert "no layer" in (sliding.kv_format_problem(KVFormat.Q8) or "")
     assert mixed.kv_format_problem(KVFormat.Q8) is None
     assert sliding.kv_format_problem(KVFormat.MODEL) is None
+
+
+def test_numbers_and_lists_alone_keep_no_reader_busy() -> None:
+    """Layers have a bound, and looking for each in a list takes no longer for a long list."""
+    with pytest.raises(InvalidModel, match=f"over {LAYERS_MAX}") as caught:
+        cache_sizes(PLAIN | {"num_hidden_layers": LAYERS_MAX + 1}, "LlamaForCausalLM")
+    assert caught.value.field == "num_hidden_layers"
+
+    values: dict[str, Any] = {
+        **PLAIN, "num_hidden_layers": LAYERS_MAX, "intermediate_size": 96,
+        "moe_intermediate_size": 8, "num_experts_per_tok": 2,
+        "mlp_only_layers": [*range(LAYERS_MAX, 200_000), 0, "x", [1]],
+    }  # fmt: skip
+    begin_s = time.process_time()
+    assert feed_width(values, "Qwen3MoeForCausalLM") >= 96
+    assert time.process_time() - begin_s < 1.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.core.fit import Taken
+from mlxd_controller.core.taken import Taken
 from mlxd_controller.store.facts import _made_of, read_folder
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
 from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input
@@ -161,7 +161,7 @@ def test_a_bad_config_is_named(content: bytes | None, problem: str, tmp_path: Pa
 async def test_a_folder_is_read_again_when_it_has_changed_and_not_before(tmp_path: Path) -> None:
     """Other weights are another model under the same name; equal files are not read twice."""
     folder = write_tiny_model(tmp_path / "m", seed=1)
-    store = FolderStore([("m", folder)])
+    store = Library([("m", folder)])
     first = await store.resolve("m")
     assert (await store.resolve("m")).facts is first.facts
 
@@ -181,12 +181,12 @@ async def test_a_path_that_no_message_can_carry_is_refused(tmp_path: Path) -> No
     write_tiny_model(tmp_path / "m").rename(tmp_path / os.fsdecode(b"lone\xff"))
     link = tmp_path / "link"
     link.symlink_to(tmp_path / os.fsdecode(b"lone\xff"))
-    store = FolderStore([])
+    store = Library([])
     for ask in (store.add, store.inspect):
         with pytest.raises(InvalidRequest, match="not UTF-8"):
             await ask(link, name="m")
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        FolderStore([("m", link)])
+        Library([("m", link)])
     assert await store.listed() == ()
 
 
@@ -196,7 +196,7 @@ async def test_a_path_that_leads_nowhere_is_not_found(tmp_path: Path) -> None:
     loop, file = tmp_path / "loop", tmp_path / "file"
     loop.symlink_to(loop)
     file.touch()
-    store = FolderStore([])
+    store = Library([])
     for path in (tmp_path / ("a" * 300), loop, loop / "m", file):
         with pytest.raises(ModelNotFound):
             await store.add(path, name="m")
@@ -205,10 +205,10 @@ async def test_a_path_that_leads_nowhere_is_not_found(tmp_path: Path) -> None:
 def test_names_are_checked_where_they_are_given(tmp_path: Path) -> None:
     """Twice the same, or nothing that a command line could name."""
     with pytest.raises(InvalidRequest, match="twice"):
-        FolderStore([("m", tmp_path), ("m", tmp_path)])
+        Library([("m", tmp_path), ("m", tmp_path)])
     for bad in ("", " ", "a b", "x" * 600, "/abs"):
         with pytest.raises(InvalidRequest, match="name"):
-            FolderStore([(bad, tmp_path)])
+            Library([(bad, tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from mlxd.v1 import (
     status_pb2_grpc,
     types_pb2,
 )
-from mlxd_shared.errors import FieldNotServed, MlxdError
+from mlxd_shared.errors import MlxdError
 from mlxd_shared.interceptors import Context
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, make_server
@@ -107,7 +107,10 @@ class FakeServer(
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        raise FieldNotServed("Embed")
+        """Answer each text with its length and an eighth."""
+        self.requests.append(request)
+        vectors = [inference_pb2.Embedding(values=[len(text), 0.125]) for text in request.texts]
+        return inference_pb2.EmbedResponse(embeddings=vectors)
 
     async def ListModels(
         self, request: model_pb2.ListModelsRequest, context: Context
@@ -129,7 +132,10 @@ class FakeServer(
     async def LoadModel(
         self, request: model_pb2.LoadModelRequest, context: Context
     ) -> AsyncIterator[model_pb2.LoadModelResponse]:
-        async for message in self._play(request, self.answers.load):
+        self.requests.append(request)
+        for message in self.answers.load:
+            if isinstance(message, MlxdError):
+                raise message
             yield message
 
     async def UnloadModel(

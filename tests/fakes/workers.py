@@ -264,6 +264,14 @@ class FakeLink:
         self._check_text()
         return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
+    async def embed(
+        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
+    ) -> inference_pb2.EmbedResponse:
+        """Return a vector a text: how long it is, and 1."""
+        self._check_text()
+        vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in request.texts]
+        return inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
+
     async def status(self, *, timeout_s: float) -> status_pb2.Status:
         """Answer when the gate is open, or not in time."""
         try:

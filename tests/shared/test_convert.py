@@ -14,12 +14,11 @@ from mlxd_shared.convert import (
     load_from_pb,
     sampling_from_pb,
 )
-from mlxd_shared.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.requests import (
     GenerateSpec,
     SamplingOptions,
 )
-from mlxd_shared.unserved import UNSERVED
 
 Generate = inference_pb2.GenerateRequest
 Options = types_pb2.SamplingOptions
@@ -265,25 +264,6 @@ def test_all_violations_come_at_once() -> None:
 def test_num_predict_is_the_older_name(fields: dict[str, object], max_tokens: int | None) -> None:
     """0 and below mean until the context is full, for the alias only."""
     assert generate_from_pb(generate(**fields)).max_tokens == max_tokens
-
-
-NOT_SERVED = [
-    (generate(chat=inference_pb2.ChatPrompt()), "chat"),
-]
-
-
-@pytest.mark.parametrize(("request_", "field"), NOT_SERVED, ids=lambda value: None)
-def test_what_is_not_served_is_refused_by_name(request_: Generate, field: str) -> None:
-    """Never dropped in silence: UNIMPLEMENTED names the field by its path."""
-    with pytest.raises(FieldNotServed) as caught:
-        generate_from_pb(request_)
-
-    assert caught.value.field == field
-
-
-def test_each_row_of_unserved_is_tried_above() -> None:
-    """A field that is listed as not served has its refusal tested."""
-    assert {field for _, field in NOT_SERVED} == set(UNSERVED["mlxd.v1.GenerateRequest"])
 
 
 def test_neutral_values_of_unserved_fields_are_good() -> None:

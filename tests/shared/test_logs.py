@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from mlxd_shared import logs
+from tests.plugins.logs import set_default_logs
 
 PROMPT = "zebra"
 
@@ -19,7 +19,7 @@ PROMPT = "zebra"
 def _restore() -> Iterator[None]:
     """Leave the logging of the other tests as it was."""
     yield
-    structlog.reset_defaults()
+    set_default_logs()
 
 
 def fail(prompt: str) -> None:

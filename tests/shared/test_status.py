@@ -1,6 +1,4 @@
-"""Every error over a real server with the interceptor: the same class and fields come back, the
-details are what generic clients know, and nothing else leaks.
-"""
+"""Every error over a real server: the same class and fields come back, and nothing else leaks."""
 
 from __future__ import annotations
 
@@ -31,6 +29,7 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.FieldNotServed("migrate"),
     errors.DuplicateRequest("r-1"),
     errors.ModelNotFound("gone", "try demo"),
+    errors.NoChatTemplate("base"),
     errors.InvalidModel("not JSON", "config.json", "rope"),
     errors.ModelTooLarge("big", 1 << 50, 1 << 40, 1 << 30, "a shorter context"),
     errors.NoRoom("big", 9, 8, 1.25),

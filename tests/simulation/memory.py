@@ -94,16 +94,18 @@ class Memory:
         process.least_bytes = int(process.arrays_bytes * self._rng.uniform(0.3, 1.0))
 
     def figures(self, process: Process) -> Figures:
-        """Measure a worker: its need is as reckoned but for its process.
+        """Measure a worker: its need is as reckoned but for its process, known on a CPU alone.
 
         Never above the budget of a device that could hold it: there it would be given less context.
         """
+        weights = self._setting.sizes[process.digest] * MIB
+        if self._books.devices[process.device].kind != "cpu":
+            return Figures(weights=weights, peak=0)
         need_bytes = self._setting.need_of(process.digest)
         budgets = [device.budget_bytes for device in self._books.devices.values()]
         room_bytes = min(budget for budget in budgets if budget >= need_bytes) - need_bytes
         more_bytes = int(min(room_bytes, PROCESS_BYTES * self._rng.uniform(*PROCESS_PARTS)))
         self._books.takes(process, need_bytes + more_bytes)
-        weights = self._setting.sizes[process.digest] * MIB
         return Figures(weights=weights, peak=0, process=PROCESS_BYTES + HEAP_BYTES + more_bytes)
 
     def fault(self) -> str:

@@ -70,6 +70,10 @@ def _shares(rng: Random, budget: int, *, largest: int, least: int) -> list[int]:
     return shares
 
 
+GPU_TIMES = 8
+"""By how much models of GPUs are larger."""
+
+
 def setting_of(rng: Random) -> Setting:
     """Draw a setting: from calm and roomy to crowded and broken."""
     count = rng.randint(3, 7)
@@ -78,10 +82,12 @@ def setting_of(rng: Random) -> Setting:
     most = rng.uniform(0.2, 0.9)
     alpha = rng.choice((0.0, 0.7, 1.5))
     kind = rng.choice(("cpu", "cpu", "cuda"))
+    if kind == "cuda":  # beside a context of 600 MiB these would all be of one size
+        sizes = {name: GPU_TIMES * mib for name, mib in sizes.items()}
     needs = sorted(need_of(mib, kind) for mib in sizes.values())
     budget = max(needs[-1], int(sum(needs) * (0.9 if greedy else most)))
     budgets = _shares(rng, budget, largest=needs[-1], least=needs[0])
-    sizes[HUGE] = 4000
+    sizes[HUGE] = 40_000
     drawn = Setting(
         devices=tuple(
             device(-(-nbytes // MIB), kind=kind, name=f"{kind}{index}")

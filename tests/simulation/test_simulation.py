@@ -13,7 +13,7 @@ from tests.simulation.run import run_seeds
 from tests.simulation.world import World
 from tests.support.effort import FACTOR, IN_CI
 
-SHARDS = 10 if IN_CI else 3
+SHARDS = 10 if IN_CI else 1
 SEEDS = 200 * SHARDS * FACTOR
 """2,000 in CI. A shard of 200 is large enough to meet every hard state."""
 HARD_STATES = (

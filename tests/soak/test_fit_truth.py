@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxd.v1 import model_pb2
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
 from mlxd_shared.errors import ModelTooLarge
 from mlxd_shared.requests import KVFormat, Weights
 from tests.bench.models import Shape
@@ -43,6 +43,9 @@ POINTS = [
     Point("qwen2", "bfloat16", 512, 3, DEEP),
     Point("qwen3_5", "float32", 384, 3, LARGE),
     Point("qwen3_5", "bfloat16", 768, 2, DEEP),
+    Point("deepseek_v3", "float32", 1024, 3, LARGE),
+    Point("deepseek_v3", "bfloat16", 768, 2, DEEP),
+    Point("qwen3_next", "float32", 384, 3, LARGE),
     Point("mistral", "float32", 1024, 3, DEEP, window=320),
     Point("mistral", "4-bit", 768, 2, LARGE, window=192),
 ]
@@ -66,7 +69,7 @@ async def test_an_estimate_is_what_is_taken(point: Point, tmp_path: Path) -> Non
 async def test_a_load_that_would_overcommit_is_refused_within_50_ms(tmp_path: Path) -> None:
     """Over gRPC, of a model of 80 layers and 1 TB whose headers have been read once."""
     folder = write_hollow(tmp_path / "huge")
-    store = FolderStore([("huge", folder)])
+    store = Library([("huge", folder)])
     async with controller_stack(store=store, memory=device(10_000)) as stack:
         clock = asyncio.get_running_loop().time
         begun_s = clock()

@@ -15,6 +15,7 @@ FACTOR = 20
 
 PROPERTY_TESTS = (
     "tests/controller/test_core_machine.py",
+    "tests/controller/test_stores.py",
     "tests/system/test_parity.py",
     "tests/worker/caches/test_contract.py",
     "tests/worker/caches/test_trie_programs.py",
@@ -31,7 +32,7 @@ PROPERTY_TESTS = (
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", PROPERTY_TESTS)
 def test_many_more_examples(path: str) -> None:
-    """No example breaks a property, among twenty times as many as `make test` tries."""
+    """No example breaks a property, among twenty times as many as `.ci/run` tries."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--timeout=1700", path],
         cwd=ROOT,

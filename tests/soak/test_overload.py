@@ -50,6 +50,7 @@ def figures(steady: Crowd, crowded: Crowd, seen: Observed) -> dict[str, float]:
         "status_ms_p99": percentile(seen.status_s, 0.99) * 1000,
         "status_ms_max": max(seen.status_s) * 1000,
         "health_ms_p99": percentile(seen.health_s, 0.99) * 1000,
+        "bare_ms_p99": percentile(seen.bare_s, 0.99) * 1000,
         "health_ms_max": max(seen.health_s) * 1000,
         "observations": len(seen.status_s),
         "most_bytes": seen.most_bytes,

@@ -16,9 +16,13 @@ LIMIT_S = 30.0
 COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
 
 
+NO_STORES = {"MLXD_MODELS_DIR": "none", "MLXD_HUB_CACHE": "none", "MLXD_OLLAMA_MODELS": "none"}
+"""So that no model of whoever runs the tests is listed."""
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without what would change what `mlxd` does or how it prints."""
-    return {
+    return NO_STORES | {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("MLXD_") and name not in {"COLUMNS", "FORCE_COLOR"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from mlxd.v1 import (
 from mlxd_controller.core.events import ShutDown, Tick
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, Phase, State
-from mlxd_controller.ports import Clock, ModelStore, Ports
+from mlxd_controller.ports import Clock, ModelStore, Ports, unknown_oom_kills
 from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
@@ -110,12 +110,13 @@ async def controller_stack(
     stall_timeout_s: float = 60.0,
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
     poll_s: float = config.STATUS_POLL_S,
+    oom_kills: Callable[[], int | None] = unknown_oom_kills,
 ) -> AsyncIterator[Stack]:
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})
     workers, clock, probe = FakeWorkers(), FakeClock(), FakeProbe(memory, *others)
     state = State(devices=(memory, *others), max_loaded=max_loaded, age_min_s=0.0)
-    ports = Ports(workers.launcher, workers.connect, probe, clock)
+    ports = Ports(workers.launcher, workers.connect, probe, clock, oom_kills=oom_kills)
     runtime = Runtime(
         ports, state, stall_timeout_s=stall_timeout_s, silent_max_s=silent_max_s, poll_s=poll_s
     )

@@ -13,12 +13,13 @@ from tests.support.overload import Crowd, Observed
 from tests.support.worker_process import ROOT
 
 MODULE = "tests.support.overload"
+BARE_MODULE = "tests.support.bare_server"
 OBSERVED_EVERY_S = 0.02
 
 
-async def _start(*arguments: str) -> asyncio.subprocess.Process:
+async def _start(*arguments: str, module: str = MODULE) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", MODULE, *arguments),
+        *(sys.executable, "-m", module, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
@@ -43,13 +44,23 @@ class Watch:
 @asynccontextmanager
 async def observed(address: str, *, every_s: float = OBSERVED_EVERY_S) -> AsyncIterator[Watch]:
     """Have an idle process observe the server during the body."""
-    process = await _start("observe", address, str(every_s))
+    bare = await _start(module=BARE_MODULE)
+    assert bare.stdout is not None
+    bare_address = (await bare.stdout.readline()).decode().strip()
+    process = await _start("observe", address, bare_address, str(every_s))
     watch = Watch(Observed())
     try:
         yield watch
     finally:
-        assert process.stdin is not None
-        process.stdin.close()  # which ends it
-        output, _ = await process.communicate()
-    assert process.returncode == 0
+        output = await _ended(process)
+        await _ended(bare)
     watch.seen = Observed(**json.loads(output))
+
+
+async def _ended(process: asyncio.subprocess.Process) -> bytes:
+    """End a process by the end of its input; return what it printed."""
+    assert process.stdin is not None
+    process.stdin.close()
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output

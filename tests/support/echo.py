@@ -9,6 +9,9 @@ import grpc
 
 from mlxd_shared.secure_channel import ChannelSecurity, channel
 
+WRITING_FAILED = "Internal error from Core"
+"""The library's word for a request that could not be written to its end."""
+TRIES_MAX = 5
 TIMEOUT_S = 20.0
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -48,7 +51,23 @@ async def ask(
     body: bytes = b"hello",
     metadata: Metadata = (),
 ) -> bytes:
-    """Call a method of this kind; return its answer, or the first one."""
+    """Call a method of this kind; return its answer, or the first one.
+
+    Where an answer is there before the request has been written, the library may tell of the
+    writing only; then it is called again.
+    """
+    for _ in range(TRIES_MAX - 1):
+        try:
+            return await _ask(client, kind, method=method, body=body, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            if error.details() != WRITING_FAILED:
+                raise
+    return await _ask(client, kind, method=method, body=body, metadata=metadata)
+
+
+async def _ask(
+    client: grpc.aio.Channel, kind: str, *, method: str, body: bytes, metadata: Metadata
+) -> bytes:
     makers: Any = {name: getattr(client, name) for name in KINDS}
     call = makers[kind](method or f"/probe.Echo/{kind}")
     request = body if kind.startswith("unary") else iter([body])

@@ -1,8 +1,14 @@
-"""How hard the property tests try: the same few examples in `make test`, many fresh in soak."""
+"""How hard the tests try: few examples in `make test`, the same each time; all of them in CI, and
+many fresh ones in soak.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 VARIABLE = "MLXD_FUZZ_FACTOR"
 FACTOR = int(os.environ.get(VARIABLE, "1"))
@@ -12,7 +18,19 @@ SAME_EACH_TIME = FACTOR == 1
 IN_CI = bool(os.environ.get("CI"))
 """Whether this is the full run of `.ci/run`, which has more time than `make test`."""
 
+IN_FULL = IN_CI or not SAME_EACH_TIME
+"""Whether every case is tried; otherwise a part of them, spread over all."""
 
-def examples(count: int) -> int:
-    """Return how many examples a test tries that tries `count` in the short run."""
-    return count * FACTOR
+
+def examples(count: int, *, few: int | None = None) -> int:
+    """Return how many examples a test tries that tries `count` in CI: elsewhere `few`, or half."""
+    if IN_FULL:
+        return count * FACTOR
+    return -(-count // 2) if few is None else few
+
+
+def spread(cases: Sequence[T], count: int) -> list[T]:
+    """Return all cases in CI; elsewhere `count` of them, evenly spread, the first among them."""
+    if IN_FULL or count >= len(cases):
+        return list(cases)
+    return [cases[index * len(cases) // count] for index in range(count)]

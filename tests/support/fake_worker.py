@@ -148,7 +148,9 @@ class FakeWorker(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
         """Refuse."""
-        raise FieldNotServed("Embed")
+        self._check(request.worker_incarnation)
+        vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in request.texts]
+        return inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
 
     async def WatchStatus(
         self, request: status_pb2.WatchStatusRequest, context: Context

@@ -23,7 +23,7 @@ from mlxd_shared.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from tests.bench.models import Shape
 from tests.support.made_weights import write_weights
-from tests.support.random_model import decoder_config
+from tests.support.random_model import decoder_config, expert_hybrid_config, latent_config
 from tests.support.tiny_model import VOCAB
 from tests.support.worker_process import WorkerProcess, running_worker
 
@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "qwen3_5": "Qwen3_5ForCausalLM",
     "mistral": "MistralForCausalLM",
 }
+OTHERS = {"deepseek_v3": latent_config, "qwen3_next": expert_hybrid_config}
+"""Architectures whose widths follow from the shape by rules of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Point:
     def config(self) -> dict[str, Any]:
         """Return config.json."""
         more: dict[str, Any] = {"vocab_size": self.vocab}
+        if self.architecture in OTHERS:
+            return OTHERS[self.architecture](self.shape, **more)
         if self.architecture == "qwen3_5":
             head_dim = self.shape.hidden // self.shape.heads
             more |= HYBRID | {

@@ -1,11 +1,12 @@
 """Many clients of one server, and one idle observer of it, each a process of its own.
 
     python -m tests.support.overload crowd ADDRESS MODEL STREAMS TOKENS AT_ONCE
-    python -m tests.support.overload observe ADDRESS EVERY_S
+    python -m tests.support.overload observe ADDRESS BARE EVERY_S
 
 A crowd offers its streams, at most so many at once, and prints one JSON object about them: a client
 that is refused comes back when it was told to. An observer asks for health and status in turn until
-its standard input ends, and prints what the answers took, and the most memory they told of.
+its standard input ends, and prints what the answers took, those of a bare server at BARE beside
+them, and the most memory they told of.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Observed:
 
     status_s: list[float] = field(default_factory=list)
     health_s: list[float] = field(default_factory=list)
+    bare_s: list[float] = field(default_factory=list)
+    """What a server took for an answer that does nothing else."""
     most_bytes: int = 0
     budget_bytes: int = 0
     most_waiting: int = 0
@@ -144,12 +147,16 @@ async def _stream(
             first = False
 
 
-async def observe(address: str, ended: asyncio.Event, *, every_s: float) -> Observed:
+async def observe(address: str, bare: str, ended: asyncio.Event, *, every_s: float) -> Observed:
     """Ask for health and status in turn, with a pause of `every_s`, until `ended`."""
     seen = Observed()
-    async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
+    async with (
+        grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel,
+        grpc.aio.insecure_channel(bare) as bare_channel,
+    ):
         status = status_pb2_grpc.StatusServiceStub(channel)
         health: Any = health_pb2_grpc.HealthStub(channel)
+        control: Any = health_pb2_grpc.HealthStub(bare_channel)
         while not ended.is_set():
             begin_s = time.monotonic()
             await health.Check(health_pb2.HealthCheckRequest())
@@ -158,6 +165,9 @@ async def observe(address: str, ended: asyncio.Event, *, every_s: float) -> Obse
             seen.health_s.append(middle_s - begin_s)
             seen.status_s.append(time.monotonic() - middle_s)
             _note(got.status, seen)
+            begin_s = time.monotonic()
+            await control.Check(health_pb2.HealthCheckRequest())
+            seen.bare_s.append(time.monotonic() - begin_s)
             await wait(every_s)
     return seen
 
@@ -182,10 +192,10 @@ def _note(status: status_pb2.Status, seen: Observed) -> None:
     seen.kv_bytes_max = max(seen.kv_bytes_max, *held, 0)
 
 
-async def _until_input_ends(address: str, every_s: float) -> Observed:
+async def _until_input_ends(address: str, bare: str, every_s: float) -> Observed:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    observing = asyncio.create_task(observe(address, ended, every_s=every_s))
+    observing = asyncio.create_task(observe(address, bare, ended, every_s=every_s))
     await loop.run_in_executor(None, sys.stdin.read)
     ended.set()
     return await observing
@@ -200,8 +210,8 @@ def main() -> None:
             crowd(address, model, int(streams), int(tokens), int(at_once))
         )
     else:
-        (every_s,) = rest
-        result = asyncio.run(_until_input_ends(address, float(every_s)))
+        bare, every_s = rest
+        result = asyncio.run(_until_input_ends(address, bare, float(every_s)))
     sys.stdout.write(json.dumps(asdict(result)))
 
 

@@ -59,13 +59,28 @@ def write_sliding_model(
 
 
 def write_hybrid_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> Path:
-    """Write a Qwen3.5, three recurrent layers to a full one; return `folder`.
+    """Write a Qwen3.5; return `folder`. At `LARGE`, a little over 100 MB in float32."""
+    return write_random_model(folder, hybrid_config(shape), seed=seed)
+
+
+def write_latent_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> Path:
+    """Write a DeepSeek-V3: latents, experts in groups, one dense layer; return `folder`."""
+    return write_random_model(folder, latent_config(shape), seed=seed)
+
+
+def write_expert_hybrid_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> Path:
+    """Write a Qwen3-Next: recurrent layers, experts and a shared one; return `folder`."""
+    return write_random_model(folder, expert_hybrid_config(shape), seed=seed)
+
+
+def hybrid_config(shape: Shape) -> dict[str, Any]:
+    """Return the config of a Qwen3.5, three recurrent layers to a full one.
 
     Its recurrent layers hold as many values as the shape has heads, of the same width, two to a
-    key. At `LARGE`, a little over 100 MB in float32.
+    key.
     """
     head_dim = shape.hidden // shape.heads
-    config = decoder_config(
+    return decoder_config(
         "Qwen3_5ForCausalLM",
         shape,
         head_dim=head_dim,
@@ -81,7 +96,50 @@ def write_hybrid_model(folder: Path, *, shape: Shape = TINY, seed: int = 1) -> P
         linear_value_head_dim=head_dim,
         linear_conv_kernel_dim=4,
     )
-    return write_random_model(folder, config, seed=seed)
+
+
+def latent_config(shape: Shape, **more: Any) -> dict[str, Any]:
+    """Return a DeepSeek-V3's config.json: latents twice as wide as a head, eight small experts."""
+    head_dim = shape.hidden // shape.heads
+    own = {
+        "num_key_value_heads": shape.heads,
+        "kv_lora_rank": 2 * head_dim,
+        "q_lora_rank": 3 * head_dim,
+        "qk_rope_head_dim": head_dim,
+        "qk_nope_head_dim": head_dim,
+        "v_head_dim": head_dim,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": shape.mlp // 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+    }
+    return decoder_config("DeepseekV3ForCausalLM", shape, **own | more)
+
+
+def expert_hybrid_config(shape: Shape, **more: Any) -> dict[str, Any]:
+    """Return a Qwen3-Next's config.json: three recurrent layers to a full one, eight experts."""
+    head_dim = shape.hidden // shape.heads
+    own = {
+        "head_dim": head_dim,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": shape.heads // 2,
+        "linear_num_value_heads": shape.heads,
+        "linear_key_head_dim": head_dim,
+        "linear_value_head_dim": head_dim,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": shape.mlp // 4,
+        "shared_expert_intermediate_size": shape.mlp // 2,
+        "norm_topk_prob": True,
+    }
+    return decoder_config("Qwen3NextForCausalLM", shape, **own | more)
 
 
 def decoder_config(architecture: str, shape: Shape, **more: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.support.random_model import (
     TINY,
     write_dense_model,
     write_hybrid_model,
+    write_latent_model,
     write_sliding_model,
 )
 from tests.support.tiny_model import VOCAB
@@ -35,6 +36,7 @@ MEMORIES: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
         "sliding": lambda folder: write_sliding_model(folder, window=WINDOW, mixed=False),
         "mixed": lambda folder: write_sliding_model(folder, window=WINDOW, mixed=True),
         "hybrid": lambda folder: write_hybrid_model(folder, shape=TINY),
+        "latent": write_latent_model,
     }
 )
 

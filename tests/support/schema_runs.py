@@ -72,9 +72,9 @@ class Outcome:
     """Complete outputs, and accepted mutants, that the judge finds wrong."""
     mutants: Counter[str] = field(default_factory=Counter)
     """What the judge and the constraint said of instances with a change."""
-    library_compiled: bool = False
-    """Whether the library compiles the schema as it is."""
-    library_right: bool = False
+    alone_compiled: bool = False
+    """Whether the library alone compiles the schema as it is."""
+    alone_right: bool = False
     """Whether it then accepts and rejects each instance as it is labelled."""
 
     @property
@@ -107,7 +107,7 @@ def look(index: int, line: dict[str, Any], trials: Trials, walks: int) -> Outcom
     """Compile one schema as the worker does, give it its instances, and walk through its masks."""
     found = Outcome(index, line["id"])
     text = json.dumps(line["schema"], ensure_ascii=False)
-    _look_at_library(found, text, line["tests"])
+    _look_at_library_alone(found, text, line["tests"])
     begun = time.perf_counter()
     try:
         constraint = demo_constraints().compile(
@@ -174,15 +174,15 @@ def _library() -> LLTokenizer:
     return LLTokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def _look_at_library(found: Outcome, schema: str, tests: list[dict[str, Any]]) -> None:
+def _look_at_library_alone(found: Outcome, schema: str, tests: list[dict[str, Any]]) -> None:
     """Give the library the schema as it is, and the instances."""
     try:
         source = LLMatcher.grammar_from_json_schema(schema)
         matcher = LLMatcher(_library(), source, log_level=0)
     except ValueError:
         return
-    found.library_compiled = not matcher.is_error()
-    found.library_right = found.library_compiled and all(
+    found.alone_compiled = not matcher.is_error()
+    found.alone_right = found.alone_compiled and all(
         test["valid"] == _complete(matcher.deep_copy(), test["data"]) for test in tests
     )
 
@@ -204,9 +204,9 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "schemas": len(all_of_them),
         "compiled": len(compiled),
         "right": sum(found.right for found in compiled),
-        "library_compiled": sum(found.library_compiled for found in all_of_them),
-        "library_right": sum(found.library_right for found in all_of_them),
-        "lost_to_library": [f.name for f in all_of_them if f.library_right and not f.right],
+        "alone_compiled": sum(found.alone_compiled for found in all_of_them),
+        "alone_right": sum(found.alone_right for found in all_of_them),
+        "lost_to_it_alone": [f.name for f in all_of_them if f.alone_right and not f.right],
         "instances": _instances(tests),
         "walks": dict(walks),
         "mutants": dict(sum((found.mutants for found in compiled), Counter[str]())),

@@ -68,6 +68,7 @@ def figures(found: Aftermath, storm: Storm) -> dict[str, object]:
         "server": {name: found.counted.get(name, 0.0) for name in COUNTERS},
         "status_ms": _spread([MILLI * s for s in seen.status_s]),
         "health_ms": _spread([MILLI * s for s in seen.health_s]),
+        "bare_ms": _spread([MILLI * s for s in seen.bare_s]),
         "observations": len(seen.status_s),
         "most_loaded": seen.most_loaded,
         "reserved_mb": seen.most_reserved_bytes / MEGA,

@@ -30,7 +30,7 @@ from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.ports import Ports, RawStream
 from mlxd_controller.runtime import Runtime
-from mlxd_controller.store.folders import FolderStore
+from mlxd_controller.store.model_library import Library
 from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config
 from mlxd_shared.status import RemoteError
@@ -168,7 +168,7 @@ async def struck_controller(
     state = State(devices=probe.read(()))
     runtime = Runtime(ports, state, stall_timeout_s=60.0, silent_max_s=silent_max_s)
     try:
-        async with serving(runtime, FolderStore([(NAME, folder)]), clock) as channel:
+        async with serving(runtime, Library([(NAME, folder)]), clock) as channel:
             found.append(Struck(runtime, channel))
             yield found[0]
     finally:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.errors import (
@@ -33,10 +33,10 @@ from tests.system.wire.walk import Recorder
 CONTEXT = 64
 
 
-@asynccontextmanager
-async def server(tmp_path: Path) -> AsyncIterator[Wire]:
+@pytest_asyncio.fixture(name="wire", loop_scope="module", scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """A real controller that offers a tiny model with a short context."""
-    folder = write_tiny_model(tmp_path / "good", context_max=CONTEXT)
+    folder = write_tiny_model(tmp_path_factory.mktemp("models") / "good", context_max=CONTEXT)
     async with (
         served("--model", f"good={folder}") as process,
         grpc.aio.insecure_channel(process.address, options=list(CHANNEL_OPTIONS)) as channel,
@@ -96,32 +96,30 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.asyncio
-async def test_each_bad_request_names_its_field_and_limit(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_bad_request_names_its_field_and_limit(wire: Wire) -> None:
     """INVALID_ARGUMENT with the field and the limit; then a good request is served."""
-    async with server(tmp_path) as wire:
+    await still_serves(wire)
+    for fields, field, limit in BAD_REQUESTS:
+        error = await refusal(wire.generate(**fields))
+        assert isinstance(error, InvalidRequest), (fields, error)
+        places = {violation.field: violation.description for violation in error.violations}
+        assert field in places, (field, places)
+        assert limit in places[field], (field, places)
         await still_serves(wire)
-        for fields, field, limit in BAD_REQUESTS:
-            error = await refusal(wire.generate(**fields))
-            assert isinstance(error, InvalidRequest), (fields, error)
-            places = {violation.field: violation.description for violation in error.violations}
-            assert field in places, (field, places)
-            assert limit in places[field], (field, places)
-            await still_serves(wire)
 
 
-@pytest.mark.asyncio
-async def test_no_prompt_and_no_model(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_prompt_and_no_model(wire: Wire) -> None:
     """A request without a prompt is INVALID_ARGUMENT, an unknown model NOT_FOUND."""
-    async with server(tmp_path) as wire:
-        bare = inference_pb2.GenerateRequest(model="good")
-        error = await refusal(_read_all(wire.inference.Generate(bare)))
-        assert isinstance(error, InvalidRequest)
-        assert error.violations[0].field == "prompt"
-        unknown = await refusal(wire.generate(model="nobody"))
-        assert isinstance(unknown, ModelNotFound)
-        assert unknown.model == "nobody"
-        await still_serves(wire)
+    bare = inference_pb2.GenerateRequest(model="good")
+    error = await refusal(_read_all(wire.inference.Generate(bare)))
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "prompt"
+    unknown = await refusal(wire.generate(model="nobody"))
+    assert isinstance(unknown, ModelNotFound)
+    assert unknown.model == "nobody"
+    await still_serves(wire)
 
 
 async def _read_all(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
@@ -129,14 +127,13 @@ async def _read_all(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
         pass
 
 
-@pytest.mark.asyncio
-async def test_a_top_k_above_the_vocabulary_is_clamped(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_top_k_above_the_vocabulary_is_clamped(wire: Wire) -> None:
     """Clients send it; it means the whole vocabulary."""
-    async with server(tmp_path) as wire:
-        hot = {"temperature": 2.0, "top_p": 1.0, "seed": 3}
-        beyond = await wire.ids(**sampling(top_k=VOCAB + 1000, **hot))
-        assert beyond == await wire.ids(**sampling(top_k=VOCAB, **hot))
-        assert beyond == await wire.ids(**sampling(top_k=0, **hot))
+    hot = {"temperature": 2.0, "top_p": 1.0, "seed": 3}
+    beyond = await wire.ids(**sampling(top_k=VOCAB + 1000, **hot))
+    assert beyond == await wire.ids(**sampling(top_k=VOCAB, **hot))
+    assert beyond == await wire.ids(**sampling(top_k=0, **hot))
 
 
 def _edit_config(folder: Path, **changes: object) -> None:
@@ -163,38 +160,38 @@ BREAKAGES: list[tuple[Callable[[Path], object], str, str]] = [
 ]
 
 
-@pytest.mark.asyncio
-async def test_a_damaged_model_is_refused_by_file(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_damaged_model_is_refused_by_file(wire: Wire, tmp_path: Path) -> None:
     """FAILED_PRECONDITION with the file and what is wrong in it; the good model goes on."""
-    async with server(tmp_path) as wire:
-        for number, (damage, file, problem) in enumerate(BREAKAGES):
-            folder = write_tiny_model(tmp_path / f"bad{number}")
-            damage(folder)
-            error = await refusal(load(wire, model_pb2.LoadModelRequest(model=str(folder))))
-            assert isinstance(error, InvalidModel), error
-            assert code_of(error) is grpc.StatusCode.FAILED_PRECONDITION
-            assert file in error.file, error
-            assert problem in f"{error.field} {error.problem}", error
-            assert str(tmp_path) not in error.describe()
-            await still_serves(wire)
-
-
-@pytest.mark.asyncio
-async def test_a_model_damaged_after_it_was_configured_fails_its_requests(tmp_path: Path) -> None:
-    """Generate on demand meets the damage at load time, and says the same as LoadModel."""
-    folder = write_tiny_model(tmp_path / "later")
-    async with server(tmp_path) as wire:
-        await load(wire, model_pb2.LoadModelRequest(model=str(folder), name="later"))
-        await wire.models.UnloadModel(model_pb2.UnloadModelRequest(model="later"))
-        _truncate(folder)
-        errors: list[MlxdError] = [await refusal(wire.generate(model="later")) for _ in range(2)]
-        for error in errors:
-            assert isinstance(error, InvalidModel), error
-            assert "model.safetensors" in error.file
+    for number, (damage, file, problem) in enumerate(BREAKAGES):
+        folder = write_tiny_model(tmp_path / f"bad{number}")
+        damage(folder)
+        error = await refusal(load(wire, model_pb2.LoadModelRequest(model=str(folder))))
+        assert isinstance(error, InvalidModel), error
+        assert code_of(error) is grpc.StatusCode.FAILED_PRECONDITION
+        assert file in error.file, error
+        assert problem in f"{error.field} {error.problem}", error
+        assert str(tmp_path) not in error.describe()
         await still_serves(wire)
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_model_damaged_after_it_was_configured_fails_its_requests(
+    wire: Wire, tmp_path: Path
+) -> None:
+    """Generate on demand meets the damage at load time, and says the same as LoadModel."""
+    folder = write_tiny_model(tmp_path / "later")
+    await load(wire, model_pb2.LoadModelRequest(model=str(folder), name="later"))
+    await wire.models.UnloadModel(model_pb2.UnloadModelRequest(model="later"))
+    _truncate(folder)
+    errors: list[MlxdError] = [await refusal(wire.generate(model="later")) for _ in range(2)]
+    for error in errors:
+        assert isinstance(error, InvalidModel), error
+        assert "model.safetensors" in error.file
+    await still_serves(wire)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_machine_without_one_backend_says_so(tmp_path: Path) -> None:
     """Two backends at once are refused with what to do; mended, the same server serves."""
     folder = write_tiny_model(tmp_path / "good")

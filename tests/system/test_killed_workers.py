@@ -12,12 +12,13 @@ import signal
 import pytest
 
 from mlxd_controller.core.state import Phase
+from tests.support.effort import spread
 from tests.support.killed_streams import Killed, heard
 from tests.support.struck import Struck, struck_controller
 from tests.support.trained import DEMO
 from tests.support.turns import turned
 
-OFFSETS = (0, 1, 17, 64)
+OFFSETS = spread((0, 1, 17, 64), 2)
 SILENT_MAX_S = 2.0
 
 

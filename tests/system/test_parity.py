@@ -26,7 +26,7 @@ from tests.worker.tiny import floats, ints
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 NEW_TOKENS = 200
 NEAR_TIE = 1e-4
-STEPPED = examples(2)
+STEPPED = examples(2, few=2)
 """Prompts that mlx-lm decodes token by token, too; `make soak` has it decode all of them."""
 OPENINGS = (
     "Once upon a time",

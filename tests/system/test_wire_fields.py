@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -16,35 +20,39 @@ from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.errors import FieldNotServed
 from mlxd_shared.net import CHANNEL_OPTIONS
 from mlxd_shared.unserved import UNSERVED
+from tests.support.chat_template import write_template
 from tests.support.served import served
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 from tests.system.wire import (
+    chat_probes,
+    embed_probes,
     format_probes,
     generate_probes,
     model_probes,
     scenario,
     worker_probes,
 )
-from tests.system.wire.model_probes import load
-from tests.system.wire.probe import Wire, refusal
-from tests.system.wire.walk import Recorder, fields_of, request_fields, response_fields
+from tests.system.wire.model_probes import load, unload
+from tests.system.wire.probe import LONG, Wire, refusal
+from tests.system.wire.walk import Recorder, request_fields, response_fields
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
+CONTEXT = 512
+"""Half the demo model's, so that streams to its end take half as long."""
+LONG_CONTEXT = 16384
 CONTROLLER_PROBES = [
     *generate_probes.PROBES.all,
     *format_probes.PROBES.all,
+    *chat_probes.PROBES.all,
+    *embed_probes.PROBES.all,
     *model_probes.PROBES.all,
 ]
 WORKER_PROBES = worker_probes.PROBES.all
 
+BARE = types_pb2.LoadOptions(prefix_cache_bytes=0)
 # Fields of answers that no server fills yet, each because of what is refused by name.
-SILENT = {
-    "mlxd.v1.EmbedResponse.embeddings": "Embed",
-    "mlxd.v1.EmbedResponse.prompt_tokens": "Embed",
-    "mlxd.v1.EmbedResponse.model_digest": "Embed",
-    "mlxd.v1.Embedding.values": "Embed",
-}
+SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is
 # compiled; a CPU has no driver's id. tests/controller/test_service_devices.py has them set.
 ZERO = {
@@ -62,15 +70,6 @@ def unserved_fields() -> set[str]:
     return {f"{message}.{name}" for message, names in UNSERVED.items() for name in names}
 
 
-def inside_unserved() -> set[str]:
-    """Return the fields that can be reached only through a refused one."""
-    only_there = (
-        inference_pb2.ChatPrompt,
-        inference_pb2.ChatMessage,
-    )
-    return {name for message in only_there for name in fields_of(message.DESCRIPTOR)}
-
-
 @asynccontextmanager
 async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[Wire]:
     """A real controller that offers `folder` as `model`."""
@@ -81,10 +80,42 @@ async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[W
         yield Wire(channel, Recorder(), model, folder)
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A controller that both tests use, and what a fresh one had to say."""
+
+    wire: Wire
+    alone_bytes: int
+    """What the model needs, as reckoned before anything was loaded."""
+
+
+@pytest.fixture(name="demo", scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a shorter context."""
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest_asyncio.fixture(name="scene", loop_scope="module", scope="module")
+async def made_scene(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    """The demo model, one with a chat template, and one whose streams do not end soon."""
+    folder = tmp_path_factory.mktemp("models")
+    other = write_template(write_tiny_model(folder / "other"))
+    long = write_tiny_model(folder / LONG, context_max=LONG_CONTEXT)
+    more = ("--model", f"other={other}", "--model", f"{LONG}={long}")
+    async with controller("demo", demo, *more) as wire:
+        asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=BARE)
+        (alone,) = await load(wire, asking)
+        yield Scene(wire, alone.fit.need_bytes)
+
+
 def test_every_request_field_is_probed_or_refused() -> None:
     """No field that a client can send is without a probe or a refusal, and none has both."""
     probed = {name for probe in [*CONTROLLER_PROBES, *WORKER_PROBES] for name in probe.covers}
-    refused = unserved_fields() | inside_unserved()
+    refused = unserved_fields()
     assert not probed & refused
     assert request_fields() == probed | refused
 
@@ -108,16 +139,16 @@ def _set(message: Message, field: Any) -> None:
         setattr(message, field.name, _some_value(field))
 
 
-@pytest.mark.asyncio
-async def test_each_unserved_field_is_refused_by_name() -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_unserved_field_is_refused_by_name(scene: Scene) -> None:
     """UNIMPLEMENTED with the field's path, for every field on the list, from a real server."""
-    async with controller("demo", DEMO) as wire:
-        for message, names in UNSERVED.items():
-            for name in names:
-                error = await _refusal_of(wire, message, name)
-                assert isinstance(error, FieldNotServed), (message, name, error)
-                assert error.field.split(".")[-1] == name
-        assert len(await wire.ids()) == 12, "the next good request is served"
+    wire = scene.wire
+    for message, names in UNSERVED.items():
+        for name in names:
+            error = await _refusal_of(wire, message, name)
+            assert isinstance(error, FieldNotServed), (message, name, error)
+            assert error.field.split(".")[-1] == name
+    assert len(await wire.ids()) == 12, "the next good request is served"
 
 
 async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
@@ -136,39 +167,36 @@ async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
     return await refusal(wire.generate(generate))
 
 
-@pytest.mark.asyncio
-async def test_every_field_works_on_real_processes(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_field_works_on_real_processes(
+    scene: Scene, demo: Path, tmp_path: Path
+) -> None:
     """Each probe holds, and every field of an answer was set by some real answer."""
-    seen: set[str] = set()
-    other = write_tiny_model(tmp_path / "other")
-    async with controller("demo", DEMO, "--model", f"other={other}") as wire:
-        for probe in CONTROLLER_PROBES:
-            await probe.check(wire)
-        await scenario.two_names_share_a_worker(wire)
-        await scenario.streams_queue(wire)
-        await scenario.a_worker_dies(wire)
-        seen |= wire.recorder.seen
+    wire = scene.wire
+    for probe in CONTROLLER_PROBES:
+        await probe.check(wire)
+    await unload(wire, chat_probes.MODEL)
+    await scenario.two_names_share_a_worker(wire)
+    await scenario.streams_queue(wire)
+    await scenario.a_worker_dies(wire)
+    seen = set(wire.recorder.seen)
     async with running_worker() as worker:
-        alone = Wire(worker.channel, Recorder(), "demo", DEMO)
+        alone = Wire(worker.channel, Recorder(), "demo", demo)
         for probe in WORKER_PROBES:
             await probe.check(alone)
         seen |= alone.recorder.seen
-    seen |= await _a_tight_budget(tmp_path)
+    seen |= await _a_tight_budget(demo, scene.alone_bytes, tmp_path)
     expected = response_fields() - set(SILENT) - ZERO - unserved_fields()
     assert expected - seen == set()
 
 
-async def _a_tight_budget(tmp_path: Path) -> set[str]:
+async def _a_tight_budget(demo: Path, alone_bytes: int, tmp_path: Path) -> set[str]:
     """Room for one model of two: the report names who would go, and what would make it fit."""
     tiny = write_tiny_model(tmp_path / "tiny")
-    bare = types_pb2.LoadOptions(prefix_cache_bytes=0)
-    async with controller("demo", DEMO) as wire:
-        asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=bare)
-        (alone,) = await load(wire, asking)
-    limit = str(alone.fit.need_bytes + (1 << 20))
+    limit = str(alone_bytes + (1 << 20))
     budget = ("--memory-limit", limit, "--reserve", "0", "--model", f"tiny={tiny}")
-    async with controller("demo", DEMO, *budget) as wire:
-        await load(wire, model_pb2.LoadModelRequest(model="tiny", options=bare))
+    async with controller("demo", demo, *budget) as wire:
+        await load(wire, model_pb2.LoadModelRequest(model="tiny", options=BARE))
         request = model_pb2.LoadModelRequest(model="demo", validate_only=True)
         (crowded,) = await load(wire, request)
         assert list(crowded.fit.would_evict) == ["tiny"]

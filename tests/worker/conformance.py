@@ -12,42 +12,84 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.packing import BITS
 from mlxd_worker.models.registry import REGISTRY
 from tests.worker import (
     test_models_gemma3,
+    test_models_gpt_oss,
+    test_models_latent,
     test_models_llama,
     test_models_qwen3,
     test_models_qwen3_5,
+    test_models_qwen3_next,
     test_models_sliding,
+    zoo_conformance,
 )
-from tests.worker.hybrid import error, hybrid_config, hybrid_weights, peer_logits, token_ids
-from tests.worker.kin import built, forced, kin_weights, quantised
+from tests.worker.hybrid import (
+    converted,
+    error,
+    hybrid_config,
+    hybrid_weights,
+    peer_logits,
+    token_ids,
+)
+from tests.worker.hybrid_experts import WHOLE, expert_weights, packed_experts
+from tests.worker.kin import GROUP, built, forced, kin_weights, quantised
+from tests.worker.latent import latent_weights, packed_latent
 from tests.worker.tiny import config_with, random_weights, write_model
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 TOKENS: Final = 120
-PACKED_BITS: Final = (4, 8)
+PACKED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"bits": 4},
+    {"bits": 8},
+    {"bits": 4, "mode": "mxfp4", "group": 32},
+    {"bits": 8, "mode": "mxfp8", "group": 32},
+    {"bits": 4, "mode": "nvfp4", "group": 16},
+)
 NONE: Final = "none"
+FORMATS: Final = f"affine ({', '.join(map(str, BITS))} bits), mxfp4, mxfp8, nvfp4, fp8 blocks"
 
 INTRODUCTION: Final = (
     "Written by `python -m tests.worker.conformance`: tiny random models of every variant of an",
     "architecture that mlx-lm has too, float32 on a CPU. The figures are the largest difference of",
     "a logit from mlx-lm's, over every position, relative to the largest logit: of weights as",
-    "published, and of weights that mlx-lm's converter has packed in 4 and in 8 bits; 0 is bit for",
-    "bit, with the BLAS that MLX brings. Windows of Mistral and Qwen2, which mlx-lm has not, are",
-    "held to dense attention in `tests/worker/test_models_sliding.py`. Keys and values in 8 or 4",
-    "bits (`quantized`) need heads whose width 32 divides.",
+    "published, and the worst of weights that mlx-lm's converter has packed in 4 and in 8 bits, as",
+    "mxfp4, mxfp8 and nvfp4; 0 is bit for bit, with the BLAS that MLX brings. Every width and",
+    "group of integers, global scales and 8-bit floats in blocks are held to mlx-lm, or to the",
+    "numbers that they stand for, in `tests/worker/test_models_formats.py`. Windows of Mistral and",
+    "Qwen2, which mlx-lm has not, are held to dense attention in",
+    "`tests/worker/test_models_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
+    "heads whose width 32 divides.",
 )
 
 Weights = Callable[[Mapping[str, Any]], dict[str, mx.array]]
+Stored = tuple[dict[str, Any], dict[str, mx.array]]
+
+
+class Packer(Protocol):
+    """Makes a quantised checkpoint."""
+
+    def __call__(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, mx.array],
+        /,
+        *,
+        bits: int = 4,
+        mode: str = "affine",
+        group: int = GROUP,
+    ) -> Stored:
+        """Return its config and weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +98,8 @@ class Case:
 
     config: Mapping[str, Any]
     weights: Weights = kin_weights
-    packs: bool = True
+    packer: Packer | None = quantised
+    """What mlx-lm's converter makes of config and weights, by such settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +115,10 @@ class Finding:
     def line(self) -> str:
         """Return the row."""
         kinds = ", ".join(sorted(kind.name.lower() for kind in self.kinds))
-        affine = f"affine, {', '.join(map(str, BITS))} bits"
         if self.worst_packed is None:
             packings, packed = NONE, ""
         else:
-            packings, packed = affine, _figure(self.worst_packed)
+            packings, packed = FORMATS, _figure(self.worst_packed)
         cells = [f"`{self.architecture}`", kinds, packings, str(self.variants), _figure(self.worst)]
         return f"| {' | '.join([*cells, packed])} |".replace("|  |", "| |")
 
@@ -95,11 +137,39 @@ def cases() -> Iterator[Case]:
         names = {"architectures": [f"{family}ForCausalLM"], "model_type": model_type}
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": None}
         yield Case(config_with(**wide | heads | names), random_weights)
-    for config in (*test_models_qwen3.VARIANTS.values(), *test_models_gemma3.VARIANTS.values()):
-        yield Case(config)
+    for kin in (test_models_qwen3, test_models_gemma3, test_models_gpt_oss):
+        for config in kin.VARIANTS.values():
+            yield Case(config)
+    for variant in ("plain", "linear rope"):
+        yield Case(test_models_gemma3.nested_config(variant), test_models_gemma3.nested_weights)
     for changes in test_models_qwen3_5.VARIANTS.values():
         wider = {"head_dim": 32, **changes}
-        yield Case(hybrid_config(**wider), hybrid_weights, packs=False)
+        yield Case(hybrid_config(**wider), hybrid_weights, packer=None)
+    yield Case(hybrid_config(**test_models_qwen3_5.WIDE), hybrid_weights, packer=_packed_hybrid)
+    for config in test_models_qwen3_next.VARIANTS.values():
+        yield Case(config, expert_weights, packer=_packed_experts)
+    for config in test_models_latent.VARIANTS.values():
+        yield Case(config, latent_weights, packer=_packed_latent)
+
+
+def _packed_hybrid(
+    config: Mapping[str, Any], weights: Mapping[str, mx.array], **settings: Any
+) -> Stored:
+    return quantised(config, converted(weights), whole=WHOLE, **settings)
+
+
+def _packed_experts(
+    config: Mapping[str, Any], weights: Mapping[str, mx.array], **settings: Any
+) -> Stored:
+    del weights
+    return packed_experts(config, **settings)
+
+
+def _packed_latent(
+    config: Mapping[str, Any], weights: Mapping[str, mx.array], **settings: Any
+) -> Stored:
+    del weights
+    return packed_latent(config, **settings)
 
 
 def findings() -> list[Finding]:
@@ -123,8 +193,10 @@ def _with(so_far: Finding, case: Case) -> Finding:
         folder = write_model(Path(scratch) / "plain", config, weights)
         model = built(folder)
         worst = max(so_far.worst, _error(model, folder))
-        for bits in PACKED_BITS if case.packs else ():
-            packed = write_model(Path(scratch) / str(bits), *quantised(config, weights, bits=bits))
+        for number, settings in enumerate(() if case.packer is None else PACKED):
+            assert case.packer is not None, "there are settings"
+            stored = case.packer(config, weights, **settings)
+            packed = write_model(Path(scratch) / str(number), *stored)
             found = _error(built(packed, packed=True), packed)
             packed_worst = max(packed_worst or 0.0, found)
         kinds = so_far.kinds | _kinds(model)
@@ -140,9 +212,13 @@ def _error(model: Model, folder: Path) -> float:
 
 def _kinds(model: Model) -> frozenset[Kind]:
     caches = model.new_caches()
-    if any(geometry and geometry.head_dim % 32 == 0 for geometry in model.attention):
+    if any(geometry and _quantises(geometry) for geometry in model.attention):
         caches += model.new_caches(kv=KVFormat.Q8)
     return frozenset(cache.kind for cache in caches if cache is not None)
+
+
+def _quantises(geometry: AttentionGeometry) -> bool:
+    return geometry.latent_dim is None and geometry.head_dim % 32 == 0
 
 
 def table(found: list[Finding]) -> str:
@@ -160,5 +236,5 @@ def table(found: list[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(table(findings()), encoding="utf-8")
+    TABLE.write_text(f"{table(findings())}\n{zoo_conformance.section()}", encoding="utf-8")
     sys.stdout.write(TABLE.read_text(encoding="utf-8"))

@@ -94,9 +94,13 @@ def error(left: mx.array, right: mx.array) -> float:
 
 
 def peer_logits(folder: Path, tokens: Sequence[int]) -> mx.array:
-    """Return mlx-lm's logits of every position, lively enough to compare with."""
-    peer, _ = load_peer(folder)
-    logits = peer(mx.array([list(tokens)]), cache=make_prompt_cache(peer))[0]
+    """Return mlx-lm's logits of every position, lively enough to compare with.
+
+    On the CPU, also where ours are made on a GPU: what is compared with has one meaning everywhere.
+    """
+    with mx.stream(mx.cpu):
+        peer, _ = load_peer(folder)
+        logits = peer(mx.array([list(tokens)]), cache=make_prompt_cache(peer))[0]
     assert cast("float", mx.std(logits).item()) >= LIVELY
     return cast("mx.array", logits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,26 @@ QWEN3_MOE: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+GPT_OSS: Mapping[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 61,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 40,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "rope_theta": 10000.0,
+    "rope_scaling": YARN,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
 GEMMA3: Mapping[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -73,6 +94,10 @@ GEMMA3: Mapping[str, Any] = {
 }
 
 
+ROUTERS = ("mlp.gate", "mlp.router", "mlp.shared_expert_gate")
+"""What the converter packs in 8 bits, whatever it packs the rest in."""
+
+
 def changed(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return `base` with `changes`; a value of None takes the key away."""
     merged = {**base, **changes}
@@ -80,13 +105,18 @@ def changed(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def kin_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
-    """Return weights as published: experts one by one, Gemma's norms as distances from one."""
+    """Return weights as published: experts one by one, Gemma's norms as distances from one.
+
+    Those of gpt-oss are as mlx-lm has them, gates large enough to be bounded.
+    """
     stored: dict[str, mx.array] = {}
     for name, array in random_weights(config).items():
         if ".switch_mlp." in name:
             for expert in range(array.shape[0]):
                 part = name.replace("switch_mlp", f"experts.{expert}")
                 stored[part] = mx.contiguous(array[expert])
+        elif ".experts.gate_proj.w" in name or ".experts.up_proj.w" in name:
+            stored[name] = 3 * array
         elif "norm" in name and config["model_type"] == "gemma3_text":
             stored[name] = array - 1
         else:
@@ -98,7 +128,7 @@ def stacked(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return published weights as mlx-lm stores them: one tensor for a linear of all experts."""
     made, groups = dict(weights), dict[str, list[str]]()
     for name in weights:
-        if ".experts." in name:
+        if re.search(r"\.experts\.\d", name):
             before, _, after = name.partition(".experts.")
             groups.setdefault(f"{before}.switch_mlp.{after.partition('.')[2]}", []).append(name)
     for name, parts in groups.items():
@@ -107,21 +137,31 @@ def stacked(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 
 def quantised(
-    config: Mapping[str, Any], weights: Mapping[str, mx.array], *, bits: int = 4
+    config: Mapping[str, Any],
+    weights: Mapping[str, mx.array],
+    *,
+    bits: int = 4,
+    mode: str = "affine",
+    group: int = GROUP,
+    whole: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], dict[str, mx.array]]:
-    """Return config and weights as mlx-lm's converter writes them: routers in 8 bits."""
-    settings: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
+    """Return config and weights as mlx-lm's converter writes them: routers in 8 bits.
+
+    whole: ends of the names of those that it leaves as numbers.
+    """
+    settings: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
     stored: dict[str, mx.array] = {}
     for name, array in stacked(weights).items():
         stem = name.removesuffix(".weight")
-        if array.ndim < 2:
+        suits = array.ndim >= 2 and stem != name and array.shape[-1] % group == 0
+        if not suits or name.endswith(whole):
             stored[name] = array
             continue
-        own = 8 if stem.endswith("mlp.gate") else bits
-        if own != bits:
-            settings[stem] = {"group_size": GROUP, "bits": own}
-        words, scales, biases = mx.quantize(array, group_size=GROUP, bits=own)
-        stored |= {name: words, f"{stem}.scales": scales, f"{stem}.biases": biases}
+        own: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+        if stem.endswith(ROUTERS) and (bits, mode) != (8, "affine"):
+            own = settings[stem] = {"group_size": GROUP, "bits": 8, "mode": "affine"}
+        parts = mx.quantize(array, **own)
+        stored |= zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=False)
     return {**config, "quantization": settings, "quantization_config": settings}, stored
 
 
@@ -130,9 +170,9 @@ def write_kin(folder: Path, config: Mapping[str, Any]) -> Path:
     return write_model(folder, config, kin_weights(config))
 
 
-def write_quantised(folder: Path, config: Mapping[str, Any], *, bits: int = 4) -> Path:
-    """Write a model as mlx-lm's converter does; return `folder`."""
-    return write_model(folder, *quantised(config, kin_weights(config), bits=bits))
+def write_quantised(folder: Path, config: Mapping[str, Any], **settings: Any) -> Path:
+    """Write a model as mlx-lm's converter does, by `quantised`; return `folder`."""
+    return write_model(folder, *quantised(config, kin_weights(config), **settings))
 
 
 def built(folder: Path, *, packed: bool = False, **changes: Any) -> Model:
@@ -178,11 +218,18 @@ def forced(model: Model, tokens: Sequence[int], *, kv: KVFormat = KVFormat.MODEL
     return forced_logits(model, caches, ROWS[0], tokens, cuts=cuts)
 
 
-def worst_ragged(model: Model, folder: Path, lengths: Sequence[int], *, steps: int = 6) -> float:
+def worst_ragged(
+    model: Model,
+    folder: Path,
+    lengths: Sequence[int],
+    *,
+    steps: int = 6,
+    caches: RowCaches | None = None,
+) -> float:
     """Return the largest error of rows that decode together, in any order, against the peer's."""
     texts = [token_ids(length + steps, seed=length) for length in lengths]
     expected = [peer_logits(folder, text) for text in texts]
-    caches = caches_of(model)
+    caches = caches or caches_of(model)
     for row, text, length in zip(ROWS, texts, lengths, strict=True):
         assert caches.join(row, tokens=length + steps) is not False
         for begin, end in ((0, length // 2), (length // 2, length)):
@@ -190,9 +237,21 @@ def worst_ragged(model: Model, folder: Path, lengths: Sequence[int], *, steps: i
                 model.forward(Batch.prefill(text[begin:end], begin, row), caches)
                 mx.eval(caches.state())
     orders = [[0, 1, 2, 3], [3, 1, 0], [2, 1], [1, 0, 3, 2]]
+    chosen = [orders[step % len(orders)] for step in range(steps)]
+    return worst_decoded(model, caches, texts, expected, lengths, chosen)
+
+
+def worst_decoded(
+    model: Model,
+    caches: RowCaches,
+    texts: Sequence[Sequence[int]],
+    expected: Sequence[mx.array],
+    lengths: Sequence[int],
+    orders: Sequence[Sequence[int]],
+) -> float:
+    """Return the largest error of steps, of the rows in `orders` each, behind so many tokens."""
     reached, worst = list(lengths), 0.0
-    for step in range(steps):
-        chosen = orders[step % len(orders)]
+    for chosen in orders:
         batch = Batch.decode(
             [texts[index][reached[index]] for index in chosen],
             [reached[index] for index in chosen],

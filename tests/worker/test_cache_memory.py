@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.naive_kv import HEAD_DIM, KV_HEADS, Naive
 
 
@@ -24,8 +25,7 @@ def growth_of_steps(pair: Naive, *, hold_view: bool) -> float:
         del keys
         if view is not None:
             mx.eval(view)
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = live_nbytes()
         pair.append(rows, 1)
         growths.append(mx.get_peak_memory() - before)
     return statistics.median(growths)
@@ -59,9 +59,7 @@ def test_a_step_writes_in_place() -> None:
 
 def peak_of(action: Callable[[], object]) -> int:
     """Return by how many bytes `action` exceeds what was live before it."""
-    gc.collect()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
     action()
     return max(mx.get_peak_memory() - before, 0)  # the peak is 0 where nothing was made
 
@@ -149,8 +147,7 @@ def test_opening_needs_no_more_room_than_the_arena() -> None:
 def test_arenas_go_with_their_owner() -> None:
     """Caches that are dropped give their memory back at once, garbage collector or not."""
     cache = KVCache(kv_heads=8, head_dim=64, dtype=mx.float32)
-    gc.collect()
-    before = mx.get_active_memory()
+    before = live_nbytes()
     rows = RowCaches([cache], context_max=1024, rows_max=8)
     rows.join(RowId(0), tokens=600)
     assert mx.get_active_memory() - before >= rows.nbytes > 0
@@ -166,7 +163,7 @@ def test_arenas_go_with_their_owner() -> None:
 def test_a_moved_row_leaves_no_view_of_its_arena() -> None:
     """After a class change and a move, only the arenas themselves are alive."""
     cache = KVCache(kv_heads=8, head_dim=64, dtype=mx.float32)
-    before = mx.get_active_memory()
+    before = live_nbytes()
     rows = RowCaches([cache], context_max=1024, rows_max=8)
     for number in range(5):
         while not rows.join(RowId(number), tokens=600):

@@ -9,19 +9,21 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxd_shared.cache_sizes import kv_group_values
+from mlxd_shared.cache_sizes import kv_group_values, rows_unpacked
 from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError, RowId
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.quantized import Packing, QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.memory.residency import DeviceKind, FloatType
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model, load_model
+from tests.support.mlx_memory import live_nbytes
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 KV_HEADS, HEADS, HEAD_DIM = 2, 6, 64
 SCALE = HEAD_DIM**-0.5
+TYPES = [mx.float32, mx.bfloat16, mx.float16]
 FORMATS = [KVFormat.Q8, KVFormat.Q4]
 
 
@@ -126,6 +128,18 @@ def farthest(found: mx.array, expected: mx.array) -> float:
 def assert_close(found: mx.array, expected: mx.array) -> None:
     """Equal to what float32 sums differ by."""
     assert farthest(found, expected) < 1e-4
+
+
+def test_what_a_step_unpacks_is_what_the_fit_reckons() -> None:
+    """All rows, but where products read packed integers within an arena: on Metal alone."""
+    by_device = [
+        QuantizedKVCache(kv_heads=2, head_dim=64, dtype=it, kv=KVFormat.Q8) for it in TYPES
+    ]
+    on_cpu, cuda = mx.default_device() == mx.Device(mx.cpu), mx.cuda.is_available()
+    here = DeviceKind.CPU if on_cpu else DeviceKind.CUDA if cuda else DeviceKind.METAL
+
+    assert [cache.packed_products for cache in by_device] == [rows_unpacked(4, here) == 1] * 3
+    assert [rows_unpacked(4, kind) for kind in DeviceKind] == [4, 4, 1]
 
 
 @pytest.mark.parametrize("packed_products", [False, True])
@@ -243,7 +257,7 @@ def test_a_snapshot_is_compact() -> None:
     cache = make(KVFormat.Q4)
     cache.open(ArenaId(0), capacity=4096, slots=8)
     place = Place(ArenaId(0), 4096, 5)
-    before = mx.get_active_memory()
+    before = live_nbytes()
     kept = cache.read(place, 100, 200)
     mx.eval(kept)
     own = sum(array.nbytes for array in kept)
@@ -270,8 +284,7 @@ def test_a_step_writes_in_place(*, several: bool) -> None:
     keys, values = (random(rows, 8, plan.width, HEAD_DIM, seed=seed) for seed in range(2))
     queries = random(rows, 8, plan.width, HEAD_DIM, seed=9)
     mx.eval(keys, values, queries)
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before = live_nbytes()
     read = cache.attend(queries, keys, values, plan, scale=SCALE)
     mx.eval(read, *cache.arrays().values())
 

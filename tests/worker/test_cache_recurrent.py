@@ -16,6 +16,7 @@ from mlxd_worker.cache.plan import Chunk, StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.effort import SAME_EACH_TIME, examples
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import floats
 
 TAIL = RowState("tail", (3, 10), mx.float16)
@@ -157,8 +158,7 @@ def test_a_step_takes_memory_for_its_own_rows_only(rows: int) -> None:
     cache.put(plan, moved_on(cache.states(plan)))
     mx.eval(list(cache.arrays().values()))
     for _ in range(3):
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = live_nbytes()
         cache.put(plan, moved_on(cache.states(plan)))
         mx.eval(list(cache.arrays().values()))
 
@@ -172,8 +172,7 @@ def test_nobodys_states_are_copied_when_a_row_comes_moves_or_goes() -> None:
     rows = [place(FIRST, slot) for slot in range(3)]
     cache.put(batch(rows), moved_on(cache.states(batch(rows))))
     mx.eval(list(cache.arrays().values()))
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
 
     cache.open(SECOND, capacity=1024, slots=64)
     cache.move(rows[1], place(SECOND, 5))
@@ -234,7 +233,7 @@ def test_nothing_of_the_step_stays_alive_with_its_state() -> None:
     """A state that is a view of a large activation is copied: the activation's memory returns."""
     cache = cache_of()
     for width, at in ((4096, place(FIRST, 0)), (2048, place(SECOND, 1))):
-        before = mx.get_active_memory()
+        before = live_nbytes()
         activations = mx.random.normal((1, width, *TAIL.shape[1:])).astype(mx.float16)
         state = mx.random.normal((1, 1000, *STATE.shape))[:, -1]
         cache.put(one_row(at, width=width), (activations[:, -TAIL.shape[0] :], state))
@@ -249,7 +248,7 @@ def test_nothing_of_the_step_stays_alive_with_its_state() -> None:
 
 def test_what_is_read_is_a_copy_of_its_own() -> None:
     """States that were read keep their values, and their memory only, whatever the row does."""
-    before = mx.get_active_memory()
+    before = live_nbytes()
     cache = cache_of()
     rows = [place(FIRST, slot) for slot in range(512)]
     put(cache, batch(rows), [5] * 512)

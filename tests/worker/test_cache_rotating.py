@@ -13,6 +13,7 @@ import pytest
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.rotating import RotatingCache
+from tests.support.mlx_memory import live_nbytes
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 SCALE = HEAD_DIM**-0.5
@@ -227,7 +228,7 @@ def test_what_is_kept_owns_its_memory(slots: int, length: int) -> None:
     cache.open(ARENA, capacity=512, slots=slots)
     own_nbytes = 2 * min(length, 256) * 64 * 4
     mx.clear_cache()  # a buffer used again may be larger than what is asked for
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
 
     kept = cache.read(Place(ARENA, 512, 0), 0, length)
     mx.eval(kept)
@@ -303,8 +304,7 @@ def growth(width: int, *, hold_view: bool) -> tuple[int, int]:
     del array
     if view is not None:
         mx.eval(view)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
     if width == 1:
         pair.batch([1, 2, 3])
     else:

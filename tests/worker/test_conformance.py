@@ -5,11 +5,14 @@ from __future__ import annotations
 from mlxd_worker.models.registry import REGISTRY
 from tests.worker.conformance import TABLE
 from tests.worker.hybrid import TOLERANCE
+from tests.worker.zoo import CONFIGS, REFUSED
+from tests.worker.zoo_conformance import HEADING, section_of
 
 
-def rows() -> list[list[str]]:
-    """Return the table's cells."""
-    lines = TABLE.read_text(encoding="utf-8").splitlines()
+def rows(text: str | None = None) -> list[list[str]]:
+    """Return the cells of a table, of our own architectures' where nothing else is said."""
+    own = TABLE.read_text(encoding="utf-8").partition(HEADING)[0]
+    lines = (own if text is None else text).splitlines()
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
@@ -30,3 +33,15 @@ def test_every_figure_is_within_the_bound() -> None:
         assert float(plain) < TOLERANCE
         assert (packings == "none") == (packed == "")
         assert not packed or float(packed) < TOLERANCE
+
+
+def test_the_table_has_what_goes_through_mlx_lm() -> None:
+    """Each configuration has a row: within the bound, or refused by name."""
+    found = rows(section_of(TABLE))
+
+    assert [row[0].strip("`") for row in found] == sorted(CONFIGS)
+    for name, caches, error in found:
+        refused = REFUSED.get(name.strip("`"))
+        assert (error == "") == (refused is not None)
+        assert refused is None or refused in caches
+        assert not error or float(error) < TOLERANCE

@@ -20,6 +20,7 @@ from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.metrics import prefix_counters
 from tests.support.engines import GREEDY, Collected
+from tests.support.mlx_memory import live_nbytes
 from tests.support.remembering import tokens_of
 from tests.support.tiny_model import write_tiny_model
 
@@ -167,7 +168,7 @@ def test_a_shrink_beside_a_stream_does_not_disturb_it(hosted: Hosted) -> None:
 
 def test_an_unload_gives_everything_back(hosted: Hosted) -> None:
     """Snapshots go with the model, those of running rows too, without being copied out first."""
-    before = mx.get_active_memory()
+    before = live_nbytes()
     hosted.load()
     hosted.ask(tokens_of(1, 100))
     running = hosted.submit(tokens_of(2, 100), max_tokens=100)

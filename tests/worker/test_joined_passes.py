@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from mlxd_worker.engine.request import Failed
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.tokenizer_files import load_tokenizer
 from tests.support.engines import TinyEngine, engine_on
+from tests.support.mlx_memory import live_nbytes
 from tests.support.probing import Probe
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.test_engine_loop import prompt_of
@@ -97,9 +97,7 @@ def test_joined_passes_write_in_place(tmp_path: Path) -> None:
     for row in (*DECODING, *JOINING):
         assert made.caches.join(row, tokens=4000, coming=64)
     one_array = next(iter(made.caches.arrays().values())).nbytes
-    gc.collect()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
 
     batches = [
         Batch.decode([1, 2, 3], [0, 0, 0], list(DECODING)),

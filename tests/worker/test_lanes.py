@@ -9,6 +9,7 @@ from mlxd_shared.pass_sizes import BLOCK_QUERIES
 from mlxd_worker.cache.attention import attend_chunk, attend_slots
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, parts_of, side_by_side
 from mlxd_worker.models.fused import gated_halves
+from tests.support.mlx_memory import live_nbytes
 
 SCALE = 0.125
 
@@ -87,8 +88,7 @@ def test_what_lanes_have_read_is_written_in_place_afterwards() -> None:
     for step in range(4):
         keys[:, :, step] = mx.full((32, 8, 64), float(step))
         read = attend_slots(queries, keys, keys, mask, scale=SCALE)
-        mx.reset_peak_memory()
-        before_nbytes = mx.get_active_memory()
+        before_nbytes = live_nbytes()
         mx.eval(read, keys)
         del read
         grown_nbytes = mx.get_peak_memory() - before_nbytes

@@ -11,7 +11,7 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import architecture_of, parse_llama, read_config
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.packing import Packing, PackingMode
 from mlxd_worker.models.registry import REGISTRY, DuplicateArchitecture, Registry
 from mlxd_worker.models.rope import Llama3Scaling, RopeConfig
 from tests.real_inputs import real_input
@@ -63,8 +63,8 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"quantization": {"bits": 7, "group_size": 64}}, "quantization.bits", "none of 2, 3, 4",
     ),
     "other packing": (
-        {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
-        "quantization.mode", "'mxfp4'",
+        {"quantization": {"bits": 4, "group_size": 32, "mode": "int4"}},
+        "quantization.mode", "'int4' is not supported; affine, mxfp4, mxfp8, nvfp4 are",
     ),
     "one tensor's own odd bits": (
         {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 7, "group_size": 64}}},
@@ -72,8 +72,8 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "one tensor's other packing": (
         {"quantization": {"bits": 4, "group_size": 64,
-                          "lm_head": {"bits": 8, "group_size": 32, "mode": "mxfp8"}}},
-        "quantization.lm_head.mode", "'mxfp8'",
+                          "lm_head": {"bits": 8, "group_size": 32, "mode": "fp8"}}},
+        "quantization.lm_head.mode", "'fp8'",
     ),
     "one tensor's unknown setting": (
         {"quantization": {"bits": 4, "group_size": 64,
@@ -89,8 +89,38 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 8}},
         "quantization_config", "contradicts",
     ),
+    "floats in other groups": (
+        {"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}},
+        "quantization.group_size", "64 is not in 32..32",
+    ),
+    "floats of other bits": (
+        {"quantization": {"bits": 8, "group_size": 16, "mode": "nvfp4"}},
+        "quantization.bits", "8 is not in 4..4",
+    ),
     "quantised elsewhere": (
-        {"quantization_config": {"quant_method": "fp8"}}, "quantization_config", "not supported",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "quantization_config.quant_method", "'gptq' is not supported; fp8, modelopt",
+    ),
+    "quantised by a number": ({"quantization_config": 8}, "quantization_config", "not an object"),
+    "8-bit floats in no blocks": (
+        {"quantization_config": {"quant_method": "fp8"}},
+        "quantization_config.weight_block_size", "None is not a list of two",
+    ),
+    "blocks of nothing": (
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 0]}},
+        "quantization_config.weight_block_size", "a size not in 1..",
+    ),
+    "8-bit floats of another kind": (
+        {"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}},
+        "quantization_config.fmt", "'e5m2' is not supported, only 'e4m3'",
+    ),
+    "activations scaled beforehand": (
+        {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
+        "quantization_config.activation_scheme", "'static'",
+    ),
+    "another of ModelOpt's": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+        "quantization_config.quant_algo", "'FP8' is not supported, only 'NVFP4'",
     ),
     "partly rotary": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
     "rope interleaved": ({"rope_interleaved": True}, "rope_interleaved", "not supported"),
@@ -142,7 +172,7 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
         "rope_scaling.high_freq_factor", "not above",
     ),
     "newer spelling": (
-        {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type", "'longrope'",
+        {"rope_parameters": {"rope_type": "su"}}, "rope_parameters.rope_type", "'su'",
     ),
     "two spellings that differ": (
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LLAMA3},
@@ -240,6 +270,23 @@ def test_packings_of_their_own() -> None:
         "lm_head": Packing(32, 8), "a": Packing(64, 4), "b": None, "c": Packing(64, 4),
     }  # fmt: skip
     assert config.packing.of("c", inputs=96) is None
+
+
+def test_a_setting_of_its_own_is_affine_unless_it_says_otherwise() -> None:
+    """What one weight's setting leaves out is MLX's default for its mode, not the common one."""
+    own = {"a": {"bits": 8}, "b": {"mode": "nvfp4"}, "c": {"group_size": 32, "bits": 8}}
+    common = {"bits": 4, "group_size": 32, "mode": "mxfp4"}
+    config = parse_llama(config_with(quantization={**common, **own}))
+    assert config.packing is not None
+
+    found = {stem: config.packing.of(stem, inputs=64) for stem in "abcd"}
+
+    assert found == {
+        "a": Packing(64, 8),
+        "b": Packing(16, 4, PackingMode.NVFP4),
+        "c": Packing(32, 8),
+        "d": Packing(32, 4, PackingMode.MXFP4),
+    }
 
 
 FILES: dict[str, tuple[bytes | None, str]] = {

@@ -16,6 +16,7 @@ from mlxd_worker.models.feed_forward import ORDERED_MIN, Experts
 from mlxd_worker.models.linear import Linear
 from mlxd_worker.models.loader import inspect_model
 from mlxd_worker.models.packing import Packing
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.kin import GROUP, QWEN3_MOE, built, kin_weights, quantised, stacked
 from tests.worker.tiny import difference, load, write_model
 
@@ -163,3 +164,17 @@ def test_parameters_are_the_checkpoints_values(tmp_path: Path) -> None:
     held = sum(array.size for array in load(folder).parameters().values())
 
     assert held == inspect_model(folder).weight_values
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["numbers", "packed"])
+def test_one_expert_is_read_where_it_lies(*, kept: bool) -> None:
+    """A product with one expert's weight takes no copy of it."""
+    weight, rows = noise(8, 512, 512, seed=6), noise(2, 512, seed=7)
+    stack: ExpertProjection = packed(weight) if kept else ExpertLinear(weight)
+    mx.eval(rows, list(stack.arrays().values()))
+    one_nbytes = sum(array.nbytes for array in stack.arrays().values()) // 8
+    before = live_nbytes()
+
+    mx.eval(stack.of(5)(rows))
+
+    assert mx.get_peak_memory() - before < one_nbytes // 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,25 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.requests import KVFormat
-from mlxd_worker.cache.base import Kind
-from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.config import Activation, DecoderConfig
 from mlxd_worker.models.fused import bounded_sum
-from mlxd_worker.models.gemma3 import parse_gemma3, rounded_to_bfloat16
+from mlxd_worker.models.gemma3 import parse_gemma3, parse_nested_gemma3, rounded_to_bfloat16
 from tests.real_inputs import real_input
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (
     GEMMA3,
-    ROWS,
     built,
     changed,
     forced,
     kin_weights,
     parsed,
+    quantised,
     worst_joined,
     worst_ragged,
     write_kin,
     write_quantised,
 )
-from tests.worker.tiny import caches_of, forced_logits, load, write_model
+from tests.worker.tiny import load, stored_in, write_model
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -82,25 +79,6 @@ def test_quantised_checkpoints_equal_the_peers(tmp_path: Path, *, packed: bool) 
 
     assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
-
-
-def test_each_layer_gets_the_cache_of_its_kind(tmp_path: Path) -> None:
-    """Sliding layers rotate, whole ones keep all, quantised where that is asked for."""
-    model = load(write_kin(tmp_path, VARIANTS["plain"]))
-
-    for kv, whole in ((KVFormat.MODEL, Kind.STANDARD), (KVFormat.Q8, Kind.QUANTIZED)):
-        kinds = [None if cache is None else cache.kind for cache in model.new_caches(kv=kv)]
-        assert kinds == [Kind.ROTATING, whole, Kind.ROTATING, whole]
-
-
-def test_quantised_keys_and_values_stay_near(tmp_path: Path) -> None:
-    """With the whole layers' keys and values in 8 bits logits stay near the exact ones."""
-    folder = write_kin(tmp_path, VARIANTS["plain"])
-    tokens = token_ids(100, seed=3)
-
-    exact, near = (forced(load(folder), tokens, kv=kv) for kv in (KVFormat.MODEL, KVFormat.Q8))
-
-    assert 0 < error(near, exact) < 0.05
 
 
 Mutation = Callable[[DecoderConfig], dict[str, Any]]
@@ -192,6 +170,103 @@ def test_a_head_stored_beside_the_embedding_is_a_copy(tmp_path: Path) -> None:
         load(write_model(tmp_path / "other", config, weights | {"lm_head.weight": 2 * embedding}))
 
 
+NEWER, OLDER = "model.language_model.", "language_model.model."
+
+
+def nested_config(name: str = "plain") -> dict[str, Any]:
+    """Return the config of a model that sees, whose text is a variant."""
+    text = VARIANTS[name]
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": {"hidden_size": 8},
+        "vocab_size": text["vocab_size"],
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
+    }
+
+
+def nested_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Return the text's weights as a part of the whole."""
+    own = kin_weights(config["text_config"])
+    return {OLDER + name.removeprefix("model."): array for name, array in own.items()}
+
+
+def nested(folder: Path, *, before: str = OLDER, packed: bool = False) -> Path:
+    """Write a model that sees, whose text is the plain variant."""
+    config = nested_config()
+    text = config["text_config"]
+    stored = kin_weights(text)
+    if packed:
+        made, stored = quantised(text, stored)
+        query = "model.layers.1.self_attn.q_proj"
+        words, scales, biases = mx.quantize(kin_weights(text)[f"{query}.weight"], 64, 8)
+        stored |= {
+            f"{query}.weight": words, f"{query}.scales": scales, f"{query}.biases": biases,
+        }  # fmt: skip
+        own = {query.replace("model.", before, 1): {"group_size": 64, "bits": 8}}
+        config["quantization"] = {**made["quantization"], **own}
+    seeing = "model." if before == NEWER else ""
+    named = {before + name.removeprefix("model."): array for name, array in stored.items()}
+    named[f"{seeing}vision_tower.vision_model.post_layernorm.weight"] = mx.ones(8)
+    named[f"{seeing}multi_modal_projector.mm_input_projection_weight"] = mx.ones((8, 64))
+    return write_model(folder, config, named)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
+def test_the_text_of_a_model_that_sees_equals_the_peers(tmp_path: Path, *, packed: bool) -> None:
+    """Taken out of the whole by name, also where single weights are packed by a name of theirs."""
+    folder = nested(tmp_path, packed=packed)
+    tokens = token_ids(90, seed=8)
+
+    assert error(forced(built(folder, packed=packed), tokens), peer_logits(folder, tokens)) < (
+        TOLERANCE
+    )
+
+
+def test_both_namings_of_a_model_that_sees_are_one_model(tmp_path: Path) -> None:
+    """As older and as newer libraries name the parts, and as the text alone: the same arrays."""
+    folders = [nested(tmp_path / "a"), nested(tmp_path / "b", before=NEWER)]
+    alone = load(write_kin(tmp_path / "c", VARIANTS["plain"])).parameters()
+
+    for folder in folders:
+        found = load(folder).parameters()
+        assert found.keys() == alone.keys()
+        assert all(mx.array_equal(array, alone[name]) for name, array in found.items())
+
+
+def test_parts_that_nobody_knows_are_refused_by_the_stored_name(tmp_path: Path) -> None:
+    """A part that is neither the text's nor one that sees, one that is there twice, and no text."""
+    folder = nested(tmp_path)
+    stored, config = stored_in(folder), json.loads((folder / "config.json").read_text())
+    norm = "language_model.model.norm.weight"
+    for more, field in (
+        ({"audio_tower.weight": mx.ones(4)}, "audio_tower.weight"),
+        ({"model.norm.weight": mx.ones(64)}, None),
+        ({norm: mx.ones(63)}, norm),
+    ):
+        with pytest.raises(InvalidModel) as caught:
+            load(write_model(folder, config, stored | more))
+        assert caught.value.field in ((field,) if field else ("model.norm.weight", norm))
+    with pytest.raises(InvalidModel) as caught:
+        load(write_model(folder, {**config, "text_config": None}, stored))
+    assert caught.value.field == "text_config"
+
+
+def test_what_a_nested_config_leaves_out_is_as_published() -> None:
+    """The text's part of a real config says few sizes; the others are transformers' defaults."""
+    sparse = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }  # fmt: skip
+    found = parse_nested_gemma3({"text_config": sparse})
+
+    assert (found.heads, found.kv_heads, found.head_dim) == (8, 4, 256)
+    assert (found.vocab, found.context_max, found.tied_head) == (262_208, 131_072, True)
+    assert found.windows.count(None) == 5
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "capped scores": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     "seeing ahead": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -229,21 +304,6 @@ def test_the_embeddings_scale_is_rounded_as_bfloat16_does() -> None:
         wanted = mx.array(math.sqrt(width), dtype=mx.bfloat16).item()
         assert rounded_to_bfloat16(math.sqrt(width)) == wanted
     assert rounded_to_bfloat16(math.sqrt(1152)) == 34.0
-
-
-@pytest.mark.parametrize("form", [FloatType.BF16, FloatType.F16])
-def test_half_precision_runs_end_to_end(form: FloatType, tmp_path: Path) -> None:
-    """Weights in half precision give rows and caches of that type, and logits near float32's."""
-    folder = write_kin(tmp_path, VARIANTS["plain"])
-    tokens = token_ids(60, seed=7)
-    exact = forced(load(folder), tokens)
-    model = load(folder, form)
-    caches = caches_of(model)
-
-    logits = forced_logits(model, caches, ROWS[0], tokens, cuts=[30, 31])
-
-    assert {array.dtype for array in caches.state()} == {model.dtype}
-    assert error(logits, exact) < 0.2
 
 
 def test_a_sum_in_float16_stays_finite() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from mlxd_shared.errors import InvalidModel, LoadAbandoned
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.loader import inspect_model, load_model
+from tests.support.mlx_memory import live_nbytes
+from tests.worker.hybrid_experts import NEXT, expert_weights
+from tests.worker.latent import DEEPSEEK_V3, latent_weights
 from tests.worker.tiny import (
     config_with,
     ignore_progress,
@@ -171,11 +175,29 @@ def test_a_file_that_vanishes_after_the_check_is_named_without_its_folder(tmp_pa
     files = inspect_model(folder)
     (folder / "model.safetensors").unlink()
 
-    with pytest.raises(InvalidModel, match="could not be opened") as caught:
+    with pytest.raises(InvalidModel, match="missing") as caught:
         load_model(files, form=FloatType.F32, progress=ignore_progress)
 
     assert caught.value.file == "model.safetensors"
     assert str(tmp_path) not in caught.value.describe()
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_is_another_after_the_check_is_named(gone: bool, tmp_path: Path) -> None:
+    """A file written over between check and load, without a tensor or with another shape of it."""
+    config = config_with()
+    folder = write_model(tmp_path, config)
+    files = inspect_model(folder)
+    weights, norm = random_weights(config), "model.norm.weight"
+    weights[norm] = mx.zeros(3)
+    if gone:
+        del weights[norm]
+    write_model(tmp_path, config, weights)
+
+    with pytest.raises(InvalidModel, match="has changed") as caught:
+        load_model(files, form=FloatType.F32, progress=ignore_progress)
+
+    assert (caught.value.file, caught.value.field) == ("model.safetensors", norm)
 
 
 def test_a_file_that_shrinks_during_the_load_is_named(tmp_path: Path) -> None:
@@ -227,7 +249,7 @@ def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
 def test_a_load_can_be_given_up(tmp_path: Path) -> None:
     """What the progress callback raises ends the load, and its memory is given back."""
     files = inspect_model(write_model(tmp_path, config_with(vocab_size=5000)))
-    before = mx.get_active_memory()
+    before = live_nbytes()
 
     def give_up(read_nbytes: int, total_nbytes: int) -> None:
         if read_nbytes > total_nbytes // 2:
@@ -245,8 +267,7 @@ def test_the_peak_is_the_weights_and_one_tensor(tmp_path: Path) -> None:
     weights = {name: array.astype(mx.bfloat16) for name, array in random_weights(config).items()}
     files = inspect_model(write_model(tmp_path, config, weights))
     del weights
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
 
     model = load_model(files, form=FloatType.F32, progress=ignore_progress)
 
@@ -276,3 +297,36 @@ def test_the_index_is_read_before_the_single_file(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({}), encoding="utf-8")
 
     assert refusal(folder).field == "weight_map"
+
+
+WIDE: dict[str, dict[str, Any]] = {
+    "latents": {
+        **DEEPSEEK_V3, "kv_lora_rank": 512, "v_head_dim": 256, "qk_nope_head_dim": 256,
+        "num_nextn_predict_layers": 1,
+    },
+    "hybrid": {
+        **NEXT, "hidden_size": 256, "linear_value_head_dim": 128, "linear_key_head_dim": 128,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_parts_that_are_put_in_order_take_no_more(name: str, tmp_path: Path) -> None:
+    """A matrix that is taken apart by heads, or put in order by key heads, is there once as stored
+    and twice as made, at most, beside the finished weights."""
+    config = WIDE[name]
+    made = latent_weights(config) if name == "latents" else expert_weights(config)
+    weights = {stem: array.astype(mx.bfloat16) for stem, array in made.items()}
+    files = inspect_model(write_model(tmp_path, config, weights))
+    largest = max(
+        array.size for stem, array in weights.items() if "kv_b" in stem or "in_proj" in stem
+    )
+    assert largest == max(array.size for array in weights.values())
+    del weights, made
+    before = live_nbytes()
+
+    model = load_model(files, form=FloatType.F32, progress=ignore_progress)
+
+    finished = sum(array.nbytes for array in model.parameters().values())
+    assert abs(mx.get_active_memory() - before - finished) < 16 << 10
+    assert mx.get_peak_memory() - before <= finished + largest * (2 + 4) + (64 << 10)

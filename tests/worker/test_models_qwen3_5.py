@@ -16,6 +16,7 @@ from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
+from tests.support.effort import spread
 from tests.worker.hybrid import (
     ROPE,
     ROWS,
@@ -28,6 +29,7 @@ from tests.worker.hybrid import (
     token_ids,
     write_hybrid,
 )
+from tests.worker.kin import built, forced, quantised
 from tests.worker.tiny import caches_of, forced_logits, load, write_model
 
 LLAMA3 = {
@@ -58,8 +60,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": {**ROPE, **YARN}},
 }
 
+WIDE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "linear_value_head_dim": 16,
+}
+"""Widths that groups of packed values divide."""
 
-@pytest.mark.parametrize("name", VARIANTS)
+
+@pytest.mark.parametrize("name", spread(list(VARIANTS), 9))
 def test_teacher_forced_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     """Whatever the config's variant and however the prompt is cut, logits are mlx-lm's."""
     folder = write_hybrid(tmp_path, **VARIANTS[name])
@@ -71,6 +81,19 @@ def test_teacher_forced_logits_equal_the_peers(name: str, tmp_path: Path) -> Non
     )
 
     assert error(got, peer_logits(folder, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
+def test_a_quantised_checkpoint_equals_the_peers(tmp_path: Path, *, packed: bool) -> None:
+    """What mlx-lm's converter writes gives mlx-lm's logits, kept packed or unpacked."""
+    config = hybrid_config(**WIDE)
+    stored = quantised(config, converted(hybrid_weights(config)), whole=("conv1d.weight",))
+    folder = write_model(tmp_path, *stored)
+    tokens = token_ids(90, seed=2)
+    model = built(folder, packed=packed)
+
+    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
 def test_variants_differ(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model, load_model
+from tests.support.effort import examples
 from tests.support.random_model import (
     TINY,
     write_dense_model,
@@ -212,7 +213,7 @@ def test_a_running_row_holds_few_states(written: tuple[str, Path]) -> None:
     drive.decode(row, prompt[-1:])
     drive.prefix.publish(row)
     published = drive.caches.contents.live
-    drive.decode(row, tokens_of(2, 400))
+    drive.decode(row, tokens_of(2, examples(400, few=200)))
 
     whole = {"standard": 0, "sliding": 1, "mixed": 1, "recurrent": 1}[name]
     assert drive.caches.contents.live == published + whole * ROLLING_KEPT

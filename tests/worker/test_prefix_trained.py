@@ -8,6 +8,7 @@ import pytest
 
 from mlxd_shared.requests import Sampling
 from tests.real_inputs import real_input
+from tests.support.effort import IN_FULL
 from tests.support.engines import GREEDY
 from tests.support.remembering import answer_of, remembering
 
@@ -17,6 +18,7 @@ BEGINNING = (
     "house near the wood."
 )
 TURNS = ("", " One day a fox came by.", " The king said to him,")
+ANSWER_TOKENS = 50 if IN_FULL else 16
 
 
 @pytest.mark.parametrize("model", ["demo", "stories260k"])
@@ -33,8 +35,8 @@ def test_a_story_goes_on_alike(model: str, sampling: Sampling) -> None:
         said: tuple[int, ...] = ()
         for turn, text in enumerate(TURNS):
             said += tuple(scene.tiny.tokenizer.encode(text or BEGINNING))[1 if turn else 0 :]
-            first = scene.ask(said, max_tokens=50, sampling=sampling)
+            first = scene.ask(said, max_tokens=ANSWER_TOKENS, sampling=sampling)
             assert first.cached > 0 or turn == 0
-            again = answer_of(scene.tiny.alone(said, max_tokens=50, sampling=sampling))
+            again = answer_of(scene.tiny.alone(said, max_tokens=ANSWER_TOKENS, sampling=sampling))
             assert (again.ids, again.left) == (first.ids, 1)
             said += first.ids

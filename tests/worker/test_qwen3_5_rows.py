@@ -14,6 +14,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model
 from tests.support.engines import tiny_engine
+from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import LARGE, write_hybrid_model
 from tests.worker.hybrid import (
     ROWS,
@@ -168,28 +169,11 @@ def test_an_engines_chunks_do_not_change_what_is_said(tmp_path: Path) -> None:
     assert [len(ids) for ids in said[0]] == [40, 40, 40]
 
 
-def test_a_kept_prefix_does_not_change_what_is_said(tmp_path: Path) -> None:
-    """A conversation's later turns, resumed from kept states, say what they say from nothing."""
-    folder = write_hybrid_model(tmp_path)
-    engine = tiny_engine(folder, prefix_nbytes=64 << 20)
-    text = token_ids(100, seed=1, vocab=200)
-    reused = []
-    for turn in range(4):
-        sink = engine.alone(text, max_tokens=20)
-        assert sink.ids == tiny_engine(folder).alone(text, max_tokens=20).ids
-        reused.append(sink.finished.usage.cached_tokens)
-        text = [*text, *sink.ids, *token_ids(15, seed=turn, vocab=200)]
-
-    assert reused[0] == 0
-    assert all(tokens > 0 for tokens in reused[1:])
-
-
 def peak_of_a_prompt(model: Model, width: int) -> int:
     """Return the bytes that a prefill of `width` tokens takes at its peak, beyond the caches."""
     caches = caches_of(model, rows_max=1)
     caches.join(ROWS[0], tokens=width)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
     hidden = model.forward(Batch.prefill(token_ids(width, seed=9), 0, ROWS[0]), caches)
     mx.eval(hidden, caches.state())
     return mx.get_peak_memory() - before
@@ -233,8 +217,7 @@ def test_a_step_replaces_states_within_what_the_fit_counts(tmp_path: Path) -> No
 
     orders = [rows, rows, rows[::-1], rows[::-1], rows[:3], rows[:3]]
     for step, order in enumerate(orders):
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = live_nbytes()
         batch = Batch.decode([1] * len(order), [8 + step] * len(order), order)
         mx.eval(model.forward(batch, caches), caches.state())
         assert caches.nbytes == states_nbytes

@@ -20,7 +20,7 @@ from mlxd_worker.engine.request import Failed
 from mlxd_worker.models.base import Model
 from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer
-from tests.support.effort import examples
+from tests.support.effort import examples, spread
 from tests.support.engine_programs import FORMATS
 from tests.support.engines import GREEDY, Collected, TinyEngine, engine_on
 from tests.support.remembering import MEMORIES, tokens_of
@@ -31,6 +31,8 @@ from tests.worker.speculation.guessing import eager
 from tests.worker.tiny import load
 
 CONTEXT = 512
+CUTS = 9
+"""At how many places of a stream it breaks off, outside CI, where it is at every one."""
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 REPEATING = ((60, 99.0), (61, 99.0))
 SCHEMA = {
@@ -169,7 +171,7 @@ def test_any_stream_goes_on_from_any_cut(memory: str, tmp_path: Path) -> None:
     folder = MEMORIES[memory](tmp_path / memory)
     resumed = Resumed(load(folder), load_tokenizer(folder))
 
-    @settings(max_examples=examples(25))
+    @settings(max_examples=examples(25, few=8))
     @given(asked_streams)
     def check(asked: Asked) -> None:
         resumed.check(asked)
@@ -200,11 +202,11 @@ def constraint(folder: Path) -> Constraint:
     return Constraints(tokenizer, tokenizer.vocab_size).compile(wanted)
 
 
-def every_cut(tiny: TinyEngine, prompt: tuple[int, ...], **given: Any) -> Collected:
-    """Check each cut of one stream; return the whole one."""
+def at_cuts(tiny: TinyEngine, prompt: tuple[int, ...], **given: Any) -> Collected:
+    """Check the cuts of one stream; return the whole one."""
     whole = tiny.alone(prompt, **given)
     tally = Tally()
-    for cut in cuts_of(whole):
+    for cut in spread(cuts_of(whole), CUTS):
         for by_steps in (False, True):
             resumed = resumed_prompt(prompt, whole, cut, by_steps=by_steps)
             rest = tiny.alone(**resumed, **given)
@@ -220,7 +222,7 @@ def test_characters_of_several_tokens_are_completed(tiny: TinyEngine) -> None:
     sun = [i for i, piece in tokenizer.pieces().items() if piece in (b"\xe2", b"\x98", b"\x80")]
     assert len(sun) == 3
     bias = tuple((token, 30.0) for token in sun)
-    whole = every_cut(tiny, (5, 6), sampling=replace(HOT, logit_bias=bias), max_tokens=60)
+    whole = at_cuts(tiny, (5, 6), sampling=replace(HOT, logit_bias=bias), max_tokens=60)
 
     texts = [event.text for event in whole.events if not isinstance(event, Failed)]
     assert "" in texts, "text was held back"
@@ -234,12 +236,12 @@ def test_text_that_may_become_a_stop_string_is_held_back_again(tiny: TinyEngine,
     text = tiny.alone((5, 6), sampling=sampling, max_tokens=40).text
     middle = len(text) // 2
 
-    ended = every_cut(tiny, (5, 6), sampling=sampling, max_tokens=40, stop=(text[middle:][:5],))
+    ended = at_cuts(tiny, (5, 6), sampling=sampling, max_tokens=40, stop=(text[middle:][:5],))
     assert ended.reason is FinishReason.STOP_STRING
-    vain = every_cut(tiny, (5, 6), sampling=sampling, max_tokens=40, stop=(text[3:9] + "\0",))
+    vain = at_cuts(tiny, (5, 6), sampling=sampling, max_tokens=40, stop=(text[3:9] + "\0",))
     assert (vain.text, vain.reason) == (text, FinishReason.LENGTH)
     early = {"stop": (text[2:4], text[3:9] + "\0"), "min_tokens": 20}
-    every_cut(tiny, (5, 6), sampling=sampling, max_tokens=40, **early)
+    at_cuts(tiny, (5, 6), sampling=sampling, max_tokens=40, **early)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -247,7 +249,7 @@ def test_a_constraint_goes_on_where_it_stood(
     tiny: TinyEngine, constraint: Constraint, seed: int
 ) -> None:
     """From each cut the output is completed to the same text."""
-    whole = every_cut(
+    whole = at_cuts(
         tiny,
         (3, 4),
         sampling=replace(HOT, temperature=1.0, seed=seed),

@@ -10,7 +10,7 @@ from tests.support.effort import examples
 from tests.support.resuming import Tally, compare_resumed, cuts_of
 from tests.support.trained import MODELS, Trained, trained
 
-STREAMS = 40
+STREAMS = examples(40, few=12)
 CUTS = 3
 PREFIX_NBYTES = 1 << 28
 
@@ -29,7 +29,7 @@ def test_streams_go_on_from_any_cut(model: Trained) -> None:
         model.engine(rows_max=3, chunk=chunk, prefix_nbytes=nbytes)
         for chunk, nbytes in ((512, 0), (32, PREFIX_NBYTES))
     ]
-    for number in range(examples(STREAMS)):
+    for number in range(STREAMS):
         whole = model.alone(number)
         possible = cuts_of(whole)
         for cut in draws.sample(possible, min(CUTS, len(possible))):
@@ -42,7 +42,7 @@ def test_streams_go_on_from_any_cut(model: Trained) -> None:
             tiny.run()
             compare_resumed(whole, rest, cut=cut, tally=tally)
     assert tally.diverged <= max(1.0, tally.cuts / 500), str(tally)
-    assert tally.tokens > 1000, str(tally)
+    assert tally.tokens > 20 * STREAMS, str(tally)
 
 
 def test_replaying_the_steps_leaves_nothing_to_rounding(model: Trained) -> None:
@@ -51,7 +51,7 @@ def test_replaying_the_steps_leaves_nothing_to_rounding(model: Trained) -> None:
     """
     tally = Tally()
     draws = random.Random(2)
-    for number in range(examples(STREAMS)):
+    for number in range(STREAMS):
         whole = model.alone(number)
         possible = cuts_of(whole)
         for cut in draws.sample(possible, min(CUTS, len(possible))):

@@ -6,6 +6,7 @@ import functools
 import json
 import lzma
 import os
+import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_worker.tokenizer import HELD_TOKENS_MAX, Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer
 from tests.real_inputs import real_input
+from tests.support.effort import spread
 from tests.worker.made_tokenizers import (
     BOS_ID,
     EOS_ID,
@@ -128,8 +130,9 @@ def test_streamed_text_of_real_tokenizers_is_the_decoded_text(name: str, unpacke
 def test_text_survives_encoding_and_decoding(name: str, unpacked: Path) -> None:
     """Text comes back as it went in, but for the leading space and the normal form of a family."""
     tokenizer = real_tokenizer(name, unpacked)
-    for text in TEXTS[:3]:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+    for text in TEXTS:
+        came = tokenizer.decode(tokenizer.encode(text))
+        assert came in (text, text.removeprefix(" "), unicodedata.normalize("NFC", text))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -140,7 +143,7 @@ def test_special_tokens_in_user_text_stay_text(name: str, unpacked: Path) -> Non
     added = raw.get_added_tokens_decoder()
     special = {token_id: token.content for token_id, token in added.items() if token.special}
     assert special
-    for token_id, content in list(special.items())[:40]:
+    for token_id, content in spread(list(special.items())[:40], 10):
         text = f"say {content} now {content}"
         assert special.keys().isdisjoint(tokenizer.encode(text, begin_text=False))
         assert token_id in tokenizer.encode(text, begin_text=False, parse_special=True)

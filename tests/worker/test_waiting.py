@@ -20,7 +20,9 @@ PROGRAMS = st.lists(
 )
 
 
-def stream(number: int, *, priority: int = 0, deadline_s: float | None = None) -> Submit:
+def stream(
+    number: int, *, priority: int = 0, deadline_s: float | None = None, age_s: float = 0.0
+) -> Submit:
     """Return a stream of one token."""
     return Submit(
         stream=StreamId(number),
@@ -35,6 +37,7 @@ def stream(number: int, *, priority: int = 0, deadline_s: float | None = None) -
         sink=Collected(),
         priority=priority,
         deadline_s=deadline_s,
+        age_s=age_s,
     )
 
 
@@ -64,6 +67,18 @@ def test_priority_then_deadline_then_age() -> None:
     )
 
     assert drained(queue) == [5, 3, 4, 2, 1, 6, 7]
+
+
+def test_age_is_the_requests_own() -> None:
+    """Who waited elsewhere before goes first among equals, and is the oldest of all."""
+    queue = queue_of(
+        stream(1), stream(2, age_s=5.0), stream(3, age_s=9.0), stream(4, priority=1, age_s=1.0)
+    )
+
+    assert queue.oldest is not None
+    assert queue.oldest.stream == StreamId(3)
+    assert [request.stream for request in queue] == [3, 2, 4, 1]
+    assert drained(queue) == [4, 3, 2, 1]
 
 
 def test_the_oldest_is_served_after_so_many_were_before_it() -> None:

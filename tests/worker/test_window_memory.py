@@ -9,12 +9,15 @@ import mlx.core as mx
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.models.base import Batch
 from tests.bench.models import Shape
+from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import write_sliding_model
 from tests.worker.tiny import caches_of, load
 
 WIDTH = 512
 JOINED = (8 + 2 * 4) * 8
 """Queries, keys and values of one position."""
+AHEAD = 4
+"""Of so many layers the evaluator may have begun what is not written yet."""
 
 
 def peak_of_a_prompt(folder: Path, *, layers: int) -> int:
@@ -23,8 +26,7 @@ def peak_of_a_prompt(folder: Path, *, layers: int) -> int:
     model = load(write_sliding_model(folder, window=64, mixed=False, shape=shape))
     caches = caches_of(model, rows_max=1)
     caches.join(RowId(0), tokens=WIDTH)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = live_nbytes()
     hidden = model.forward(Batch.prefill([5] * WIDTH, 0, RowId(0)), caches)
     mx.eval(hidden, caches.state())
     return mx.get_peak_memory() - before
@@ -38,4 +40,4 @@ def test_more_layers_do_not_keep_more_projections(tmp_path: Path) -> None:
         for layers in (2, 12)
     )
 
-    assert many - few < 2 * WIDTH * JOINED * 4
+    assert many - few < AHEAD * WIDTH * JOINED * 4  # ten layers' more, if they were kept

@@ -108,7 +108,7 @@ async def test_a_load_that_fails_leaves_nothing(
         (speechless, {}, InvalidModel, "cannot generate with weights as F32"),
         (broken, {}, InvalidModel, "model.safetensors"),
         (untokenised, {}, InvalidModel, "tokenizer.json"),
-        (tmp_path / "absent", {}, InvalidModel, "config.json"),
+        (tmp_path / "absent", {}, InvalidModel, "absent"),
         (folder, {"context_length": LONG_CONTEXT + 1}, InvalidRequest, str(LONG_CONTEXT)),
         (folder, {"sampling": {"logit_bias": {VOCAB: 1.0}}}, InvalidRequest, f"[{VOCAB}]"),
         (folder, {"kv_format": types_pb2.KV_FORMAT_Q8}, InvalidRequest, "heads of 8 values"),
@@ -123,9 +123,10 @@ async def test_a_load_that_fails_leaves_nothing(
         assert status.state == types_pb2.MODEL_STATE_FAILED
         assert needle in status.last_error
         assert status.memory.mlx_active_bytes < 1024
-    await worker.load(folder)
+    await worker.load(folder, weights=types_pb2.WEIGHTS_FORMAT_NVFP4)
     assert len(await ids(worker)) == 10
-    assert (await worker.own_status()).last_error == ""
+    status = await worker.own_status()
+    assert (status.last_error, status.weights) == ("", types_pb2.WEIGHTS_FORMAT_NVFP4)
 
 
 @pytest.mark.asyncio

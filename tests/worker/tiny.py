@@ -73,6 +73,13 @@ def write_model(
     return folder
 
 
+def stored_in(folder: Path) -> dict[str, mx.array]:
+    """Return the tensors of a model of one file."""
+    stored = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(stored, dict)
+    return stored
+
+
 def write_sharded(folder: Path, config: Mapping[str, Any], *, shards: int) -> Path:
     """Write the same model as `write_model`, spread over shards with an index."""
     write_config(folder, config)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import FieldNotServed, InvalidRequest, WorkerLost
+from mlxd_shared.errors import InvalidRequest, WorkerLost
 from tests.system.wire.model_probes import load, unload
-from tests.system.wire.probe import Probes, Wire, refusal
-from tests.system.wire.scenario import killed_after
+from tests.system.wire.probe import LONG, Probes, Wire, refusal
+from tests.system.wire.scenario import killed_after, one_row_taken, until_waiting
 
 PROBES = Probes()
 covering = PROBES.covering
@@ -258,7 +259,7 @@ async def near_ties_are_told(wire: Wire) -> None:
 @covering("GenerateRequest.migrate")
 async def a_stream_moves_unless_it_is_forbidden(wire: Wire) -> None:
     """A worker that is killed ends the stream that may not move; the other goes on, whole."""
-    given: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
+    given: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
     whole = await wire.ids(**given)
     ids, last = await killed_after(wire, 3, **given)
     assert ids == whole
@@ -291,30 +292,27 @@ async def request_id_comes_back(wire: Wire) -> None:
 @covering("GenerateRequest.priority")
 async def priority_overtakes(wire: Wire) -> None:
     """Of streams that wait for the one row, the one of higher priority is served first."""
-    await unload(wire, wire.model)
-    options = types_pb2.LoadOptions(rows_max=1, context_length=256)
-    await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
-    calls = {
-        priority: wire.inference.Generate(
-            inference_pb2.GenerateRequest(
-                model=wire.model, text="Once", ignore_eos=True, priority=priority
-            )
-        )
-        for priority in (0, 1, -1, 2)
-    }
-    queued_s: dict[int, float] = {}
-    for priority, call in calls.items():
-        async for message in call:
-            if message.HasField("usage"):
-                queued_s[priority] = message.usage.queue_duration.ToNanoseconds() / 1e9
-    assert queued_s[2] < queued_s[1] < queued_s[-1]
-    await unload(wire, wire.model)
+    ended: list[int] = []
+
+    async def ends(priority: int) -> None:
+        await wire.generate(model=LONG, ignore_eos=True, max_tokens=100, priority=priority)
+        ended.append(priority)
+
+    async with one_row_taken(wire):
+        streams = [asyncio.ensure_future(ends(priority)) for priority in (1, -1, 2)]
+        await until_waiting(wire, len(streams))
+    await asyncio.gather(*streams)
+    assert ended == [2, 1, -1]
+    await unload(wire, LONG)
 
 
-@covering("GenerateRequest.worker_incarnation", "GenerateRequest.load_duration")
+@covering(
+    "GenerateRequest.worker_incarnation", "GenerateRequest.load_duration", "GenerateRequest.age"
+)
 async def the_controllers_own_fields(wire: Wire) -> None:
     """What the controller sets is refused from its clients."""
-    for fields in ({"worker_incarnation": "x"}, {"load_duration": Duration(seconds=1)}):
+    second = Duration(seconds=1)
+    for fields in ({"worker_incarnation": "x"}, {"load_duration": second}, {"age": second}):
         error = await refusal(wire.generate(**fields))
         assert isinstance(error, InvalidRequest)
         assert error.violations[0].field == next(iter(fields))
@@ -366,17 +364,3 @@ async def tokenize_refuses_the_controllers_field(wire: Wire) -> None:
         )
     )
     assert isinstance(error, InvalidRequest)
-
-
-@covering(
-    "EmbedRequest.model",
-    "EmbedRequest.texts",
-    "EmbedRequest.dimensions",
-    "EmbedRequest.worker_incarnation",
-)
-async def embed_is_refused_by_name(wire: Wire) -> None:
-    """The whole method is refused, whatever the fields."""
-    request = inference_pb2.EmbedRequest(model=wire.model, texts=["a"], dimensions=2)
-    error = await refusal(wire.inference.Embed(request))
-    assert isinstance(error, FieldNotServed)
-    assert error.field == "Embed"

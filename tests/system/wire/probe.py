@@ -24,6 +24,8 @@ from tests.system.wire.walk import Recorder
 
 R = TypeVar("R", bound=Message)
 GREEDY = types_pb2.SamplingOptions(temperature=0)
+LONG = "long"
+"""A model whose streams go on for as long as a check needs them to."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
 from mlxd_shared.errors import WorkerLost
 from tests.system.wire.model_probes import get, load, unload
-from tests.system.wire.probe import GREEDY, Wire, read, refusal
+from tests.system.wire.probe import GREEDY, LONG, Wire, read, refusal
 
 
 async def status_until(wire: Wire, holds: Callable[[status_pb2.Status], bool]) -> status_pb2.Status:
@@ -29,25 +30,37 @@ async def status_until(wire: Wire, holds: Callable[[status_pb2.Status], bool]) -
     raise AssertionError("the watch ended")
 
 
-def endless(wire: Wire) -> inference_pb2.GenerateRequest:
-    """Return a request that goes on until the context is full."""
-    return inference_pb2.GenerateRequest(model=wire.model, text="Once", ignore_eos=True)
+@asynccontextmanager
+async def one_row_taken(wire: Wire) -> AsyncIterator[None]:
+    """Load the long model with a single row, which is taken until the body has run."""
+    options = types_pb2.LoadOptions(rows_max=1)
+    await load(wire, model_pb2.LoadModelRequest(model=LONG, options=options))
+    endless = inference_pb2.GenerateRequest(model=LONG, text="Once", ignore_eos=True)
+    call = wire.inference.Generate(endless)
+    await read(call)
+    yield
+    call.cancel()
+
+
+async def until_waiting(wire: Wire, streams: int) -> None:
+    """Wait until a worker has one stream that runs and so many that wait."""
+    await status_until(
+        wire,
+        lambda s: any(w.streams_waiting == streams and w.streams_running for w in s.workers),
+    )
 
 
 async def streams_queue(wire: Wire) -> None:
     """With one row, a second stream waits, and the status says for how long."""
-    await unload(wire, wire.model)
-    options = types_pb2.LoadOptions(rows_max=1)
-    await load(wire, model_pb2.LoadModelRequest(model=wire.model, options=options))
-    calls = [wire.inference.Generate(endless(wire)) for _ in range(3)]
-    await read(calls[0])
-    await status_until(
-        wire, lambda s: any(w.streams_waiting and w.streams_running for w in s.workers)
-    )
-    assert (await get(wire, wire.model)).streams_active == 3
-    for call in calls:
-        call.cancel()
+    async with one_row_taken(wire):
+        request = inference_pb2.GenerateRequest(model=LONG, text="Once")
+        calls = [wire.inference.Generate(request) for _ in range(2)]
+        await until_waiting(wire, 2)
+        assert (await get(wire, LONG)).streams_active == 3
+        for call in calls:
+            call.cancel()
     await status_until(wire, lambda s: not any(w.streams_running for w in s.workers))
+    await unload(wire, LONG)
 
 
 async def two_names_share_a_worker(wire: Wire) -> None:

@@ -76,6 +76,30 @@ async def the_controllers_fields_are_honoured(wire: Wire) -> None:
     assert messages[-1].usage.load_duration.seconds == 3
 
 
+@covering("GenerateRequest.age")
+async def the_older_is_served_first(wire: Wire) -> None:
+    """Of streams that wait behind those that have rows, the one goes first that came first."""
+    mine = await incarnation(wire)
+    calls = {
+        age_s: wire.inference.Generate(
+            inference_pb2.GenerateRequest(
+                text="Once",
+                ignore_eos=True,
+                max_tokens=100,
+                worker_incarnation=mine,
+                age=Duration(seconds=age_s),
+            )
+        )
+        for age_s in (90, 80, 0, 10, 20)
+    }
+    queued_s: dict[int, float] = {}
+    for age_s, call in calls.items():
+        async for message in call:
+            if message.HasField("usage"):
+                queued_s[age_s] = message.usage.queue_duration.ToNanoseconds() / 1e9
+    assert queued_s[20] < queued_s[0]
+
+
 @covering("TokenizeRequest.worker_incarnation", "DetokenizeRequest.worker_incarnation")
 async def tokenize_for_its_own_incarnation(wire: Wire) -> None:
     """Another's incarnation is refused, its own is served."""

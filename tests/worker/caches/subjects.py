@@ -21,6 +21,7 @@ from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.kinds import AttentionCache
 from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.latent import LatentCache
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.quantized import Packing, QuantizedKVCache
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
@@ -174,6 +175,58 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Latents:
+    """A layer of latents: one entry a position, of which queries read the first values."""
+
+    entry_dim: int = 8
+    latent_dim: int = 5
+
+    @property
+    def kind(self) -> Kind:
+        """LATENT."""
+        return Kind.LATENT
+
+    @property
+    def window(self) -> int | None:
+        """All positions are seen."""
+        return None
+
+    def make(self) -> LayerCache:
+        """Return an empty cache."""
+        return LatentCache(entry_dim=self.entry_dim, latent_dim=self.latent_dim, dtype=mx.float32)
+
+    def drive(
+        self, made: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
+    ) -> mx.array | None:
+        """Write each row's new entries and let its queries read."""
+        assert isinstance(made, LatentCache)
+        queries = queries_for(step, len(fed), fed[0].width, self.entry_dim)
+        given = np.stack([self._fed(layer, row.history, row.first) for row in fed])
+        return made.attend(mx.array(queries), mx.array(given), plan, scale=self.entry_dim**-0.5)
+
+    def expected(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
+        """Return attention over the whole history, in float64."""
+        queries = queries_for(step, len(fed), fed[0].width, self.entry_dim)
+        return [self._attended(layer, row, queries[index]) for index, row in enumerate(fed)]
+
+    def held(self, layer: int, history: Tags, start: int, stop: int) -> tuple[Array, ...]:
+        """Return the stored entries."""
+        return (self._fed(layer, history[:stop], start)[None],)
+
+    def _fed(self, layer: int, history: Tags, first: int) -> Array:
+        return entries(history[first:], first, layer=layer, part=0, width=self.entry_dim)[:1]
+
+    def _attended(self, layer: int, row: Fed, queries: Array) -> Array:
+        given = self._fed(layer, row.history, 0)[0].astype(np.float64)
+        scores = queries.astype(np.float64) @ given.T * self.entry_dim**-0.5
+        hidden = np.arange(len(row.history)) > row.first + np.arange(row.width)[:, None]
+        weights = np.exp(np.where(hidden, -np.inf, scores))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        read: Array = (weights @ given[:, : self.latent_dim]).astype(np.float32)
+        return read
+
+
+@dataclass(frozen=True)
 class Recurrent:
     """A recurrent layer: the last inputs, and a sum of outer products that fades."""
 
@@ -301,6 +354,7 @@ SUBJECTS = (
     Subject("rotating", (rotating(48), rotating(48))),
     Subject("rotating-wide", (rotating(300),)),
     Subject("quantized", (quantized(KVFormat.Q8), quantized(KVFormat.Q4))),
+    Subject("latent", (Latents(), Latents(latent_dim=8))),
     Subject("recurrent", (Recurrent(), Recurrent())),
     Subject("mixed", (standard(), None, rotating(48), Recurrent(), None, rotating(300))),
     Subject("hybrid-quantized", (None, Recurrent(), quantized(KVFormat.Q8), Recurrent())),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.effort import SAME_EACH_TIME, examples
+from tests.support.effort import SAME_EACH_TIME, examples, spread
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.caches.pair import pair
 from tests.worker.caches.programs import program_of, run
 from tests.worker.caches.subjects import SUBJECTS, Subject
@@ -20,10 +21,18 @@ MODES = {
     "few-shapes": {"probe": False, "bounded_shapes": True},
 }
 """Whether each step is followed by a token for every row; whether shapes are kept few."""
+CASES = spread(
+    [
+        pytest.param(subject, mode, id=f"{name}-{subject.name}")
+        for name, mode in MODES.items()
+        for subject in SUBJECTS
+    ],
+    10,
+)
+"""Ten have every subject and every mode among them."""
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("subject", "mode"), CASES)
 @settings(
     max_examples=examples(1),
     derandomize=SAME_EACH_TIME,
@@ -35,8 +44,7 @@ def test_any_program_matches_the_whole_history(
     subject: Subject, mode: dict[str, bool], seed: int
 ) -> None:
     """Whatever is done, rows and snapshots hold and attend to exactly their own tokens."""
-    gc.collect()
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
 
     run(
         pair(subject, bounded_shapes=mode["bounded_shapes"]),

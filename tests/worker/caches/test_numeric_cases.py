@@ -9,6 +9,7 @@ from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.snapshot import Snapshot
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.caches.numbered import OTHER, ROW, TOKENS, numbers_of, sliding, standard, union
 
 
@@ -87,8 +88,7 @@ def test_kv_split_and_merged_without_a_byte() -> None:
     caches = standard()
     caches.write(range(10))
     snapshot = caches.kept(2)
-    before_nbytes = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before_nbytes = live_nbytes()
 
     left, right = snapshot.split(5)
     assert left is not None
@@ -241,7 +241,7 @@ def test_fault_9_a_recurrent_state_is_no_view_either() -> None:
     del inputs, tail, plan
     arena_nbytes = caches.nbytes
 
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
     snapshot = caches.contents.snapshot(ROW, Kind.RECURRENT, 0)
 
     assert snapshot is not None
@@ -270,7 +270,7 @@ def test_fault_10_counted_bytes_are_real_bytes() -> None:
     assert caches.contents.restore(ROW, [], 195)
     caches.write([201])
     snapshots[0].materialise()
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
 
     for snapshot in snapshots:
         snapshot.close()
@@ -301,8 +301,7 @@ def test_an_own_snapshot_is_restored_without_a_copy() -> None:
     caches = standard()
     caches.write(range(100))
     snapshot = caches.kept(0)
-    before_nbytes = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before_nbytes = live_nbytes()
 
     assert caches.contents.restore(ROW, [], 10)
     assert caches.contents.restore(ROW, [snapshot], 90)

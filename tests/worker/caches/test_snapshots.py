@@ -12,6 +12,7 @@ from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.contents import RowContents
 from mlxd_worker.cache.snapshot import Snapshot, SnapshotError, split
 from tests.plugins.leaks import Counting, watching
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.caches.pair import Pair, pair
 from tests.worker.caches.subjects import Recurrent, Subject, rotating, standard
 
@@ -49,7 +50,7 @@ def kept(into: Pair, row: RowId, start: int = 0) -> Snapshot:
 
 def grown_nbytes(act: Callable[[], object]) -> int:
     """Return by how many bytes MLX's arrays grew through `act`."""
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
     act()
     return mx.get_active_memory() - before_nbytes
 

@@ -16,6 +16,7 @@ from tests.bench.mooncake import (
     replay,
 )
 from tests.real_inputs import real_input
+from tests.support.effort import spread
 
 SLICE = 3000
 CHANCE = 0.005
@@ -23,7 +24,8 @@ CHANCE = 0.005
 
 
 @pytest.mark.parametrize(
-    ("percent", "of_lru", "of_clairvoyant"), [(5, 1, 0.2), (15, 1, 0.55), (40, 1 - CHANCE, 0.85)]
+    ("percent", "of_lru", "of_clairvoyant"),
+    spread([(5, 1, 0.2), (15, 1, 0.55), (40, 1 - CHANCE, 0.85)], 1),
 )
 def test_a_real_trace_saves_more_than_by_recency(
     percent: int, of_lru: float, of_clairvoyant: float
@@ -37,7 +39,7 @@ def test_a_real_trace_saves_more_than_by_recency(
     assert found["ours"] >= of_clairvoyant * found["clairvoyant"]
 
 
-@pytest.mark.parametrize(("percent", "least"), [(5, 0.4), (15, 0.75), (40, 0.95)])
+@pytest.mark.parametrize(("percent", "least"), spread([(5, 0.4), (15, 0.75), (40, 0.95)], 1))
 def test_made_up_chats_lose_nothing_to_recency(percent: int, least: float) -> None:
     """Where uses tell nothing of the next one, ours is as good as LRU but for chance."""
     prompts = made_chats(600, seed=2)

@@ -12,7 +12,7 @@ from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_shared.status import to_status
 from mlxd_worker.constraints.compiler import Constraints, _source_of
-from mlxd_worker.constraints.library import reason
+from mlxd_worker.constraints.limits import reason
 from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
 from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
 
@@ -142,20 +142,6 @@ def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:
     try:
         with pytest.raises(InvalidRequest, match=r"takes more memory|not compiled within"):
             demo_constraints().compile(wanted, trials)
-    finally:
-        trials.close()
-
-
-def test_a_process_that_died_while_idle_is_replaced() -> None:
-    """What befell a process between two trials is not held against the next grammar."""
-    trials = Trials()
-    good = _source_of(ResponseFormat(FormatKind.REGEX, "ab*"))
-    try:
-        assert trials.run(good, limit_s=config.CONSTRAINT_COMPILE_S) == ""
-        (idle,) = trials._idle
-        idle.kill()
-        idle.wait()
-        assert trials.run(good, limit_s=config.CONSTRAINT_COMPILE_S) == ""
     finally:
         trials.close()
 

@@ -96,7 +96,7 @@ def _tokens() -> dict[str, list[int]]:
 def _complete(constraint: Constraint, token_ids: list[int]) -> bool:
     """Tell whether tokens are complete output; masks are not asked for, which is faster."""
     matcher = constraint.start()
-    read = matcher.library.try_consume_tokens(token_ids)
+    read = matcher.native.try_consume_tokens(token_ids)
     return read == len(token_ids) and matcher.is_complete
 
 

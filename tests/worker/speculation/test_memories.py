@@ -26,6 +26,7 @@ from mlxd_worker.tokenizer_files import load_tokenizer
 from tests.bench.models import Shape
 from tests.support.effort import examples
 from tests.support.engines import GREEDY, Collected, TinyEngine
+from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import write_dense_model
 from tests.support.remembering import AMPLE, MEMORIES, STRAY_NBYTES, WINDOW, tokens_of
 from tests.worker.speculation.guessing import guessing_engine, told
@@ -117,7 +118,7 @@ def audited(tiny: TinyEngine) -> Iterator[None]:
     tiny.rest()
     gc.collect()
     mx.clear_cache()
-    before_nbytes = mx.get_active_memory()
+    before_nbytes = live_nbytes()
     ledger = Ledger()
     ledger.attach(Account.KV, "rows", tiny.caches)
     contents = tiny.caches.contents

@@ -1,0 +1,64 @@
+"""Where stores are looked for, and the names that `mlxd alias` gives; no server runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer
+
+from mlxd_controller.cli.stores import hub_cache_of, store_places
+from mlxd_controller.settings import StorePlaces
+from tests.support.cli import mlxd
+
+HOME = Path.home()
+
+
+def places(environment: dict[str, str], **given: str | None) -> StorePlaces:
+    """Return what these settings come to."""
+    options = {"models_dir": None, "hub_cache": None, "ollama": None} | given
+    return store_places(environment, **options)
+
+
+def test_stores_lie_where_their_owners_put_them() -> None:
+    """The defaults of each; then the variables of each, by what goes before what."""
+    assert places({}) == StorePlaces(
+        HOME / ".local/share/mlxd/models", HOME / ".cache/huggingface/hub", HOME / ".ollama/models"
+    )
+    theirs = {"XDG_DATA_HOME": "/d", "XDG_CACHE_HOME": "/c", "OLLAMA_MODELS": "/o"}
+    assert places(theirs) == StorePlaces(
+        Path("/d/mlxd/models"), Path("/c/huggingface/hub"), Path("/o")
+    )
+    hub = theirs | {"HF_HOME": "/h"}
+    for variable, value in (
+        ("HF_HOME", "/h/hub"), ("HUGGINGFACE_HUB_CACHE", "/old"), ("HF_HUB_CACHE", "/new"),
+        ("MLXD_HUB_CACHE", "/own"),
+    ):  # fmt: skip
+        hub = hub if variable == "HF_HOME" else hub | {variable: value}
+        assert hub_cache_of(hub) == Path(value)
+    nobody = {"MLXD_MODELS_DIR": "~no-such-user/models"}
+    assert places(nobody).models_dir is None
+    own = theirs | {"MLXD_MODELS_DIR": "/m", "MLXD_OLLAMA_MODELS": "none"}
+    assert (places(own).models_dir, places(own).ollama) == (Path("/m"), None)
+
+
+def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:
+    """`none` leaves a store out; what is given and is not there is a mistake."""
+    given = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama="none")
+    assert (given.hub_cache, given.ollama) == (tmp_path, None)
+    with pytest.raises(typer.Exit):
+        places({}, models_dir=str(tmp_path / "none"))
+
+
+@pytest.mark.asyncio
+async def test_aliases_are_set_listed_and_removed(tmp_path: Path) -> None:
+    """By a command that needs no server; what is wrong is told in a line, with its exit code."""
+    run = partial(mlxd, "alias", MLXD_MODELS_DIR=str(tmp_path))
+    assert (await run("small", "o/m")).code == 0
+    listed = await run("--json")
+    assert listed.objects == [{"small": "o/m"}]
+    assert (await run("--remove", "small")).code == 0
+    gone = await run("--remove", "small")
+    assert (gone.code, gone.err) == (3, "mlxd: no model 'small': there is no such alias\n")
+    assert (await run("small")).code == 2

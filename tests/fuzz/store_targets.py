@@ -1,0 +1,205 @@
+"""Targets about files of models and of stores: each writes one model that is nearly right."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
+from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.hub import HubShelf
+from mlxd_controller.store.ollama import OllamaShelf
+from mlxd_shared.safetensors_header import read_whole_header
+from mlxd_shared.tensor_blobs import check_copies
+from mlxd_shared.weights import INDEX_FILE, SINGLE_FILE, read_weights
+from tests.fuzz.inputs import flipped, text_of, wrong
+from tests.support.made_stores import JSON, TENSOR, OllamaStore, commit_of, tensor_file
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8, "intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 16,
+    "max_position_embeddings": 64, "head_dim": 4, "layer_types": ["sliding_attention", "x"],
+    "sliding_window": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "num_experts": 4,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": True,
+    "quantization": {"group_size": 32, "bits": 4, "a": {"bits": 8}},
+}  # fmt: skip
+HEADER: dict[str, Any] = {
+    "__metadata__": {"quant_type": "int4", "group_size": "32"},
+    "a.weight": {"dtype": "U32", "shape": [2, 4], "data_offsets": [0, 32]},
+    "a.scales": {"dtype": "F16", "shape": [2, 1], "data_offsets": [32, 36]},
+    "b": {"dtype": "F32", "shape": [], "data_offsets": [36, 40]},
+}
+SIZES: dict[str, tuple[str, tuple[int, ...], bytes]] = {
+    "a": ("F32", (2, 2), bytes(16)), "b": ("BF16", (4,), bytes(8)), "c": ("F32", (), bytes(4)),
+}  # fmt: skip
+NAMES = ("m", "o/m", "o/m@v1", "../m", "m:..", "o/m@../../x", "registry.ollama.ai/o/m:latest", "..")
+
+
+def safetensors_header(rng: random.Random, place: Path) -> None:
+    """One file of weights."""
+    path = place / SINGLE_FILE
+    raw = text_of(wrong(HEADER, rng), rng)
+    length = rng.choice([len(raw)] * 8 + [0, 1 << 20, 1 << 40, (1 << 64) - 1])
+    content = length.to_bytes(8, "little") + raw + bytes(rng.choice([40, 40, 40, 0, 39, 41]))
+    path.write_bytes(content[: rng.choice([len(content)] * 9 + [rng.randrange(len(content))])])
+    read_whole_header(path)
+
+
+def config_json(rng: random.Random, place: Path) -> None:
+    """A folder whose config, defaults and tokenizer's size are odd."""
+    (place / "config.json").write_bytes(text_of(wrong(CONFIG, rng), rng))
+    (place / SINGLE_FILE).write_bytes(_weights(HEADER, 40))
+    defaults = {"temperature": 0.5, "top_k": 20, "do_sample": True, "eos_token_id": [1]}
+    (place / "generation_config.json").write_bytes(text_of(wrong(defaults, rng), rng))
+    read_folder(place)
+
+
+def tokenizer_json(rng: random.Random, place: Path) -> None:
+    """A folder whose tokenizer is missing, empty, a folder, a link or nothing of the kind."""
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    (place / SINGLE_FILE).write_bytes(_weights(HEADER, 40))
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        path = place / name
+        _remove(path)
+        match rng.randrange(6):
+            case 0:
+                path.mkdir()
+            case 1:
+                path.symlink_to(rng.choice(["/etc/passwd", "config.json", "nowhere", name, "/"]))
+            case 2:
+                path.write_bytes(flipped(b'{"model": {"vocab": {"a": 0}}}', rng))
+            case 3:
+                path.write_bytes(text_of(wrong({"model": {"vocab": {"a": 0}}}, rng), rng))
+            case 4:
+                path.touch()
+            case _:
+                pass
+    read_folder(place)
+
+
+def shard_index(rng: random.Random, place: Path) -> None:
+    """A folder of shards and an index, of which one thing is wrong."""
+    _empty(place)
+    which = rng.choice(("nothing", "index", "text", "place", "shard"))
+    weight_map = {name: rng.choice(("1.safetensors", "2.safetensors")) for name in SIZES}
+    for file in sorted(set(weight_map.values())):
+        own = {name: tensor for name, tensor in SIZES.items() if weight_map[name] == file}
+        (place / file).write_bytes(tensor_file(own))
+        if which == "shard":
+            _break(place / file, rng)
+    if which == "place":
+        weight_map[rng.choice(list(SIZES))] = rng.choice(["../1.safetensors", "/etc/passwd", "sub"])
+    index: Any = {"metadata": {"total_size": 40}, "weight_map": weight_map}
+    raw = json.dumps(wrong(index, rng) if which == "index" else index).encode()
+    (place / INDEX_FILE).write_bytes(text_of(index, rng) if which == "text" else raw)
+    read_weights(place)
+
+
+def ollama_manifest(rng: random.Random, place: Path) -> None:
+    """A store, by any name, of which one thing is wrong: several would hide each other."""
+    _empty(place)
+    which = rng.choice(("manifest", "metadata", "config", "blobs"))
+    store = OllamaStore(place / "store")
+    metadata: Any = {"quant_type": "int4", "group_size": "16"}
+    bare = {key: value for key, value in CONFIG.items() if key != "quantization"}
+    words = {"a.weight": ("U32", (2, 4), bytes(32)), "a.weight.scale": ("F16", (2, 1), bytes(4))}
+    layers = [
+        store.layer(
+            TENSOR, "a.weight", tensor_file(words, _if(which == "metadata", metadata, rng))
+        ),
+        store.layer(TENSOR, "b", tensor_file({"data": ("F32", (1,), bytes(4))})),
+        store.layer(JSON, "config.json", json.dumps(_if(which == "config", bare, rng)).encode()),
+    ]
+    manifest = store.manifest("m", layers)
+    if which == "manifest":
+        stated = wrong({"schemaVersion": 2, "layers": layers}, rng)
+        manifest.write_bytes(text_of(stated, rng))
+    for blob in sorted((store.root / "blobs").iterdir()):
+        if which == "blobs" and rng.random() < 0.2:
+            _break(blob, rng)
+    shelf = OllamaShelf(store.root)
+    for model in [*shelf.places(), *(found for name in NAMES if (found := shelf.find(name)))]:
+        if model.error is not None:
+            raise model.error
+        read_folder(model.path)
+        check_copies(read_weights(model.path).copies)
+
+
+def hub_refs(rng: random.Random, place: Path) -> None:
+    """A hub's cache whose refs, links and snapshots are nearly right, by any name."""
+    _empty(place)
+    root, commit = place / "hub", commit_of("1")
+    home = root / rng.choice(["models--o--m"] * 6 + ["models--m", "models--o--m--x", "models----"])
+    snapshot = home / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    files = {"config.json": json.dumps(CONFIG).encode(), SINGLE_FILE: _weights(HEADER, 40)}
+    odd = ["/etc/passwd", f"../{commit}", "../../../../x"]
+    for name, content in files.items():
+        (home / "blobs" / name).write_bytes(content)
+        (snapshot / name).symlink_to(rng.choice([f"../../blobs/{name}"] * 8 + [*odd, name]))
+    ref = home / "refs" / rng.choice(["main", "v1", "a/b"])
+    ref.parent.mkdir(parents=True)
+    own = commit.encode()
+    ref.write_bytes(rng.choice([own] * 5 + [b"../../..", b"", flipped(own, rng)]))
+    if rng.random() < 0.1:
+        _break(ref, rng)
+    shelf = HubShelf(root)
+    for model in [*shelf.places(), *(found for name in NAMES if (found := shelf.find(name)))]:
+        if model.error is not None:
+            raise model.error
+        read_folder(model.path)
+
+
+def aliases_file(rng: random.Random, place: Path) -> None:
+    """The file of aliases."""
+    stated = {"version": 1, "aliases": {"a": "o/m", "b": "m:latest", "c": "x"}}
+    (place / ALIASES_FILE).write_bytes(text_of(wrong(stated, rng), rng))
+    read_aliases(place)
+
+
+TARGETS = (
+    safetensors_header, config_json, tokenizer_json, shard_index, ollama_manifest, hub_refs,
+    aliases_file,
+)  # fmt: skip
+
+
+def _if(chosen: bool, value: Any, rng: random.Random) -> Any:
+    return wrong(value, rng) if chosen else value
+
+
+def _weights(header: dict[str, Any], data_nbytes: int) -> bytes:
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + bytes(data_nbytes)
+
+
+def _break(path: Path, rng: random.Random) -> None:
+    """Do to a file what disks and people do."""
+    content = path.read_bytes()
+    path.unlink()
+    match rng.randrange(5):
+        case 0:
+            path.write_bytes(content[:-1])
+        case 1:
+            path.write_bytes(flipped(content, rng))
+        case 2:
+            path.symlink_to(rng.choice(["/etc/passwd", path.name, "nowhere", ".."]))
+        case 3:
+            path.mkdir()
+        case _:
+            pass
+
+
+def _empty(place: Path) -> None:
+    shutil.rmtree(place)
+    place.mkdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)

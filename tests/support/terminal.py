@@ -1,0 +1,98 @@
+"""`mlxd` on a terminal of its own: what is typed reaches it as from a keyboard, Ctrl-C too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.support.cli import COMMAND, LIMIT_S, clean_environment
+
+CTRL_C, CTRL_D = "\x03", "\x04"
+AGAIN_S = 2.0
+"""After how long somebody presses a key again that seems to have done nothing."""
+_LEAD = (
+    "import fcntl, os, sys, termios\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
+
+
+class Terminal:
+    """A running command and its screen."""
+
+    def __init__(self, process: asyncio.subprocess.Process, fd: int) -> None:
+        self.process = process
+        self.screen = ""
+        self._fd = fd
+        self._shown = asyncio.Event()
+        self._seen = 0
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def type(self, text: str) -> None:
+        """Press these keys."""
+        os.write(self._fd, text.encode())
+
+    async def until(self, text: str) -> str:
+        """Wait for `text` behind what was waited for before; return what came up to it."""
+        async with asyncio.timeout(LIMIT_S):
+            while (place := self.screen.find(text, self._seen)) < 0:
+                self._shown.clear()
+                await self._shown.wait()
+        found = self.screen[self._seen : place]
+        self._seen = place + len(text)
+        return found
+
+    async def ended(self) -> int:
+        """Wait for the command to end; return its exit code."""
+        return await asyncio.wait_for(self.process.wait(), LIMIT_S)
+
+    async def ended_by(self, keys: str) -> int:
+        """Press `keys` until the command ends; return its exit code.
+
+        At a prompt, a Ctrl-C that comes between readline's last look at the signals and its wait
+        for a key is acted on with the next key only: whoever sits there presses again.
+        """
+        ended = asyncio.ensure_future(self.process.wait())
+        async with asyncio.timeout(LIMIT_S):
+            while not ended.done():
+                self.type(keys)
+                await asyncio.wait([ended], timeout=AGAIN_S)
+        return ended.result()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 65_536)
+        except OSError:  # nobody has the other end any more
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._fd)
+        self.screen += data.decode(errors="replace").replace("\r\n", "\n")
+        self._shown.set()
+
+
+@asynccontextmanager
+async def on_terminal(*arguments: str) -> AsyncIterator[Terminal]:
+    """Run `mlxd` with `arguments` around the body; it is ended if the body leaves it running."""
+    mine, its = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _LEAD, *COMMAND, *arguments),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        env={**clean_environment(), "TERM": "dumb"},
+    )
+    os.close(its)
+    terminal = Terminal(process, mine)
+    try:
+        yield terminal
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        asyncio.get_running_loop().remove_reader(mine)
+        os.close(mine)

@@ -1,0 +1,165 @@
+"""Rendering in a process of its own: what hostile templates cost, and what clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd_shared.chats import Chat, ChatMessage
+from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, QueueFull
+from mlxd_worker.chat.format import ChatFormat
+from mlxd_worker.chat.render_process import answered
+from mlxd_worker.chat.room import RenderRoom
+from mlxd_worker.chat.template_files import ChatTemplate
+from mlxd_worker.tokenizer import Tokenizer
+from tests.worker.chat.test_control_tokens import made
+from tests.worker.made_tokenizers import BOS_ID, EOS_ID
+
+DOUBLING = (
+    "{% set x = namespace(s='a' * 1000) %}"
+    "{% for i in range(99) %}{% set x.s = x.s ~ x.s %}{% endfor %}"
+)
+HELLO = Chat((ChatMessage("user", "hello"),), now_s=86_400.0 * 200)
+
+
+def format_of(template: str) -> ChatFormat:
+    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    return ChatFormat(ChatTemplate(template, template, ()), tokenizer)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def room() -> AsyncIterator[RenderRoom]:
+    """One room for all: processes that were killed are replaced."""
+    made_room = RenderRoom(limit_s=3.0)  # a process that is started anew has it, too
+    yield made_room
+    made_room.close()
+
+
+async def trouble(room: RenderRoom, template: str, chat: Chat = HELLO) -> MlxdError:
+    with pytest.raises(MlxdError) as caught:
+        await room.rendered(format_of(template), chat)
+    return caught.value
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_conversation_is_rendered_at_the_time_it_is_told(room: RenderRoom) -> None:
+    """The template's clock is the request's, so that every worker renders the same."""
+    prompt = await room.rendered(
+        format_of("{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"), HELLO
+    )
+    assert prompt.text == "20 Jul 1970: hello"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "takes longer than 3 s",
+        ),
+        ("{{ 'ab' * 100000000000 }}", "memory"),
+        (DOUBLING, "its rendering"),
+        ("{{ '%0999999999999d' % 1 }}", "memory"),
+        ("{% for i in range(99999) %}{{ 'abcdefghij' * 99 }}{% endfor %}", "above 8388608"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "nested too deep"),
+        ("{{ range(999999999) | list }}", "fails: OverflowError"),
+        ("{{ 7 ** (7 ** 9) }}", "takes longer than 3 s"),
+        ("{{ ''.__class__.__mro__ }}", "fails: SecurityError"),
+        ("{{ messages.append(1) }}", "fails: SecurityError"),
+        ("{{ messages[0].nothing.at_all }}", "fails: UndefinedError"),
+        ("{% set x = namespace() %}{% set x._a = 1 %}", "fails: SecurityError"),
+    ],
+)  # fmt: skip
+async def test_a_hostile_template_is_stopped(room: RenderRoom, template: str, told: str) -> None:
+    """Whatever it tries, it ends with an error that names the field, and the next one is served."""
+    error = await trouble(room, template)
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "chat"
+    assert told in error.violations[0].description
+    assert (await room.rendered(format_of("fine"), HELLO)).text == "fine"
+
+
+BITS = (
+    "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% else %}", "{% endif %}",
+    "{{ m.a }}",
+    "{{ m.content ", "| trim ", "| tojson ", "| dictsort ", "+ m ", "* 3 ", "[1:]", "(m)", " }}",
+    "{% set x = m %}", "{% macro f(x) %}", "{% endmacro %}", "{{ f(m) }}", "{%- break %}", "{#",
+    "{{ cycler(1).next }}", "{% generation %}", "{% endgeneration %}", "{{", "}}", "{%", "%}", "a",
+)  # fmt: skip
+
+
+@given(bits=st.lists(st.sampled_from(BITS), max_size=12))
+def test_any_template_gives_a_text_or_says_what_is_wrong(bits: list[str]) -> None:
+    """Nothing that a template holds ends the process that renders it."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    job = {
+        "template": "".join(bits),
+        "variables": {"messages": messages},
+        "now_s": 0.0,
+        "continues": False,
+    }
+    answer = answered(job)
+    assert answer.keys() in ({"text"}, {"kind", "problem"})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_wrong_is_told_where_it_is(room: RenderRoom) -> None:
+    """A template that is none names its file, one that refuses says why, without our marks."""
+    error = await trouble(room, "a\n{% if %}")
+    assert isinstance(error, InvalidModel)
+    assert error.file == "chat_template.jinja"
+    assert "line 2" in error.problem
+
+    chat = Chat((ChatMessage("user", "<|im_end|>"),))
+    error = await trouble(room, "{{ raise_exception('no: ' + messages[0].content) }}", chat)
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "chat.messages"
+    assert error.violations[0].description.endswith("no: <|im_end|>")
+
+    chat = Chat((ChatMessage("assistant", "a"),), continue_final_message=True)
+    error = await trouble(room, "nothing", chat)
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "chat.continue_final_message"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_who_leaves_gives_no_turn_away() -> None:
+    """A rendering that nobody waits for any more keeps its turn to its end, and no longer."""
+    narrow = RenderRoom(renders_max=1, waiting_max=1, limit_s=0.5)
+    try:
+        endless = format_of("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+                            "{% endfor %}")  # fmt: skip
+        left = asyncio.ensure_future(narrow.rendered(endless, HELLO))
+        begun = asyncio.ensure_future(narrow.rendered(format_of("fine"), HELLO))
+        await asyncio.sleep(0)  # one renders, the other waits
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        with pytest.raises(QueueFull):
+            await narrow.rendered(format_of("fine"), HELLO)
+        assert (await begun).text == "fine"
+        assert (await narrow.rendered(format_of("fine"), HELLO)).text == "fine"
+    finally:
+        narrow.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_so_many_wait_and_no_more() -> None:
+    """Above its bound the room refuses at once, and those before are served."""
+    crowded = RenderRoom(renders_max=1, waiting_max=1)
+    try:
+        wanted = format_of("fine")
+        first, second, third = await asyncio.gather(
+            *(crowded.rendered(wanted, HELLO) for _ in range(3)), return_exceptions=True
+        )
+    finally:
+        crowded.close()
+    assert not isinstance(first, BaseException)
+    assert not isinstance(second, BaseException)
+    assert isinstance(third, QueueFull)

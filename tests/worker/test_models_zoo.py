@@ -1,0 +1,306 @@
+"""Models through mlx-lm: logits by our caches are its own, or it is refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+import pytest
+
+from mlxd_controller.store.facts import read_folder
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.requests import KVFormat
+from mlxd_shared.zoo_sizes import zoo_cache_sizes, zoo_context
+from mlxd_shared.zoo_types import (
+    OWN_ARCHITECTURES,
+    OWN_TYPES,
+    ZOO_EXTRA,
+    ZOO_TYPES,
+    ZOO_VERSION,
+    zoo_type,
+)
+from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.base import Batch
+from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.registry import REGISTRY
+from mlxd_worker.models.zoo import ZooModel, parse_zoo, zoo_footprint
+from mlxd_worker.models.zoo_peer import check_installed
+from tests.support.effort import IN_CI
+from tests.worker.hybrid import error, token_ids
+from tests.worker.kin import ROWS, quantised
+from tests.worker.tiny import ignore_progress, load, write_config, write_model
+from tests.worker.zoo import (
+    APART,
+    CONFIGS,
+    PARITY,
+    REFUSED,
+    Peer,
+    inspected,
+    prefilled_error,
+    ragged_error,
+    write_zoo,
+    zoo_config,
+    zoo_weights,
+)
+
+ROOT = Path(__file__).parents[2]
+ENDS_THE_PROCESS = "olmo"
+"""A module of mlx-lm's that does so where another package is missing."""
+
+KINDS = ("baichuan_m1", "deepseek_v32", "gemma3n", "granitemoehybrid", "mamba2", "mimo_v2_flash")
+"""Caches of every kind: states beside windows, pairs, shared keys, widths of their own."""
+
+UNSTATED = {
+    "deepseek_v32": {"index_head_dim": 128},
+    "youtu_llm": {
+        "num_attention_heads": 16,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+}
+"""What these configurations leave to mlx-lm's defaults, and checkpoints state."""
+
+SERVED = sorted(CONFIGS.keys() - REFUSED.keys())
+TRIED = SERVED if IN_CI else KINDS
+
+
+def test_at_least_fifty_of_the_fifty_two_are_served() -> None:
+    """Those that are not are two at most."""
+    assert len(CONFIGS) == 52
+    assert len(SERVED) >= 50
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_logits_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
+    """Read in chunks, one by one, and in a batch of unlike lengths, in any order."""
+    folder = write_zoo(tmp_path, zoo_config(name))
+
+    model, peer = _zoo(folder), Peer(folder)
+
+    assert model.apart == (name in APART)
+    assert prefilled_error(model, peer) <= PARITY
+    assert ragged_error(model, peer) <= PARITY
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_cache_without_counterpart_is_refused_by_name(name: str) -> None:
+    """The error names mlx-lm's cache, before any weight is there."""
+    with pytest.raises(InvalidModel, match=REFUSED[name]):
+        parse_zoo(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", ["exaone4", "mamba2"])
+def test_whole_arenas_change_nothing(name: str, tmp_path: Path) -> None:
+    """Where shapes must be few, slots without rows take part and are dropped."""
+    folder = write_zoo(tmp_path, zoo_config(name))
+
+    assert ragged_error(_zoo(folder), Peer(folder), whole_arenas=True) <= PARITY
+
+
+@pytest.mark.parametrize("name", ["exaone4", "granitemoehybrid"])
+def test_rows_that_decode_apart_say_the_same(name: str, tmp_path: Path) -> None:
+    """A model that cannot take rows of unlike offsets takes them one by one."""
+    folder = write_zoo(tmp_path, zoo_config(name))
+    model = _zoo(folder)
+    model.apart = True
+
+    assert ragged_error(model, Peer(folder)) <= PARITY
+
+
+@pytest.mark.parametrize("name", ["exaone4", "nemotron-nas"])
+def test_several_tokens_of_each_row_are_as_one_by_one(name: str, tmp_path: Path) -> None:
+    """Guesses are read side by side, past a window's end too."""
+    folder = write_zoo(tmp_path, zoo_config(name))
+    model, peer, width = _zoo(folder), Peer(folder), 3
+    texts = [token_ids(length + width, seed=length) for length in (4, 29)]
+    caches = RowCaches(model.new_caches(), context_max=model.context_max, rows_max=4)
+    for row, text in zip(ROWS, texts, strict=False):
+        assert caches.join(row, tokens=len(text)) is not False
+        model.forward(Batch.prefill(text[:-width], 0, row), caches)
+        mx.eval(caches.state())
+    batch = Batch(
+        tokens=mx.array([text[-width:] for text in texts], dtype=mx.int32),
+        offsets=mx.array([len(text) - width for text in texts], dtype=mx.int32),
+        lengths=tuple(map(len, texts)),
+        rows=tuple(ROWS[:2]),
+    )
+
+    found = model.logits(model.forward(batch, caches)).reshape(2, width, -1)
+
+    for rows, text in zip(found, texts, strict=True):
+        assert error(rows, peer.logits(text)[-width:]) <= PARITY
+
+
+@pytest.mark.parametrize("keeps_packed", [True, False])
+def test_packed_weights_stay_so_or_become_numbers(keeps_packed: bool, tmp_path: Path) -> None:
+    """Both lives give mlx-lm's logits, and take the bytes that they were said to."""
+    config = zoo_config("olmoe")
+    folder = write_model(tmp_path, *quantised(config, zoo_weights(config)))
+    files = inspect_model(folder)
+
+    model = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=keeps_packed)
+
+    assert prefilled_error(model, Peer(folder)) <= PARITY
+    nbytes = sum(array.nbytes for array in model.parameters().values())
+    packed = files.packed
+    assert packed is not None
+    said = packed.kept_nbytes + 4 * packed.values if keeps_packed else 4 * files.weight_values
+    assert nbytes == said
+
+
+def test_caches_take_what_the_footprint_says(tmp_path: Path) -> None:
+    """By positions, windows and states, of a model that has all three."""
+    folder = write_zoo(tmp_path, zoo_config("baichuan_m1"))
+    files = inspect_model(folder)
+    model = load(folder)
+    sizes = files.footprint.caches
+
+    slot = sum(cache.slot_nbytes(256) for cache in model.new_caches() if cache is not None)
+
+    windows = sum(it.kv_values_per_token * min(it.window, 256) for it in sizes.windows)
+    states = sizes.recurrent_values_per_row
+    assert slot == 4 * (256 * sizes.kv_values_per_token + windows + states)
+    assert model.context_max == files.footprint.context_max == zoo_context(files.config.values)
+    assert sizes.kv_format_problem(KVFormat.Q8) is not None
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_who_plans_reckons_with_no_less(name: str) -> None:
+    """What names alone say of the caches is at least what the model itself shows."""
+    stated = zoo_config(name, **UNSTATED.get(name, {}))
+    shown, said = zoo_footprint(parse_zoo(stated)).caches, zoo_cache_sizes(stated)
+
+    windows = sum(it.kv_values_per_token for it in shown.windows)
+    assert said.kv_values_per_token >= shown.kv_values_per_token + windows
+    assert said.recurrent_values_per_row >= shown.recurrent_values_per_row
+
+
+def test_both_sides_take_a_folder_for_the_same_model(tmp_path: Path) -> None:
+    """The controller counts no fewer weights, and lets a row be as long."""
+    folder = write_zoo(tmp_path, zoo_config("granitemoehybrid"))
+
+    facts, files = read_folder(folder).facts, inspect_model(folder)
+
+    assert facts.caches.foreign
+    assert facts.elements >= files.weight_values
+    assert facts.context_length_max == files.footprint.context_max
+    passes = files.footprint.passes
+    assert (facts.hidden_size, facts.vocab_size) == (passes.hidden, passes.vocab)
+
+
+def test_the_names_are_those_of_mlx_lm() -> None:
+    """Every module of a model, and nothing else, can be asked for."""
+    assert set(REGISTRY.entries) == OWN_ARCHITECTURES
+    if not IN_CI:
+        assert (OWN_TYPES - {"mistral", "qwen3_5_text", "qwen3_5_moe_text"}).issubset(ZOO_TYPES)
+        return
+    found = set()
+    for module in pkgutil.iter_modules(mlx_lm.models.__path__):
+        if module.name == ENDS_THE_PROCESS:
+            continue
+        names = vars(importlib.import_module(f"mlx_lm.models.{module.name}"))
+        if "Model" in names and "ModelArgs" in names:
+            found.add(module.name)
+    assert found | {ENDS_THE_PROCESS} == ZOO_TYPES
+
+
+@pytest.mark.parametrize("name", ["base", "cache", "../llama", "os", "", "mlx_lm.models.llama", 3])
+def test_no_other_name_is_imported(name: Any) -> None:
+    """A config cannot name a module that is not a model's."""
+    assert zoo_type({"model_type": name}) is None
+
+
+def test_code_that_a_model_brings_is_refused() -> None:
+    """mlx-lm would run it where it is told to trust it; nobody tells it here."""
+    with pytest.raises(InvalidModel, match="runs none") as caught:
+        parse_zoo(zoo_config("glm", model_file="model.py"))
+
+    assert caught.value.field == "model_file"
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [(None, r"not installed: install mlxd\[zoo\]"), ("0.33.0", "0.33.0 is")]
+)
+def test_another_mlx_lm_is_refused(version: str | None, told: str) -> None:
+    """Without it, and in any version but the one that was tried, the error says what to install."""
+    with pytest.raises(InvalidModel, match=told):
+        check_installed("glm", version)
+    check_installed("glm", ZOO_VERSION)
+
+
+def test_the_extra_brings_the_version_that_was_tried() -> None:
+    """pyproject pins the one version that the adapter takes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["optional-dependencies"][ZOO_EXTRA] == [f"mlx-lm=={ZOO_VERSION}"]
+
+
+def test_a_module_that_ends_the_process_is_an_error_of_the_model() -> None:
+    """It asks for a package that is not there, and would take the worker with it."""
+    with pytest.raises(InvalidModel, match="olmo cannot be imported"):
+        parse_zoo({"model_type": ENDS_THE_PROCESS})
+
+
+def test_an_architecture_of_our_own_is_never_left_to_it(tmp_path: Path) -> None:
+    """A type that is ours under a name that is not stays refused."""
+    write_config(tmp_path, {"architectures": ["LlamaForOthers"], "model_type": "llama"})
+
+    with pytest.raises(InvalidModel, match="is not supported; known: "):
+        inspect_model(tmp_path)
+
+
+def test_a_tensor_too_many_or_too_few_is_refused(tmp_path: Path) -> None:
+    """mlx-lm's own words name it."""
+    config = zoo_config("glm")
+    weights = zoo_weights(config)
+    few = dict(list(weights.items())[1:])
+    for stored in (few, weights | {"model.no_use": weights["model.norm.weight"]}):
+        with pytest.raises(InvalidModel, match=r"Missing 1|model.no_use"):
+            inspect_model(write_model(tmp_path, config, stored))
+
+
+def test_a_config_that_mlx_lm_refuses_is_an_error_of_the_model() -> None:
+    """What it raises is told."""
+    with pytest.raises(InvalidModel, match="mlx-lm's glm refuses this config"):
+        parse_zoo({"model_type": "glm"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"num_hidden_layers": 10**9}, "num_hidden_layers"), ({"num_key_value_heads": 3}, "")],
+)
+def test_a_config_that_makes_no_model_is_refused_soon(changes: Any, field: str) -> None:
+    """Numbers of parts are bounded; what does not fit together is an error of the model."""
+    with pytest.raises(InvalidModel) as caught:
+        parse_zoo(zoo_config("granite", **changes))
+
+    assert caught.value.field == field
+
+
+def test_half_precision_is_served_as_it_is(tmp_path: Path) -> None:
+    """A load in bfloat16 has caches of it, and logits near those of float32."""
+    folder = write_zoo(tmp_path, zoo_config("glm"))
+    model = load(folder, FloatType.BF16)
+
+    found = prefilled_error(model, Peer(folder))
+
+    assert math.isfinite(found)
+    assert 0 < found < 0.1
+    assert {cache.dtype for cache in model.new_caches() if isinstance(cache, KVCache)} == {
+        mx.bfloat16
+    }
+
+
+def _zoo(folder: Path) -> ZooModel:
+    model = load_model(inspected(folder), form=FloatType.F32, progress=ignore_progress)
+    assert isinstance(model, ZooModel)
+    return model

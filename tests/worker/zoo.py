@@ -1,0 +1,140 @@
+"""Small random models of mlx-lm's architectures on disk, and mlx-lm's logits of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model as load_peer
+
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.loader import ModelFiles, inspect_model
+from mlxd_worker.models.registry import Registry
+from mlxd_worker.models.zoo import ZOO
+from mlxd_worker.models.zoo_peer import hollow, parameters_of, uncompiled
+from tests.worker.hybrid import error, token_ids
+from tests.worker.kin import ROWS, worst_decoded
+from tests.worker.tiny import forced_logits, write_model
+
+LIVELY = 1.0
+PARITY = 1e-3
+LENGTHS = (3, 9, 17, 31)
+STEPS = 5
+
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    config["model_type"]: {"architectures": ["NoneOfOurOwn"], **config}
+    for config in json.loads(
+        (Path(__file__).parent / "zoo_configs.json").read_text(encoding="utf-8")
+    )
+}
+"""The configurations of mlx-lm's own tests, some of them narrower, by type."""
+
+CALM = {"gemma4": 0.4}
+"""By how much queries and keys are shortened where scores are their whole product: a rounding would
+decide what attention falls on."""
+
+HEADS = {"baichuan_m1": "model.norm.weight"}
+"""What scales logits where the head is brought to length one."""
+
+_SHORTENED = ("q_norm.weight", "k_norm.weight")
+
+APART = {"afm7"}
+"""Whose layers take the length of a row from the width of its keys: rows decode one by one."""
+
+REFUSED = {"llama4": "ChunkedKVCache"}
+"""What cannot be served, and what that is for."""
+
+
+def zoo_config(name: str, **changes: Any) -> dict[str, Any]:
+    """Return one of `CONFIGS` with `changes`."""
+    return {**CONFIGS[name], **changes}
+
+
+def zoo_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.array]:
+    """Return a random array for every parameter, lively enough that logits differ."""
+    calm = CALM.get(str(config["model_type"]), 1.0)
+    keys = iter(mx.random.split(mx.random.key(seed), 4096))
+    weights: dict[str, mx.array] = {}
+    peer = hollow(str(config["model_type"]), config)
+    for name, array in parameters_of(peer):
+        noise = mx.random.normal(array.shape, key=next(keys))
+        if not mx.issubdtype(array.dtype, mx.floating):
+            weights[name] = mx.zeros(array.shape, dtype=array.dtype)
+        elif "norm" in name and array.ndim == 1:
+            weights[name] = (1 + 0.1 * noise) * (calm if name.endswith(_SHORTENED) else 1.0)
+        elif array.ndim < 2:
+            weights[name] = 0.2 * noise
+        else:
+            fan = array.shape[-1] if array.shape[-1] > 1 else array.shape[-2]
+            weights[name] = noise * (1.5 / fan**0.5)
+    return weights
+
+
+def write_zoo(folder: Path, config: Mapping[str, Any], **more: Any) -> Path:
+    """Write a model whose logits deviate by one at least; return `folder`."""
+    weights = zoo_weights(config, **more)
+    write_model(folder, config, weights)
+    spread = cast("float", mx.std(Peer(folder).logits(token_ids(32, seed=5), lively=0.0)).item())
+    if spread < 2 * LIVELY:
+        head = HEADS.get(str(config["model_type"]))
+        head = head or next((name for name in weights if name.endswith("lm_head.weight")), None)
+        head = head or next(name for name in weights if "embed" in name or "wte" in name)
+        weights[head] = weights[head] * (2 * LIVELY / spread)
+        write_model(folder, config, weights)
+    return folder
+
+
+def inspected(folder: Path) -> ModelFiles:
+    """Return a model that goes through mlx-lm even where its type is ours."""
+    return inspect_model(folder, registry=Registry(("NoneOfOurOwn", ZOO)))
+
+
+class Peer:
+    """mlx-lm's own model of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        with uncompiled():
+            self._model, _ = load_peer(folder)
+
+    def logits(self, tokens: Sequence[int], *, lively: float = LIVELY) -> mx.array:
+        """Return the logits of every position of one row, read at once."""
+        with uncompiled():
+            cache = make_prompt_cache(self._model)
+            logits = self._model(mx.array([list(tokens)]), cache=cache)[0]
+            mx.eval(logits)
+        assert cast("float", mx.std(logits).item()) >= lively
+        return cast("mx.array", logits)
+
+
+def prefilled_error(model: Model, peer: Peer, *, tokens: int = 40) -> float:
+    """Return the largest error of one row, read in chunks and one by one."""
+    text = token_ids(tokens, seed=1)
+    caches = RowCaches(model.new_caches(), context_max=model.context_max, rows_max=4)
+    cuts = [1, 2, 13, 20, 21, 22, 23, 24, 33]
+    ours = forced_logits(model, caches, ROWS[0], text, cuts=cuts)
+    return error(ours, peer.logits(text))
+
+
+def ragged_error(
+    model: Model, peer: Peer, *, whole_arenas: bool = False, caches: RowCaches | None = None
+) -> float:
+    """Return the largest error of rows of unlike lengths that decode together, in any order."""
+    texts = [token_ids(length + STEPS, seed=length) for length in LENGTHS]
+    expected = [peer.logits(text) for text in texts]
+    caches = caches or RowCaches(
+        model.new_caches(),
+        context_max=model.context_max,
+        rows_max=8,
+        bounded_shapes=whole_arenas,
+    )
+    for row, text, length in zip(ROWS, texts, LENGTHS, strict=True):
+        assert caches.join(row, tokens=length + STEPS) is not False
+        model.forward(Batch.prefill(text[:length], 0, row), caches)
+        mx.eval(caches.state())
+    orders = [[0, 1, 2, 3], [3, 1, 0], [2, 1], [1, 0, 3, 2], [0]]
+    return worst_decoded(model, caches, texts, expected, LENGTHS, orders)

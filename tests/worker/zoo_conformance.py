@@ -1,0 +1,80 @@
+"""Models through mlx-lm, as a section of docs/models.md: `python -m tests.worker.zoo_conformance`.
+
+The figure is the larger of two: a prompt in chunks and one by one, and rows of unlike lengths that
+decode together, each against mlx-lm's own single row, in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from mlxd_shared.zoo_types import ZOO_VERSION
+from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.loader import load_model
+from tests.worker.tiny import ignore_progress
+from tests.worker.zoo import (
+    CONFIGS,
+    REFUSED,
+    Peer,
+    inspected,
+    prefilled_error,
+    ragged_error,
+    write_zoo,
+    zoo_config,
+)
+
+TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+HEADING: Final = "## Through mlx-lm"
+INTRODUCTION: Final = (
+    f"With the extra `zoo`, every type of model that mlx-lm {ZOO_VERSION} knows and mlxd has no",
+    "architecture for (`python -m tests.worker.zoo_conformance`). These are the configurations of",
+    "mlx-lm's own tests, some of them narrower; those whose type is above go through it here too.",
+    "The figure is the larger of a prompt in chunks and of rows that decode together. A type that",
+    "is not in this table has not been tried.",
+)
+
+
+def line(name: str) -> str:
+    """Return one type's row."""
+    if name in REFUSED:
+        return f"| `{name}` | refused: keeps a {REFUSED[name]} | |"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_zoo(Path(scratch), zoo_config(name))
+        model = load_model(inspected(folder), form=FloatType.F32, progress=ignore_progress)
+        peer = Peer(folder)
+        worst = max(prefilled_error(model, peer), ragged_error(model, peer))
+    kinds = {cache.kind.value for cache in model.new_caches() if cache is not None}
+    return f"| `{name}` | {', '.join(sorted(kinds))} | {f'{worst:.0e}' if worst else '0'} |"
+
+
+def section() -> str:
+    """Return the section."""
+    lines = [
+        HEADING,
+        "",
+        *INTRODUCTION,
+        "",
+        "| type | caches | error |",
+        "|---|---|---|",
+        *(line(name) for name in sorted(CONFIGS)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the section into the file, in place of what is there."""
+    before = TABLE.read_text(encoding="utf-8").partition(f"\n{HEADING}")[0].rstrip("\n")
+    TABLE.write_text(f"{before}\n\n{section()}", encoding="utf-8")
+    sys.stdout.write(section_of(TABLE))
+
+
+def section_of(table: Path) -> str:
+    """Return the section as it is written."""
+    return HEADING + table.read_text(encoding="utf-8").partition(f"\n{HEADING}")[2]
+
+
+if __name__ == "__main__":
+    main()
