@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ def machine() -> dict[str, str]:
         "machine": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "python": platform.python_version(),
+        "blas kernels": os.environ.get("OPENBLAS_CORETYPE", "the library's own choice"),
         **{name: metadata.version(name) for name in packages},
     }
 

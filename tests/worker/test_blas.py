@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,19 @@ def bundled(cache: Path) -> dict[str, Any]:
 def libraries(cache: Path) -> list[Path]:
     """Return all files below a cache folder."""
     return [path for path in cache.rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels of another processor")
+def test_the_report_names_the_kernels_in_use(cache: Path) -> None:
+    """As OpenBLAS says, not as it was asked: a name that it does not know changes nothing."""
+    asked = {
+        name: run(REPORT, environment(XDG_CACHE_HOME=cache, OPENBLAS_CORETYPE=name))["reason"]
+        for name in ("Nehalem", "Sandybridge", "nonsense")
+    }
+    assert asked["Nehalem"].endswith("; Nehalem kernels")
+    assert asked["Sandybridge"].endswith("; Sandybridge kernels")
+    assert asked["nonsense"].endswith(" kernels")
+    assert "nonsense" not in asked["nonsense"]
 
 
 def test_the_bundled_library_is_made_once_and_kept(cache: Path, bundled: dict[str, Any]) -> None:

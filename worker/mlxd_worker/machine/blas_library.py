@@ -81,15 +81,16 @@ def open_blas(library: str, *, threads: int, reason: str) -> BlasReport:
     try:
         set_threads = blas["openblas_set_num_threads"]
         get_threads = blas["openblas_get_num_threads"]
-        get_config = blas["openblas_get_config"]
+        get_config, get_kernels = blas["openblas_get_config"], blas["openblas_get_corename"]
     except AttributeError as error:
         raise BlasError(f"{library} is no OpenBLAS: {error}") from error
     set_threads(ctypes.c_int(threads))
     _check_product(blas, path)
-    get_config.restype = ctypes.c_char_p
+    get_config.restype = get_kernels.restype = ctypes.c_char_p
     words = get_config().decode("ascii", "replace").split()
     version = words[1] if words[:1] == ["OpenBLAS"] and len(words) > 1 else " ".join(words)
-    return BlasReport("openblas", version, str(Path(path).resolve()), int(get_threads()), reason)
+    why = f"{reason}; {get_kernels().decode('ascii', 'replace')} kernels"
+    return BlasReport("openblas", version, str(Path(path).resolve()), int(get_threads()), why)
 
 
 def _check_product(blas: ctypes.CDLL, path: str) -> None:
