@@ -21,7 +21,8 @@ CONTEXT = 4096
 PROMPT = 3000
 """Several chunks: six where nobody decodes."""
 STEPS_BEFORE = 2
-DEADLINE_S = 2.0
+DEADLINE_S = 5.0
+"""Comes after the steps before it, even where the machine stands still for a while."""
 
 Response = inference_pb2.GenerateResponse
 Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Response]
