@@ -128,7 +128,7 @@ async def test_a_stream_whose_client_has_gone_takes_one_more_step(
     for _ in range(3):  # each is served between two steps, after the cancel
         await stepped.settled()
 
-    status = await worker.own_status()
+    status = await worker.fresh_status()
     assert (status.streams_running, status.kv_tokens_used) == (0, 0)
     swept = await worker.swept()
     assert {a.name: a.bytes for a in swept.memory.accounts}["kv"] == 0
