@@ -7,15 +7,19 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.effort import SAME_EACH_TIME, examples
 
 SOAK_FOLDER = Path(__file__).resolve().parent / "soak"
 
-# How long an example takes is for the whole test's timeout to judge.
+# How long an example takes, or to draw it, is for the whole test's timeout to judge.
 settings.register_profile(
-    "mlxd", derandomize=SAME_EACH_TIME, deadline=None, max_examples=examples(100)
+    "mlxd",
+    derandomize=SAME_EACH_TIME,
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("mlxd")
 

@@ -16,6 +16,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -145,8 +146,8 @@ class ResumingCall:
         Raises:
             asyncio.CancelledError: the stream was cancelled meanwhile.
         """
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
-        except TimeoutError:
-            return
-        raise asyncio.CancelledError
+        # Not by what ended the wait: both may have come by the time that this task's turn comes.
+        if self._cancelled.is_set():
+            raise asyncio.CancelledError

@@ -173,7 +173,7 @@ async def test_waiting_for_a_worker_has_a_bound_and_a_reason() -> None:
             await launcher.launch(model="n", incarnation="")
     assert caught.value.last_lines == ("worker w0: in use",)
 
-    nobody = AttachedLauncher([AttachedWorker("gone", "127.0.0.1:1")], wait_s=0.5)
+    nobody = AttachedLauncher([AttachedWorker("gone", "127.0.0.1:1")], wait_s=2.0)
     watching = asyncio.create_task(nobody.run())
     with pytest.raises(WorkerTimedOut) as caught:
         await nobody.launch(model="m", incarnation="")

@@ -72,7 +72,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
 
-    assert set(psutil.Process().children()) == before
+    assert set(psutil.Process().children()) <= before
     os.close(write_fd)
     assert os.read(read_fd, 1) == b"", "nobody holds the other end"
     os.close(read_fd)

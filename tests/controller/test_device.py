@@ -23,6 +23,7 @@ from mlxd_controller.nvml import GpuUse
 from mlxd_shared.config import GIB, MIB
 
 NO_PROCESS = 2**22 + 1
+LOOKS = 50
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -85,13 +86,16 @@ def test_what_our_own_workers_hold_is_usable(tmp_path: Path) -> None:
         Limits(memory_limit_bytes=1 << 60, reserve_bytes=0), kind="cpu", cgroup_root=tmp_path
     )
     own = psutil.Process().memory_info().rss
-    (without,), (with_own,) = probe.read(()), probe.read((os.getpid(),))
-    gained = with_own.usable_bytes - without.usable_bytes
-    # Other processes move a little between the two looks.
-    assert with_own.held_bytes == pytest.approx(own, abs=own / 2)
-    assert gained == pytest.approx(own, abs=own / 2) or with_own.usable_bytes == (
-        with_own.budget_bytes
-    )
+
+    def counts_as_usable() -> bool:
+        (without,), (with_own,) = probe.read(()), probe.read((os.getpid(),))
+        assert with_own.held_bytes == pytest.approx(own, abs=own / 2)
+        if with_own.usable_bytes == with_own.budget_bytes:
+            return True
+        return with_own.usable_bytes - without.usable_bytes == pytest.approx(own, abs=own / 2)
+
+    # Other processes move between the two looks: mostly a little, now and then by much.
+    assert any(counts_as_usable() for _ in range(LOOKS))
 
 
 def test_the_operators_limits_bound_the_budget() -> None:

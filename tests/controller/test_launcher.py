@@ -26,7 +26,8 @@ from mlxd_shared.errors import (
 )
 from tests.support.launching import fake_command, launched, launcher_of
 
-SHORT_S = 0.5
+SHORT_S = 2.0
+"""A shell says a word in a hundredth of it."""
 
 
 def children() -> set[int]:
@@ -40,7 +41,7 @@ async def failed_launch(script: str, *, stall_timeout_s: float = 60.0) -> Worker
     async with launcher_of(fake_command(script), stall_timeout_s=stall_timeout_s) as launcher:
         with pytest.raises(WorkerStartFailed) as caught:
             await launcher.launch(model="m", incarnation="i-1")
-    assert children() == before
+    assert children() <= before
     return caught.value
 
 
@@ -72,7 +73,7 @@ async def test_no_news_in_time_is_a_time_out_with_the_last_lines() -> None:
             await launcher.launch(model="m", incarnation="i-1")
     assert caught.value.waited_s == SHORT_S
     assert caught.value.last_lines == ("still here",)
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.asyncio
@@ -105,12 +106,12 @@ async def test_giving_up_ends_and_reaps_the_process() -> None:
     before = children()
     async with launcher_of(fake_command("hang")) as launcher:
         launching = asyncio.create_task(launcher.launch(model="m", incarnation="i-1"))
-        while children() == before:  # noqa: ASYNC110 - a process's birth is no event
+        while children() <= before:  # noqa: ASYNC110 - a process's birth is no event
             await asyncio.sleep(0)
         launching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await launching
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.asyncio

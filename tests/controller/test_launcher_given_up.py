@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import psutil
 import pytest
@@ -32,10 +33,11 @@ async def test_a_launch_given_up_while_it_starts_leaves_nothing() -> None:
     """Neither a process that nobody owns nor the descriptors of its pipes."""
     async with launcher_of(fake_command("hang")) as launcher:
         await give_up_after(0, launcher)
+        gc.collect()  # what others left behind is not closed while descriptors are counted
         own = psutil.Process()
-        children = own.children()
+        children = set(own.children())
         before = own.num_fds()
         for count in range(TURNS_MAX):
             await give_up_after(count, launcher)
-            assert own.num_fds() == before, count
-            assert own.children() == children, count
+            assert own.num_fds() <= before, count
+            assert set(own.children()) <= children, count

@@ -14,7 +14,7 @@ from mlxd_controller.core.state import Phase
 from mlxd_shared import config
 from mlxd_shared.errors import ModelDraining
 from mlxd_shared.status import RemoteError
-from tests.support.calls import error_of
+from tests.support.calls import error_of, said_in_time
 from tests.support.controller_stack import ROOMY, Stack, controller_stack, request, store_of
 from tests.support.model_facts import device, need_mib
 
@@ -122,7 +122,9 @@ async def test_a_deadline_during_a_hold_is_not_told_of_a_load() -> None:
         stack.pass_time(config.OVERTAKEN_MAX_S)
         await stack.settle()
 
-        error = await error_of(stack.inference.Generate(request("a"), timeout=0.5))
+        error = await said_in_time(
+            lambda: error_of(stack.inference.Generate(request("a"), timeout=0.5))
+        )
 
         assert isinstance(error, ModelDraining)
         using.cancel()

@@ -24,7 +24,7 @@ from mlxd_shared.errors import (
     WorkerExited,
     WorkerLost,
 )
-from tests.support.calls import error_of
+from tests.support.calls import error_of, said_in_time
 from tests.support.controller_stack import controller_stack, request, store_of
 from tests.support.model_facts import device, need_mib
 
@@ -182,7 +182,9 @@ async def test_a_deadline_that_comes_before_the_model_says_so() -> None:
     """ModelLoading with the progress, a moment before the deadline; the load goes on."""
     async with controller_stack() as stack:
         stack.workers.script.load_gate.clear()
-        error = await error_of(stack.inference.Generate(request(), timeout=0.5))
+        error = await said_in_time(
+            lambda: error_of(stack.inference.Generate(request(), timeout=0.5))
+        )
         assert isinstance(error, ModelLoading)
         assert error.retry_after_s > 0
         stack.workers.script.load_gate.set()

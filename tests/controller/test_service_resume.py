@@ -17,6 +17,7 @@ from mlxd_controller.services.relay import MOVES_MAX, QUEUED_MAX_S
 from mlxd_shared import config
 from mlxd_shared.errors import (
     InvalidModel,
+    MlxdError,
     ModelUnloaded,
     PoisonPrompt,
     QueueFull,
@@ -25,7 +26,7 @@ from mlxd_shared.errors import (
 )
 from mlxd_shared.status import RemoteError
 from tests.fakes.workers import SEED, Refusal
-from tests.support.calls import error_of
+from tests.support.calls import error_of, said_in_time
 from tests.support.controller_stack import Stack, controller_stack, request
 from tests.support.turns import turned
 
@@ -241,12 +242,9 @@ async def test_what_the_scheduler_refuses_to_a_stream_that_has_begun_is_its_loss
         assert (error.offset, error.cause) == (2, "a tensor too many")
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("timeout_s", [0.5, None])
-async def test_a_stream_may_end_while_it_waits_for_its_next_worker(
-    timeout_s: float | None,
-) -> None:
-    """By its deadline, which it hears of before, or by its client; no lease and no wait is left."""
+async def ended_while_it_waits(timeout_s: float | None) -> MlxdError | None:
+    """End a stream that waits for its next worker; return what its client hears of a deadline."""
+    error = None
     async with controller_stack() as stack:
         await stack.generate()
         stack.workers.script.load_gate.clear()
@@ -258,14 +256,33 @@ async def test_a_stream_may_end_while_it_waits_for_its_next_worker(
             call.cancel()
         else:
             error = await error_of(call)
-            assert isinstance(error, WorkerLost)
-            assert "loading" in error.cause
         await turned(lambda: not stack.model("a").waiters)
         stack.workers.script.load_gate.set()
         await stack.until("a", Phase.READY)
         await stack.settle()
         assert not stack.model("a").leases
         assert not stack.model("a").waiters
+    return error
+
+
+@pytest.mark.asyncio
+async def test_a_client_may_leave_while_its_stream_waits_for_the_next_worker() -> None:
+    """No lease and no wait is left."""
+    assert await ended_while_it_waits(None) is None
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_may_come_while_a_stream_waits_for_its_next_worker() -> None:
+    """The client hears of it before; no lease and no wait is left."""
+
+    async def heard() -> MlxdError:
+        error = await ended_while_it_waits(1.0)
+        assert error is not None
+        return error
+
+    error = await said_in_time(heard)
+    assert isinstance(error, WorkerLost)
+    assert "loading" in error.cause
 
 
 @pytest.mark.asyncio

@@ -125,7 +125,7 @@ def test_one_answer_after_a_pause_is_no_standstill() -> None:
     assert worker.still_s == 0.0
 
 
-async def until_ended(stack: Stack, rounds_max: int = 100_000) -> None:
+async def until_ended(stack: Stack, rounds_max: int = 1_000_000) -> None:
     """Let time pass until the first worker has ended."""
     process = stack.workers.launcher.processes[0]
     for _ in range(rounds_max):

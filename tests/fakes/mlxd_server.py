@@ -72,16 +72,16 @@ class FakeServer(
 
     async def _play(self, request: Message, script: Script[_T]) -> AsyncIterator[_T]:
         self.requests.append(request)
-        for item in script:
-            if isinstance(item, MlxdError):
-                raise item
-            yield item
-        if self.answers.hold:
-            self.held.set()
-            try:
+        try:
+            for item in script:
+                if isinstance(item, MlxdError):
+                    raise item
+                yield item
+            if self.answers.hold:
+                self.held.set()
                 await asyncio.Event().wait()
-            finally:
-                self.left.set()
+        finally:  # a client may be gone before its last message is known to be sent
+            self.left.set()
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context

@@ -33,6 +33,8 @@ TARGET_SOAK_S = 120.0
 RUN_S_MAX = 5.0
 GROWTH_NBYTES_MAX = 512 << 20
 RUNS_MIN = 20
+RUNS_MAX = 2000
+"""So that the inputs of a fast machine are known too: none but these is ever met outside soak."""
 _READING = frozenset({"open", "os.listdir", "os.scandir"})
 
 
@@ -56,9 +58,15 @@ def seconds(targets: int, *, soak: bool = False) -> float:
 
 
 def fuzz(
-    target: Target, folder: Path, *, for_s: float, seed: int = 0, runs_min: int = RUNS_MIN
+    target: Target,
+    folder: Path,
+    *,
+    for_s: float,
+    seed: int = 0,
+    runs_min: int = RUNS_MIN,
+    runs_max: int | None = RUNS_MAX,
 ) -> Tried:
-    """Try inputs until the time is over, and at least so many.
+    """Try inputs until the time is over and some were refused and some not, within these numbers.
 
     Raises:
         Breach: an input was not refused as what it is, or broke a rule above.
@@ -66,7 +74,9 @@ def fuzz(
     end_s = time.monotonic() + for_s
     before_nbytes = peak_nbytes()
     runs = refused = 0
-    while runs < runs_min or time.monotonic() < end_s:
+    while runs < runs_min or (
+        runs != runs_max and (time.monotonic() < end_s or not 0 < refused < runs)
+    ):
         place = folder / str(runs % 64)
         place.mkdir(exist_ok=True)
         with _numbered(target, seed, runs):

@@ -33,7 +33,7 @@ def sent(fake: FakeServer) -> inference_pb2.GenerateRequest:
     return request
 
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 @pytest.mark.asyncio

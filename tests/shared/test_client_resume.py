@@ -290,11 +290,28 @@ async def test_leaving_a_lost_stream_ends_it() -> None:
         return [event async for event in stream]
 
     reader = asyncio.create_task(rest())
-    await asyncio.wait_for(calls.lost.wait(), LIMIT_S)
+    await calls.lost.wait()  # its next turn comes before the end of the pause, however long it took
     await stream.aclose()
 
     assert await asyncio.wait_for(reader, LIMIT_S) == []
     assert (len(calls.timeouts), len(calls.script)) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_cancellation_as_the_pause_ends_is_one() -> None:
+    """Whichever the reader's turn finds first: nothing more is asked."""
+    loop, calls = asyncio.get_running_loop(), Scripted([LOST_CODE, begun(0, "a", 1)])
+    request = inference_pb2.GenerateRequest(text="x")
+    call = ResumingCall(calls.start, request, timeout_s=None, clock=Clock(0.0))
+    reading = asyncio.create_task(call.read())
+    await calls.lost.wait()
+    cancelling = loop.call_later(config.RECONNECT_PAUSE_MIN_S, call.cancel)
+    while loop.time() < cancelling.when():
+        pass  # the loop stands still until both are due, the end of the pause first
+
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert len(calls.timeouts) == 1
 
 
 @pytest.mark.asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -10,8 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared.errors import MlxdError
-from mlxd_shared.status import from_call
+from mlxd_shared.status import RemoteError, from_call
 from tests.support.worker_process import WorkerProcess
+
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+TRIES = 20
 
 
 def greedy(**fields: Any) -> inference_pb2.GenerateRequest:
@@ -39,6 +43,19 @@ async def error_of(call: Any) -> MlxdError:
 
 async def _read(call: Any) -> list[Any]:
     return [message async for message in call]
+
+
+async def said_in_time(ask: Callable[[], Awaitable[MlxdError]]) -> MlxdError:
+    """Return what a server says just before a deadline, which `ask` has a call hear.
+
+    Where the machine stands still at that moment it is gRPC that tells of the deadline: then `ask`
+    is tried again.
+    """
+    for _ in range(TRIES):
+        error = await ask()
+        if not isinstance(error, RemoteError) or error.code is not DEADLINE_EXCEEDED:
+            break
+    return error
 
 
 async def endless(worker: WorkerProcess) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
 
 

@@ -30,6 +30,7 @@ from mlxd_worker.models.base import Model
 from mlxd_worker.tokenizer import Tokenizer
 from tests.support.batch_mixes import check_nothing_left
 from tests.support.engines import STEPS_MAX, Collected, TinyEngine, engine_on
+from tests.support.mlx_memory import live_nbytes
 from tests.support.remembering import STRAY_NBYTES, tokens_of
 from tests.worker.speculation.guessing import eager
 
@@ -232,9 +233,7 @@ class World:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._clock = Clock()
-        gc.collect()
-        mx.clear_cache()
-        self._baseline_nbytes = mx.get_active_memory()
+        self._baseline_nbytes = live_nbytes()
         self.tiny: TinyEngine = engine_on(
             served.model,
             served.tokenizer,

@@ -1,7 +1,12 @@
-"""A worker, real but for one fault: after STEPS_GOOD steps its engine's loop breaks."""
+"""A worker, real but for one fault: its engine's loop breaks after STEPS_GOOD steps.
+
+These are counted once there are as many streams as the environment says, or one; so none that was
+sent meanwhile comes too late to be told.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
 
 FAULT = "this engine is broken on purpose"
 STEPS_GOOD = 3
+STREAMS_VARIABLE = "TEST_STREAMS"
 
 
 def make_faulty_host(kind: BackendKind) -> ModelHost:
@@ -26,12 +32,15 @@ def make_faulty_host(kind: BackendKind) -> ModelHost:
         """Steps, and at last fails."""
 
         left = STEPS_GOOD
+        streams_min = int(os.environ.get(STREAMS_VARIABLE, "1"))
 
         def step(self) -> None:
             """Step or fail."""
             if self.left == 0:
                 raise RuntimeError(FAULT)
-            self.left -= 1
+            assert self._resident is not None
+            if self._resident.engine.streams >= self.streams_min:
+                self.left -= 1
             super().step()
 
     return FaultyHost(device=DeviceKind(kind.value))

@@ -159,7 +159,7 @@ async def measure(point: Point, folder: Path) -> Truth:
         )
         loaded = peak_rss(worker.pid)
         await fill(worker, context=plan.context_length, rows=plan.rows_max)
-        status = await worker.own_status()
+        status = await worker.fresh_status()
         return Truth(
             point,
             plan,

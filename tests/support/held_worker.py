@@ -1,6 +1,7 @@
 """A worker, real but for one thing: each of its steps waits until nobody locks a file.
 
-So a test makes a step as long as it likes, and knows that it is not over before it lets go.
+So a test makes a step as long as it likes, and knows that it is not over before it lets go. The
+log tells of each step that had to wait (`HELD`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LOCK_VARIABLE = "TEST_STEP_LOCK"
 """Names the file, in the worker's environment."""
+HELD = "a step is held"
+_log = logs.get_logger("steps")
 
 
 @contextmanager
@@ -44,7 +47,11 @@ def make_held_host(kind: BackendKind) -> ModelHost:
         def step(self) -> None:
             """Wait, then step."""
             with Path(os.environ[LOCK_VARIABLE]).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    _log.info(HELD)
+                    fcntl.flock(file, fcntl.LOCK_SH)
             super().step()
 
     return HeldHost(device=DeviceKind(kind.value))

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_worker.memory.ledger import Account, Ledger
 from tests.support.engines import Collected, TinyEngine, tiny_engine
+from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import (
     TINY,
     write_dense_model,
@@ -100,9 +101,7 @@ def remembering(
     cold = tiny_engine(folder, chunk=chunk, keeps_spares=False, **given)
     tiny = tiny_engine(folder, chunk=chunk, prefix_nbytes=budget_nbytes, **given)
     cold.alone(tokens_of(0, 4))
-    gc.collect()
-    mx.clear_cache()
-    scene = Scene(tiny, cold, mx.get_active_memory())
+    scene = Scene(tiny, cold, live_nbytes())
     scene.ledger.attach(Account.KV, "rows", tiny.caches)
     contents = tiny.caches.contents
     scene.ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,11 @@ from mlxd.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from mlxd_shared.convert import duration_to_pb
+from mlxd_shared.convert import duration_from_pb, duration_to_pb
 from mlxd_shared.net import CHANNEL_OPTIONS
 
 START_S_MAX = 60.0
-STOP_S_MAX = 20.0
+STOP_S_MAX = 60.0
 DIGEST = "d" * 64
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -91,12 +92,21 @@ class WorkerProcess:
         got = await self.status.GetStatus(status_pb2.GetStatusRequest())
         return got.status.workers[0]
 
+    async def fresh_status(self) -> status_pb2.WorkerStatus:
+        """Return what it says with figures of after this call, however long its engine takes."""
+        begun_s = time.monotonic()
+        while True:
+            asked_s = time.monotonic()
+            status = await self.own_status()
+            if duration_from_pb(status.figures_age) <= asked_s - begun_s:
+                return status
+
     async def swept(self) -> status_pb2.WorkerStatus:
         """Have it give back all that no stream needs; return its status then."""
         await self.control.Shrink(
             worker_pb2.ShrinkRequest(worker_incarnation=self.incarnation, target_bytes=0)
         )
-        return await self.own_status()
+        return await self.fresh_status()
 
     async def until(
         self, holds: Callable[[status_pb2.WorkerStatus], bool]

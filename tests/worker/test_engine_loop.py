@@ -97,7 +97,7 @@ def test_rows_join_in_order_of_arrival_and_are_bounded(folder: Path) -> None:
 
 def test_decoding_goes_on_beside_a_long_prefill(folder: Path) -> None:
     """While one row's prompt is evaluated chunk by chunk, the other gets a token every step."""
-    tiny = tiny_engine(folder, chunk=16)
+    tiny = tiny_engine(folder, chunk=16, clock=lambda: 0.0)  # no step is ever late
     _, short = tiny.submit(prompt_of(1, 2), max_tokens=100)
     tiny.engine.step()
     _, long = tiny.submit(prompt_of(2, 161), max_tokens=5)

@@ -19,6 +19,7 @@ from tests.support.worker_process import WorkerProcess, running_worker
 from tests.worker.made_tokenizers import byte_fallback, byte_level
 
 CONTEXT = 64
+TRIES = 20
 TEXT = "once upon a time there was a little fox "
 
 
@@ -27,9 +28,8 @@ def tokenizer_of(raw: RawTokenizer) -> Tokenizer:
     return Tokenizer(raw, bos_id=None, add_bos=None, eos_ids=())
 
 
-def test_a_long_text_stops_no_other_thread() -> None:
-    """The engine and the event loop go on meanwhile: no pause as long as half of the work."""
-    tokenizer = tokenizer_of(byte_level())
+def part_paused(tokenizer: Tokenizer) -> float:
+    """Return for which part of the time a long text takes this thread stood still at once."""
     begun_s = last_s = time.perf_counter()
     pause_s = 0.0
     with ThreadPoolExecutor(1) as pool:
@@ -37,7 +37,14 @@ def test_a_long_text_stops_no_other_thread() -> None:
         while not job.done():
             now_s = time.perf_counter()
             pause_s, last_s = max(pause_s, now_s - last_s), now_s
-    assert pause_s < (time.perf_counter() - begun_s) / 2
+    return pause_s / (time.perf_counter() - begun_s)
+
+
+def test_a_long_text_stops_no_other_thread() -> None:
+    """The engine and the event loop go on meanwhile: no pause as long as half of the work."""
+    tokenizer = tokenizer_of(byte_level())
+    # A machine that stands still pauses this thread now and then, a text that stops it each time.
+    assert any(part_paused(tokenizer) < 0.5 for _ in range(TRIES))
 
 
 @pytest.mark.parametrize("raw", [byte_level(), byte_fallback()], ids=["level", "fallback"])

@@ -25,6 +25,7 @@ from mlxd_worker.memory.residency import (
     plan_residency,
 )
 from mlxd_worker.models.base import Batch
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import caches_of, config_with, load, write_model
 
 
@@ -173,7 +174,7 @@ def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
     """Weights and caches account for what MLX has alive, before, during and after rows; a leaked
     array is told to the byte.
     """
-    baseline = mx.get_active_memory()
+    baseline = live_nbytes()
     model = load(write_model(tmp_path, config_with(vocab_size=3000)))
     caches = caches_of(model)
     ledger = Ledger()

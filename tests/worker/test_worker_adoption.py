@@ -20,6 +20,8 @@ from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import STOP_S_MAX, WorkerProcess, running_worker
 
 LONG_CONTEXT = 32_768
+GRACE = "4"
+"""In seconds: so much longer than what is done meanwhile that no stall of the machine matters."""
 FOR_EVER = "600"
 
 
@@ -65,7 +67,7 @@ async def refused(worker: WorkerProcess, mark: ProcessMark, output_path: str = "
 @pytest.mark.asyncio
 async def test_an_orphan_serves_for_its_grace(folder: Path) -> None:
     """With its model ready it takes streams as before; then it drains and ends."""
-    async with running_worker("--orphan-grace", "1.5", "--stop-grace", "20") as worker:
+    async with running_worker("--orphan-grace", GRACE, "--stop-grace", FOR_EVER) as worker:
         await worker.load(folder)
         before = await ids(worker)
         worker.life.close()
@@ -92,7 +94,7 @@ async def test_who_adopts_a_worker_is_followed(folder: Path, tmp_path: Path) -> 
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     async with (
-        running_worker("--orphan-grace", "1", "--log-format", "json") as worker,
+        running_worker("--orphan-grace", GRACE, "--log-format", "json") as worker,
         another_controller() as (process, mark),
     ):
         await worker.load(folder)
@@ -100,7 +102,7 @@ async def test_who_adopts_a_worker_is_followed(folder: Path, tmp_path: Path) -> 
         await adopt(worker, mark, str(pipe))
         await adopt(worker, mark)  # again is no change
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(worker.process.wait(), 1.5)
+            await asyncio.wait_for(worker.process.wait(), float(GRACE) + 0.5)
         assert len(await ids(worker)) == 10
 
         process.kill()

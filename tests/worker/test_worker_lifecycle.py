@@ -56,7 +56,7 @@ async def test_a_load_says_how_far_it_is(worker: WorkerProcess, folder: Path) ->
     assert read == sorted(read)
     assert messages[-1].progress.stage == "ready"
     assert messages[-1].progress.bytes_read == messages[-1].progress.bytes_total > 0
-    status = await worker.own_status()
+    status = await worker.fresh_status()
     assert status.state == types_pb2.MODEL_STATE_READY
     assert (status.model_name, status.model_digest) == ("tiny", DIGEST)
     assert status.model_path == str(folder)
@@ -119,13 +119,13 @@ async def test_a_load_that_fails_leaves_nothing(
         error = from_call(caught.value)
         assert isinstance(error, kind)
         assert needle in error.describe()
-        status = await worker.own_status()
+        status = await worker.fresh_status()
         assert status.state == types_pb2.MODEL_STATE_FAILED
         assert needle in status.last_error
         assert status.memory.mlx_active_bytes < 1024
     await worker.load(folder, weights=types_pb2.WEIGHTS_FORMAT_NVFP4)
     assert len(await ids(worker)) == 10
-    status = await worker.own_status()
+    status = await worker.fresh_status()
     assert (status.last_error, status.weights) == ("", types_pb2.WEIGHTS_FORMAT_NVFP4)
 
 
@@ -145,7 +145,7 @@ async def test_unload_gives_everything_back(worker: WorkerProcess, folder: Path)
     assert (await worker.control.Unload(request)).mlx_active_bytes < 1024
     assert (await worker.control.Unload(request)).mlx_active_bytes < 1024
     assert isinstance(await error_of(worker.inference.Generate(greedy())), ModelNotFound)
-    assert (await worker.own_status()).state == types_pb2.MODEL_STATE_UNLOADED
+    assert (await worker.fresh_status()).state == types_pb2.MODEL_STATE_UNLOADED
 
     await worker.load(folder)
     assert await ids(worker) == first
@@ -180,7 +180,7 @@ async def test_unload_beside_everything_else(worker: WorkerProcess, folder: Path
         if error is not None:
             assert isinstance(error, grpc.aio.AioRpcError)
             assert isinstance(from_call(error), LoadAbandoned | ModelDraining)
-    assert (await worker.own_status()).state == types_pb2.MODEL_STATE_UNLOADED
+    assert (await worker.fresh_status()).state == types_pb2.MODEL_STATE_UNLOADED
     await worker.load(folder)
     assert len(await ids(worker)) == 10
 
@@ -198,7 +198,7 @@ async def test_shrink_empties_the_pool(worker: WorkerProcess, folder: Path) -> N
     shrunk = await worker.control.Shrink(request)
 
     assert kept.bytes_before == kept.bytes_after == shrunk.bytes_before > shrunk.bytes_after
-    memory = (await worker.own_status()).memory
+    memory = (await worker.fresh_status()).memory
     assert memory.mlx_cache_bytes == 0
     assert shrunk.bytes_after == memory.mlx_active_bytes
 

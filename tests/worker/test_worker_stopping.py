@@ -25,7 +25,7 @@ from mlxd_shared.errors import (
 from mlxd_shared.net import parse_address
 from mlxd_worker.app import ExitCode, write_ready
 from tests.support.calls import endless, error_of, greedy, health, ids
-from tests.support.faulty_worker import FAULT
+from tests.support.faulty_worker import FAULT, STREAMS_VARIABLE
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import (
     STOP_S_MAX,
@@ -108,7 +108,7 @@ async def test_watchers_end_when_the_process_stops(worker: WorkerProcess) -> Non
 @pytest.mark.asyncio
 async def test_a_signal_lets_short_streams_end(folder: Path) -> None:
     """SIGTERM lets streams end within the grace, tells the others why, and exits with 0."""
-    async with running_worker("--stop-grace", "1.5") as worker:
+    async with running_worker("--stop-grace", "4") as worker:
         await worker.load(folder)
         short = worker.inference.Generate(greedy(max_tokens=100))
         messages = [await anext(aiter(short))]
@@ -137,7 +137,8 @@ async def test_an_idle_worker_stops_at_once(number: signal.Signals) -> None:
 @pytest.mark.asyncio
 async def test_a_broken_engine_ends_the_process(folder: Path) -> None:
     """A fault of the loop: every stream is told an id, the log has its cause, the process exits."""
-    async with running_worker(module="tests.support.faulty_worker") as worker:
+    environ = {STREAMS_VARIABLE: "3"}
+    async with running_worker(module="tests.support.faulty_worker", environ=environ) as worker:
         await worker.load(folder)
         calls = [worker.inference.Generate(greedy()) for _ in range(3)]
 

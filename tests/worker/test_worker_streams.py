@@ -30,7 +30,8 @@ from tests.worker.made_tokenizers import EOS_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CONTEXT = 512
+CONTEXT = 4096
+"""Takes a stream more than a second to fill, so that one may be met before its end."""
 ROWS = 4
 WAITING = 40
 CLOCK_S = 1e-6
@@ -168,7 +169,7 @@ async def test_eos_ends_unless_ignored(worker: WorkerProcess) -> None:
 
 async def test_the_context_ends_a_stream(worker: WorkerProcess) -> None:
     """Without a maximum the stream goes on until prompt and completion fill the context."""
-    tokens = inference_pb2.TokenIds(ids=[5] * 450)
+    tokens = inference_pb2.TokenIds(ids=[5] * (CONTEXT - 62))
     messages = await generate(worker, tokens=tokens, num_predict=-1)
 
     assert messages[-1].finish.reason == types_pb2.FINISH_REASON_CONTEXT
@@ -265,7 +266,7 @@ async def test_only_its_own_name_is_served(worker: WorkerProcess) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"text": "fox " * 600}, "text"),
+        ({"text": "fox " * (CONTEXT + 100)}, "text"),
         ({"text": f"a fox {BEYOND}"}, "text"),
         ({"tokens": {"ids": [5] * CONTEXT}}, "tokens"),
         ({"tokens": {"ids": [5, VOCAB]}}, "tokens.ids"),

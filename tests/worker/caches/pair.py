@@ -6,7 +6,6 @@ since a restore may give a row one kind's past from here and another's from ther
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.contents import Kept
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.cache.snapshot import LayerState, Snapshot
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.caches.subjects import Fed, Subject
 
 CONTEXT_MAX = 1024
@@ -71,7 +71,7 @@ class Pair:
     next_row: int = 0
     owned_nbytes: int = 0
     """What the snapshots said: their size when they came, and their hooks since."""
-    baseline_nbytes: int = field(default_factory=mx.get_active_memory)
+    baseline_nbytes: int = field(default_factory=live_nbytes)
 
     # Rows
 
@@ -349,8 +349,6 @@ class Pair:
 
 def pair(subject: Subject, *, bounded_shapes: bool | None = None) -> Pair:
     """Return an empty pair."""
-    # What others left to the collector must not be freed while bytes are being counted.
-    gc.collect()
     made = [None if layer is None else layer.make() for layer in subject.layers]
     return Pair(
         subject,

@@ -207,7 +207,7 @@ def test_fault_8_nothing_is_not_everything(window: int | None) -> None:
 
 def test_fault_9_a_snapshot_is_no_view() -> None:
     """Copied out, 10 of 500 tokens cost 10; when the arena closes all of it is freed."""
-    empty_nbytes = mx.get_active_memory()
+    empty_nbytes = live_nbytes()
     caches = standard()
     for first in (0, 250):
         caches.write(range(first, first + 250))
@@ -225,7 +225,7 @@ def test_fault_9_a_recurrent_state_is_no_view_either() -> None:
     """A convolution's tail, cut from a chunk of 200 inputs, keeps neither them nor the arena."""
     layer = RecurrentCache([RowState("tail", (3, 64), mx.float32)])
     caches = RowCaches([layer], context_max=1024, rows_max=4)
-    empty_nbytes = mx.get_active_memory()
+    empty_nbytes = live_nbytes()
     assert caches.join(ROW, tokens=512)
     plan = caches.plan(
         (ROW,),

@@ -71,7 +71,7 @@ def test_ten_tokens_of_a_large_arena_cost_ten_tokens(made: Pair) -> None:
 @pytest.mark.parametrize("heads_and_slots", ["one row", "several rows"])
 def test_a_snapshot_keeps_no_arena_alive(made: Pair, heads_and_slots: str) -> None:
     """When the last row leaves its arena is really freed; what was kept stays, and costs itself."""
-    empty_nbytes = mx.get_active_memory()
+    empty_nbytes = live_nbytes()
     row = row_of(made, 100)
     if heads_and_slots == "several rows":
         made.leave(row_of(made, 50))
