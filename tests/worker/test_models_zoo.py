@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import pkgutil
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 from mlxd_controller.store.facts import read_folder
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import KVFormat
-from mlxd_shared.zoo_sizes import zoo_cache_sizes, zoo_context
+from mlxd_shared.zoo_sizes import DEFAULTS_FILE, zoo_cache_sizes, zoo_context
 from mlxd_shared.zoo_types import (
     OWN_ARCHITECTURES,
     OWN_TYPES,
@@ -40,8 +41,10 @@ from tests.worker.tiny import ignore_progress, load, write_config, write_model
 from tests.worker.zoo import (
     APART,
     CONFIGS,
+    OTHERS,
     PARITY,
     REFUSED,
+    UNTRIED,
     Peer,
     inspected,
     prefilled_error,
@@ -50,6 +53,7 @@ from tests.worker.zoo import (
     zoo_config,
     zoo_weights,
 )
+from tests.worker.zoo_defaults import read_defaults
 
 ROOT = Path(__file__).parents[2]
 ENDS_THE_PROCESS = "olmo"
@@ -58,25 +62,21 @@ ENDS_THE_PROCESS = "olmo"
 KINDS = ("baichuan_m1", "deepseek_v32", "gemma3n", "granitemoehybrid", "mamba2", "mimo_v2_flash")
 """Caches of every kind: states beside windows, pairs, shared keys, widths of their own."""
 
-UNSTATED = {
-    "deepseek_v32": {"index_head_dim": 128},
-    "youtu_llm": {
-        "num_attention_heads": 16,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
-}
-"""What these configurations leave to mlx-lm's defaults, and checkpoints state."""
-
-SERVED = sorted(CONFIGS.keys() - REFUSED.keys())
+ALL = sorted(CONFIGS.keys() | OTHERS.keys())
+SERVED = sorted(set(ALL) - REFUSED.keys())
 TRIED = SERVED if IN_CI else KINDS
 
 
 def test_at_least_fifty_of_the_fifty_two_are_served() -> None:
     """Those that are not are two at most."""
     assert len(CONFIGS) == 52
-    assert len(SERVED) >= 50
+    assert len(CONFIGS.keys() - REFUSED.keys()) >= 50
+
+
+def test_every_type_is_tried_or_told_of() -> None:
+    """Each has a configuration, or is among the few that have none, with the reason."""
+    assert ZOO_TYPES - CONFIGS.keys() - OTHERS.keys() == UNTRIED.keys()
+    assert CONFIGS.keys().isdisjoint(OTHERS)
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -92,10 +92,12 @@ def test_logits_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_cache_without_counterpart_is_refused_by_name(name: str) -> None:
-    """The error names mlx-lm's cache, before any weight is there."""
-    with pytest.raises(InvalidModel, match=REFUSED[name]):
-        parse_zoo(CONFIGS[name])
+def test_what_cannot_be_served_is_refused_by_name(name: str) -> None:
+    """The error names mlx-lm's cache, or the type and what it lacks, before any weight is there."""
+    told = REFUSED[name].removeprefix("keeps a ")
+    told = f"{name} cannot be run here: .*Metal" if "Metal" in told else told
+    with pytest.raises(InvalidModel, match=told):
+        parse_zoo(zoo_config(name))
 
 
 @pytest.mark.parametrize("name", ["exaone4", "mamba2"])
@@ -173,15 +175,33 @@ def test_caches_take_what_the_footprint_says(tmp_path: Path) -> None:
     assert sizes.kv_format_problem(KVFormat.Q8) is not None
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", SERVED)
 def test_who_plans_reckons_with_no_less(name: str) -> None:
     """What names alone say of the caches is at least what the model itself shows."""
-    stated = zoo_config(name, **UNSTATED.get(name, {}))
-    shown, said = zoo_footprint(parse_zoo(stated)).caches, zoo_cache_sizes(stated)
+    config = zoo_config(name)
+    shown, said = zoo_footprint(parse_zoo(config)).caches, zoo_cache_sizes(config)
 
     windows = sum(it.kv_values_per_token for it in shown.windows)
     assert said.kv_values_per_token >= shown.kv_values_per_token + windows
     assert said.recurrent_values_per_row >= shown.recurrent_values_per_row
+
+
+def test_what_configs_leave_out_is_what_mlx_lm_takes() -> None:
+    """The table that the controller has of it is of the sources of the version that is served."""
+    assert json.loads(DEFAULTS_FILE.read_text(encoding="utf-8")) == read_defaults()
+
+
+def test_what_is_stated_counts_before_what_is_left_out() -> None:
+    """Whether it stands in the config itself or in that of its text."""
+    bare = {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 2}}
+    text = {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 2, "v_head_dim": 1024}}
+    unknown = {"model_type": "nobody's", "num_hidden_layers": 2}
+
+    width, wider = zoo_cache_sizes(bare).head_dim, zoo_cache_sizes(text).head_dim
+
+    assert (width, wider) == (128 + 64, 1024)
+    assert zoo_cache_sizes(bare).kv_values_per_token == 2 * 2 * 32 * width
+    assert zoo_cache_sizes(unknown).kv_values_per_token == 2 * 2
 
 
 def test_both_sides_take_a_folder_for_the_same_model(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def seen(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
                 logits = peer(mx.zeros((1, width), dtype=mx.int32), cache=kept)
                 passes.append(kept)
     except Exception as error:
-        problem = f"mlx-lm's model cannot be run: {_reason(error)}"
+        name = type(peer).__module__.rpartition(".")[2]
+        problem = f"mlx-lm's {name} cannot be run here: {_reason(error)}"
         raise InvalidModel(problem, file=CONFIG_FILE) from error
     return caches.leaves(*passes), logits
 
