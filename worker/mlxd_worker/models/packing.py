@@ -25,7 +25,6 @@ BYTE_DTYPE = "U8"
 
 FP8_DTYPE = "F8_E4M3"
 WORD_BITS = 32
-BITS = (2, 3, 4, 5, 6, 8)
 BLOCK_MAX = 1 << 16
 
 NVFP4_FULL_SCALE: Final = 448.0 * 6.0
@@ -217,17 +216,6 @@ def _fp8(fields: Fields) -> Packing:
     if any(type(size) is not int or not 1 <= size <= BLOCK_MAX for size in block):
         raise fields.error("weight_block_size", f"{block!r} has a size not in 1..{BLOCK_MAX}")
     return Packing(block[1], 8, PackingMode.FP8_BLOCKS, block_rows=block[0])
-
-
-def refuse_packing(fields: Fields) -> None:
-    """Refuse a config whose weights are packed in whatever way.
-
-    Raises:
-        InvalidModel: they are.
-    """
-    for key in (_KEY, _COPY):
-        if fields.has(key):
-            raise fields.error(key, "these quantised weights are not supported")
 
 
 def _one_of(fields: Fields, key: str, allowed: tuple[int, ...]) -> int:
