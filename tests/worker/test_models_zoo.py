@@ -118,6 +118,36 @@ def test_rows_that_decode_apart_say_the_same(name: str, tmp_path: Path) -> None:
     assert ragged_error(model, Peer(folder)) <= PARITY
 
 
+def test_what_short_rows_do_not_show_is_known_by_name(tmp_path: Path) -> None:
+    """A model that leaves keys out of long rows alone, and by their places, decodes row by row."""
+    config = zoo_config("minimax_m3_vl")
+    config["text_config"] = {**config["text_config"], "index_topk_blocks": 64}
+
+    assert _zoo(write_zoo(tmp_path, config)).apart
+
+
+def test_a_cache_whose_values_have_no_width_takes_a_batch() -> None:
+    """An index keeps keys alone; to scatter nothing would end the process."""
+    index = KVCache(kv_heads=1, head_dim=4, value_dim=0, dtype=mx.float32)
+    caches = RowCaches([index], context_max=256, rows_max=2)
+    for row in ROWS[:2]:
+        assert caches.join(row, tokens=1)
+    plan = caches.plan(
+        tuple(ROWS[:2]),
+        offsets=mx.zeros(2, dtype=mx.int32),
+        lengths=(1, 1),
+        width=1,
+        dtype=mx.float32,
+    )
+    (group,) = plan.groups
+
+    keys, values = index.fetch(mx.ones((2, 1, 1, 4)), mx.zeros((2, 1, 1, 0)), plan, group)
+    mx.eval(keys, values, caches.state())
+
+    assert keys[:, :, 0].tolist() == [[[1.0] * 4]] * 2
+    assert values.shape[-1] == 0
+
+
 @pytest.mark.parametrize("name", ["exaone4", "nemotron-nas"])
 def test_several_tokens_of_each_row_are_as_one_by_one(name: str, tmp_path: Path) -> None:
     """Guesses are read side by side, past a window's end too."""

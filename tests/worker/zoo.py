@@ -47,8 +47,9 @@ HEADS = {"baichuan_m1": "model.norm.weight"}
 
 _SHORTENED = ("q_norm.weight", "k_norm.weight")
 
-APART = {"afm7"}
-"""Whose layers take the length of a row from the width of its keys: rows decode one by one."""
+APART = {"afm7", "gemma2", "gpt_bigcode", "minimax_m3_vl"}
+"""Whose layers take a row's length from the width of its keys, a mask for one of heads, one
+position for all rows, or places for positions: rows decode one by one."""
 
 REFUSED = {
     "bitnet": "kernels for Metal alone",

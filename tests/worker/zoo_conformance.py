@@ -16,6 +16,7 @@ from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.loader import load_model
 from tests.worker.tiny import ignore_progress
 from tests.worker.zoo import (
+    APART,
     CONFIGS,
     REFUSED,
     UNTRIED,
@@ -35,7 +36,7 @@ INTRODUCTION: Final = (
     "mlx-lm's own tests, some of them narrower, and a small one of every other type; those whose",
     "type is above go through it here too. The figure is the larger of a prompt in chunks and of",
     "rows that decode together. What is refused, here on a CPU, is refused by name before a weight",
-    "is read.",
+    "is read. Where it says so, rows decode one by one: the type takes no batch of unlike lengths.",
 )
 
 
@@ -51,7 +52,8 @@ def line(name: str) -> str:
         peer = Peer(folder)
         worst = max(prefilled_error(model, peer), ragged_error(model, peer))
     kinds = {cache.kind.value for cache in model.new_caches() if cache is not None}
-    return f"| `{name}` | {', '.join(sorted(kinds))} | {f'{worst:.0e}' if worst else '0'} |"
+    told = ", ".join(sorted(kinds)) + "; row by row" * (name in APART)
+    return f"| `{name}` | {told} | {f'{worst:.0e}' if worst else '0'} |"
 
 
 def section() -> str:

@@ -7,8 +7,8 @@ Invariants:
   exact before a weight is read. The same holds for names and shapes of weights.
 - `forward` returns logits for hidden rows: the peer's models keep their heads to themselves. Rows
   that nobody asks for are never evaluated.
-- Rows decode together where that gives what they give alone, which is tried once a load; else one
-  by one.
+- Rows decode together where that gives what they give alone, which is tried once a load, and
+  nothing is known against it (`APART`); else one by one.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ if TYPE_CHECKING:  # see `zoo_peer`
 TRIED_LENGTHS: Final = (5, 3)
 """Tokens of the rows that are decoded together, and alone, to see whether it is the same."""
 
+APART: Final = frozenset({"minimax_m3_vl"})
+"""Types whose rows never decode together: they choose keys by where these stand among what is
+fetched, not by a row's position, and short rows, as they are tried, have all keys chosen."""
+
 COUNT_MAX: Final = 4096
 """Layers, heads or experts that a config may name."""
 
@@ -113,7 +117,7 @@ class ZooModel(Model):
         self._leaves, logits = seen(peer, self._caches)
         self._dtype = _floating(logits.dtype)
         self.apart = False
-        self.apart = not _decodes_together(self)
+        self.apart = config.name in APART or not _decodes_together(self)
 
     @property
     def vocab_size(self) -> int:
