@@ -62,6 +62,19 @@ ENDS_THE_PROCESS = "olmo"
 KINDS = ("baichuan_m1", "deepseek_v32", "gemma3n", "granitemoehybrid", "mamba2", "mimo_v2_flash")
 """Caches of every kind: states beside windows, pairs, shared keys, widths of their own."""
 
+PHI3_SMALL = {
+    "model_type": "phi3small",
+    "dense_attention_every_n_layers": 2,
+    "ff_intermediate_size": 128,
+    "gegelu_limit": 20.0,
+    "hidden_size": 128,
+    "layer_norm_epsilon": 1e-05,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+}
+"""But for the size of its vocabulary."""
+
 ALL = sorted(CONFIGS.keys() | OTHERS.keys())
 SERVED = sorted(set(ALL) - REFUSED.keys())
 TRIED = SERVED if IN_CI else KINDS
@@ -116,6 +129,15 @@ def test_rows_that_decode_apart_say_the_same(name: str, tmp_path: Path) -> None:
     model.apart = True
 
     assert ragged_error(model, Peer(folder)) <= PARITY
+
+
+def test_a_model_that_would_write_beyond_its_logits_is_refused() -> None:
+    """It bars ids that it takes to be there: with fewer it would write into others' memory."""
+    with pytest.raises(InvalidModel, match="phi3small needs 100352 tokens") as caught:
+        parse_zoo(PHI3_SMALL | {"vocab_size": 100_351})
+    assert parse_zoo(PHI3_SMALL | {"vocab_size": 100_352}).vocab == 100_352
+
+    assert caught.value.field == "vocab_size"
 
 
 def test_what_short_rows_do_not_show_is_known_by_name(tmp_path: Path) -> None:

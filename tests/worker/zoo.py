@@ -42,8 +42,12 @@ CALM = {"gemma4": 0.4}
 """By how much queries and keys are shortened where scores are their whole product: a rounding would
 decide what attention falls on."""
 
-HEADS = {"baichuan_m1": "model.norm.weight"}
-"""What scales logits where the head is brought to length one."""
+HEADS = {
+    "baichuan_m1": "model.norm.weight",
+    "phixtral": "lm_head.linear.weight",
+    "talkie": "lm_head",
+}
+"""What scales logits where the head is brought to length one, or is named otherwise."""
 
 _SHORTENED = ("q_norm.weight", "k_norm.weight")
 
@@ -56,10 +60,12 @@ REFUSED = {
     "deepseek_v41": "keeps a LayerCache",
     "llama4": "keeps a ChunkedKVCache",
     "muse_spark": "kernels for Metal alone",
+    "plamo3": "reads prompts by a window one wider than that by which it goes on",
 }
 """What cannot be served, and what that is for."""
 
 UNTRIED = {
+    "phi3small": "some of its logits are minus infinity, of which there is no figure",
     "olmo": "asks for a package that mlx-lm does not bring",
     "prism_hadamard_qwen35": "takes checkpoints of a packing of its own alone",
 }

@@ -69,6 +69,14 @@ APART: Final = frozenset({"minimax_m3_vl"})
 """Types whose rows never decode together: they choose keys by where these stand among what is
 fetched, not by a row's position, and short rows, as they are tried, have all keys chosen."""
 
+REFUSED: Final[Mapping[str, str]] = {
+    "plamo3": "reads prompts by a window one wider than that by which it goes on",
+}
+"""Types whose models in mlx-lm contradict themselves: nobody knows what is right."""
+
+VOCAB_MIN: Final[Mapping[str, int]] = {"phi3small": 100_352}
+"""Types that write to ids of their own, beyond the end of logits for a smaller vocabulary."""
+
 COUNT_MAX: Final = 4096
 """Layers, heads or experts that a config may name."""
 
@@ -205,7 +213,8 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
 
     Raises:
         InvalidModel: mlx-lm is not there, or in another version; it has no such model, or refuses
-            the config; the config brings code along; a cache has no counterpart here.
+            the config; the config brings code along; a cache has no counterpart here; it would
+            write beyond its logits.
     """
     name = zoo_type(config)
     if name is None:
@@ -213,11 +222,16 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
         raise invalid("model_type", problem)
     if config.get("model_file") is not None:
         raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
+    if name in REFUSED:
+        raise invalid("model_type", f"mlx-lm's {name} {REFUSED[name]}")
     _check_counts(config)
     check_installed(name, installed_version())
     packings = parse_packing(Fields(config))
     peer = hollow(name, config)
     leaves, logits = seen(peer, PeerCaches(module_of("cache")))
+    least = VOCAB_MIN.get(name, 1)
+    if logits.shape[-1] < least:
+        raise invalid("vocab_size", f"mlx-lm's {name} needs {least} tokens at least")
     shapes = {path: tuple(array.shape) for path, array in parameters_of(peer)}
     return ZooConfig(name, config, packings, leaves, logits.shape[-1], shapes)
 
