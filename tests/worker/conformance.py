@@ -20,8 +20,8 @@ from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.packing import MODES, PackingMode
 from mlxd_worker.models.registry import REGISTRY
+from mlxd_worker.models.weights.packing import MODES, PackingMode
 from tests.worker import (
     test_models_gemma3,
     test_models_gpt_oss,

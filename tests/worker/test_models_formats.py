@@ -14,9 +14,9 @@ import pytest
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.linear import Linear, PackedLinear
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.packing import (
+from mlxd_worker.models.weights.linear import Linear, PackedLinear
+from mlxd_worker.models.weights.packing import (
     FP8_DTYPE,
     MODES,
     NVFP4_FULL_SCALE,

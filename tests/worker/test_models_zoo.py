@@ -32,8 +32,8 @@ from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.registry import REGISTRY
-from mlxd_worker.models.zoo import ZooModel, parse_zoo, zoo_footprint
-from mlxd_worker.models.zoo_peer import check_installed
+from mlxd_worker.models.zoo.adapter import ZooModel, parse_zoo, zoo_footprint
+from mlxd_worker.models.zoo.peer import check_installed
 from tests.support.effort import IN_CI
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, quantised

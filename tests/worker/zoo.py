@@ -15,8 +15,8 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import ModelFiles, inspect_model
 from mlxd_worker.models.registry import Registry
-from mlxd_worker.models.zoo import ZOO
-from mlxd_worker.models.zoo_peer import hollow, parameters_of, uncompiled
+from mlxd_worker.models.zoo.adapter import ZOO
+from mlxd_worker.models.zoo.peer import hollow, parameters_of, uncompiled
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, worst_decoded
 from tests.worker.tiny import forced_logits, write_model
