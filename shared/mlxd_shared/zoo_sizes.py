@@ -2,7 +2,8 @@
 
 Invariants:
 - Architectures name the same thing in several ways: the first name that is there counts, and a
-  config of text within one that sees is read before what is around it.
+  config of text within one that sees is read before what is around it. What a config leaves out is
+  what mlx-lm takes then, from a table that was read off its sources (`DEFAULTS_FILE`).
 - What cannot be known from names alone is taken for the most that it may be: every layer remembers
   every position, in heads as wide as the widest that is named, and each keeps a state besides where
   any layer does. A worker, which has the model itself, reckons with what it is.
@@ -10,7 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from mlxd_shared.cache_sizes import CacheSizes
@@ -18,18 +22,22 @@ from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 from mlxd_shared.expert_sizes import routed_width
 from mlxd_shared.nested_text import TEXT_CONFIG
 from mlxd_shared.pass_sizes import PassSizes
+from mlxd_shared.zoo_types import zoo_type
 
 Config = Mapping[str, Any]
 
+DEFAULTS_FILE: Final = Path(__file__).with_name("zoo_defaults.json")
+"""Sizes by type and name where configs leave them out; `tests.worker.zoo_defaults` writes it."""
+
 CONTEXT_DEFAULT_TOKENS: Final = 4096
-"""How long a row may be where the config does not say."""
+"""How long a row may be where neither the config nor mlx-lm says."""
 
 SIZE_MAX: Final = 1 << 24
 """No width or number of anything is beyond this."""
 
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 _HIDDEN = ("hidden_size", "hidden_dim", "model_dim", "d_model", "n_embd", "dim")
-_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv")
 _HEAD_WIDTHS = (
     "head_dim",
@@ -38,6 +46,7 @@ _HEAD_WIDTHS = (
     "v_head_dim",
     "swa_v_head_dim",
     "kv_channels",
+    "hidden_size_per_head",
     "index_head_dim",
 )
 _INNER = (
@@ -47,6 +56,8 @@ _INNER = (
     "ffn_dim",
     "d_ff",
     "hidden_dim_ffn",
+    "mlp_hidden_size",
+    "ff_intermediate_size",
     "intermediate_size_mlp",
     "shared_intermediate_size",
     "shared_expert_intermediate_size",
@@ -77,7 +88,14 @@ _STATE_PAIRS = (
     ("linear_num_value_heads", "linear_value_head_dim"),
     ("linear_num_key_heads", "linear_key_head_dim"),
 )
-_KERNELS = ("mamba_d_conv", "conv_kernel", "d_conv", "conv_L_cache", "linear_conv_kernel_dim")
+_KERNELS = (
+    "mamba_d_conv",
+    "conv_kernel",
+    "d_conv",
+    "conv_L_cache",
+    "linear_conv_kernel_dim",
+    "conv1d_width",
+)
 _GROUPS = ("mamba_n_groups", "n_groups", "mamba_ngroups")
 _STATEFUL = (
     *_STATE_WIDTHS,
@@ -88,6 +106,12 @@ _STATEFUL = (
     "layer_group_size",
     "linear_attn_config",
 )
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
+_EXPANSIONS = ("mamba_expand", "expand")
+_ROTARY, _PLAIN, _LATENT = "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank"
+_WINDOWED_KV_HEADS = "swa_num_kv_heads"
+_VOCAB = ("vocab_size", "num_vocab")
+
 _KERNEL_DEFAULT: Final = 4
 _EXPANSION_DEFAULT: Final = 2
 _DRAFTED_FACTOR: Final = 2
@@ -95,6 +119,32 @@ _DRAFTED_FACTOR: Final = 2
 
 _DOUBLE = ("index_topk", "zero_expert_type", "loop_window_size", "index_head_dim")
 """What configs name whose layers have two caches each."""
+
+SIZE_NAMES: Final = frozenset(
+    (
+        *_LAYERS,
+        *_HIDDEN,
+        *_HEADS,
+        *_KV_HEADS,
+        *_HEAD_WIDTHS,
+        *_INNER,
+        *_EXPERT_INNER,
+        *_CHOSEN,
+        *_CONTEXT,
+        *(name for pair in _STATE_PAIRS for name in pair),
+        *_GROUPS,
+        *_STATEFUL,
+        *_SHARED_EXPERTS,
+        *_EXPANSIONS,
+        *_DOUBLE,
+        *_VOCAB,
+        _ROTARY,
+        _PLAIN,
+        _LATENT,
+        _WINDOWED_KV_HEADS,
+    )
+)
+"""Every name that is looked for."""
 
 
 def zoo_context(config: Config) -> int:
@@ -113,7 +163,7 @@ def zoo_pass_sizes(config: Config, *, vocab: int | None = None) -> PassSizes:
         projected=max(projected, 3 * state),
         mlp=_inner(config, hidden),
         heads=heads,
-        vocab=vocab or _first(config, ("vocab_size",)) or 1,
+        vocab=vocab or _first(config, _VOCAB) or 1,
         recurrent=8 * state,
     )
 
@@ -143,14 +193,16 @@ def _heads(config: Config) -> int:
 
 
 def _kv_heads(config: Config) -> int:
-    return max(_first(config, _KV_HEADS) or _heads(config), _number(config, "swa_num_kv_heads"))
+    stated = max(_first(config, _KV_HEADS), _number(config, _WINDOWED_KV_HEADS))
+    # A latent is unpacked for every head by some, whatever the config says beside it.
+    return max(stated, _heads(config)) if _number(config, _ROTARY) or not stated else stated
 
 
 def _head_width(config: Config) -> int:
     named = [_number(config, key) for key in _HEAD_WIDTHS]
-    rotary = _number(config, "qk_rope_head_dim")
-    named.append(_number(config, "qk_nope_head_dim") + rotary)
-    latent = _number(config, "kv_lora_rank") + rotary if rotary else 0
+    rotary = _number(config, _ROTARY)
+    named.append(_number(config, _PLAIN) + rotary)
+    latent = _number(config, _LATENT) + rotary if rotary else 0
     named.append(-(-latent // _kv_heads(config)))  # one for all heads
     return max([*named, -(-_hidden(config) // _heads(config))])
 
@@ -162,9 +214,7 @@ def _inner(config: Config, hidden: int) -> int:
     if not chosen:
         return dense
     expert = _first(config, _EXPERT_INNER) or dense
-    shared = expert * max(
-        _number(config, "n_shared_experts"), _number(config, "num_shared_experts")
-    )
+    shared = expert * max(_number(config, name) for name in _SHARED_EXPERTS)
     return max(dense, routed_width(chosen, hidden, expert) + max(shared, dense))
 
 
@@ -178,7 +228,7 @@ def _state_inner(config: Config) -> int:
     hidden = _hidden(config)
     named = [_number(config, key) for key in _STATE_INNER]
     named += [_number(config, many) * _number(config, wide) for many, wide in _STATE_PAIRS]
-    expansion = max(_number(config, "mamba_expand"), _number(config, "expand"))
+    expansion = max(_number(config, name) for name in _EXPANSIONS)
     return max([*named, (expansion or _EXPANSION_DEFAULT) * hidden, _number(config, _INNER[0])])
 
 
@@ -203,15 +253,27 @@ def _has(config: Config, name: str) -> bool:
 
 
 def _number(config: Config, name: str) -> int:
-    """Return a size; 0 where it is not stated, or is none."""
+    """Return a size, of a list for layers the largest; 0 where it is not stated, or is none."""
     for part in _parts(config):
         value = part.get(name)
-        if type(value) is int and 0 < value <= SIZE_MAX:
-            return value
+        found = [it for it in (value if isinstance(value, list) else [value]) if type(it) is int]
+        largest = max(found, default=0)
+        if 0 < largest <= SIZE_MAX:
+            return largest
     return 0
 
 
 def _parts(config: Config) -> list[Config]:
-    """Return the objects that sizes stand in: the text's, the whole, what layers say apart."""
+    """Return the objects that sizes stand in, what mlx-lm takes where they do not last.
+
+    They are the text's, the whole, and what layers say apart.
+    """
     text, linear = config.get(TEXT_CONFIG), config.get("linear_attn_config")
-    return [part for part in (text, config, linear) if isinstance(part, Mapping)]
+    stated = [part for part in (text, config, linear) if isinstance(part, Mapping)]
+    return [*stated, *(_defaults().get(zoo_type(part) or "", {}) for part in stated)]
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Mapping[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
+    return found

@@ -12,10 +12,10 @@ from mlx.utils import tree_flatten
 
 from mlxd_worker.models.architecture import Stack
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.expert_linear import ExpertProjection
-from mlxd_worker.models.linear import Linear, PackedLinear, Projection
-from mlxd_worker.models.llama import LLAMA
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.families.llama import LLAMA
+from mlxd_worker.models.weights.expert_linear import ExpertProjection
+from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection
+from mlxd_worker.models.weights.packing import Packing
 
 GROUP_SIZE = 64
 BITS = 4

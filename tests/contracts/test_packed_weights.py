@@ -16,7 +16,7 @@ from mlxd_shared.packed_weights import UNPACKED_LAYERS
 from mlxd_shared.requests import KVFormat, LoadSpec, Weights
 from mlxd_worker.memory.residency import DeviceKind, FloatType, WeightsChoice, plan_residency
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.packing import ON_LOAD
+from mlxd_worker.models.weights.packing import ON_LOAD
 from mlxd_worker.resident import demand_of
 from tests.worker.hybrid_experts import MOE, NEXT, expert_weights, packed_experts
 from tests.worker.kin import GPT_OSS, QWEN3, QWEN3_MOE, kin_weights, write_quantised

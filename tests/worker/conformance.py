@@ -20,8 +20,8 @@ from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.packing import BITS
 from mlxd_worker.models.registry import REGISTRY
+from mlxd_worker.models.weights.packing import MODES, PackingMode
 from tests.worker import (
     test_models_gemma3,
     test_models_gpt_oss,
@@ -56,6 +56,7 @@ PACKED: Final[tuple[Mapping[str, Any], ...]] = (
     {"bits": 4, "mode": "nvfp4", "group": 16},
 )
 NONE: Final = "none"
+BITS: Final = sorted(MODES[PackingMode.AFFINE].bits)
 FORMATS: Final = f"affine ({', '.join(map(str, BITS))} bits), mxfp4, mxfp8, nvfp4, fp8 blocks"
 
 INTRODUCTION: Final = (

@@ -10,8 +10,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlxd_worker.models.config import ExpertsConfig
+from mlxd_worker.models.families.qwen3_5_config import HybridConfig
 from mlxd_worker.models.loader import inspect_model
-from mlxd_worker.models.qwen3_5_config import HybridConfig
 from tests.worker.hybrid import HYBRID_CONFIG, converted, hybrid_weights
 from tests.worker.kin import quantised, stacked
 from tests.worker.tiny import write_model

@@ -16,7 +16,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.loader import inspect_model
-from mlxd_worker.models.reader import Reader
+from mlxd_worker.models.weights.reader import Reader
 from tests.worker.hybrid import error, peer_logits, token_ids
 from tests.worker.tiny import caches_of, forced_logits, ignore_progress, random_weights, write_model
 

@@ -210,6 +210,24 @@ async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, fo
 
 
 @pytest.mark.asyncio
+async def test_an_unload_ends_though_its_caller_leaves(started: Started, folder: Path) -> None:
+    """It is not left half done: the worker is empty, and takes the next load."""
+    worker = worker_on(started)
+    job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
+    assert [step async for step in worker.load(job)][-1].stage == "ready"
+    async with started.held():
+        unload = asyncio.ensure_future(worker.unload())
+        await asyncio.sleep(0)
+        unload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unload
+    await started.engine.ready()  # whatever was asked of it before is done
+
+    assert worker.phase is Phase.EMPTY
+    assert [step async for step in worker.load(job)][-1].stage == "ready"
+
+
+@pytest.mark.asyncio
 async def test_a_load_does_not_slip_into_an_unload(started: Started, folder: Path) -> None:
     """While an unload is under way a load is refused; it would be forgotten, model and all."""
     worker = worker_on(started)

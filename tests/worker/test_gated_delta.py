@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxd_worker.models.gated_delta import BLOCK_TOKENS, DeltaInputs, gated_delta
+from mlxd_worker.models.families.gated_delta import BLOCK_TOKENS, DeltaInputs, gated_delta
 
 Array = npt.NDArray[np.float64]
 TOLERANCE = 2e-5

@@ -8,7 +8,7 @@ import pytest
 from mlxd_shared.pass_sizes import BLOCK_QUERIES
 from mlxd_worker.cache.attention import attend_chunk, attend_slots
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, parts_of, side_by_side
-from mlxd_worker.models.fused import gated_halves
+from mlxd_worker.models.layers.fused import gated_halves
 from tests.support.mlx_memory import live_nbytes
 
 SCALE = 0.125

@@ -9,10 +9,10 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import GroupsConfig, Scoring
-from mlxd_worker.models.deepseek_v2 import parse_deepseek_v2
-from mlxd_worker.models.deepseek_v3 import parse_deepseek_v3
-from mlxd_worker.models.glm4_moe_lite import parse_glm4_moe_lite
-from mlxd_worker.models.latent_tensors import latent_tensors
+from mlxd_worker.models.families.deepseek_v2 import parse_deepseek_v2
+from mlxd_worker.models.families.deepseek_v3 import parse_deepseek_v3
+from mlxd_worker.models.families.glm4_moe_lite import parse_glm4_moe_lite
+from mlxd_worker.models.families.latent_tensors import latent_tensors
 from tests.worker.latent import DEEPSEEK_V2, DEEPSEEK_V3, GLM4, YARN
 
 FAMILIES = {

@@ -14,7 +14,7 @@ from mlxd_shared.requests import Weights
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.packing import ON_LOAD
+from mlxd_worker.models.weights.packing import ON_LOAD
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
 from tests.worker.kin import (

@@ -11,9 +11,9 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import architecture_of, parse_llama, read_config
-from mlxd_worker.models.packing import Packing, PackingMode
+from mlxd_worker.models.layers.rope import Llama3Scaling, RopeConfig
 from mlxd_worker.models.registry import REGISTRY, DuplicateArchitecture, Registry
-from mlxd_worker.models.rope import Llama3Scaling, RopeConfig
+from mlxd_worker.models.weights.packing import Packing, PackingMode
 from tests.real_inputs import real_input
 from tests.worker.tiny import config_with, write_config
 

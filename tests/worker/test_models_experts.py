@@ -11,11 +11,15 @@ import pytest
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.config import ExpertsConfig
-from mlxd_worker.models.expert_linear import ExpertLinear, ExpertProjection, PackedExpertLinear
-from mlxd_worker.models.feed_forward import ORDERED_MIN, Experts
-from mlxd_worker.models.linear import Linear
+from mlxd_worker.models.layers.feed_forward import ORDERED_MIN, Experts
 from mlxd_worker.models.loader import inspect_model
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.weights.expert_linear import (
+    ExpertLinear,
+    ExpertProjection,
+    PackedExpertLinear,
+)
+from mlxd_worker.models.weights.linear import Linear
+from mlxd_worker.models.weights.packing import Packing
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.kin import GROUP, QWEN3_MOE, built, kin_weights, quantised, stacked
 from tests.worker.tiny import difference, load, write_model

@@ -8,9 +8,9 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import parse_mistral
-from mlxd_worker.models.qwen2 import parse_qwen2
-from mlxd_worker.models.qwen3 import parse_qwen3
-from mlxd_worker.models.qwen3_moe import parse_qwen3_moe
+from mlxd_worker.models.families.qwen2 import parse_qwen2
+from mlxd_worker.models.families.qwen3 import parse_qwen3
+from mlxd_worker.models.families.qwen3_moe import parse_qwen3_moe
 from tests.worker.tiny import config_with
 
 FULL, SLIDING = "full_attention", "sliding_attention"

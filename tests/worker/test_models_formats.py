@@ -14,11 +14,11 @@ import pytest
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.linear import Linear, PackedLinear
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.packing import (
-    BITS,
+from mlxd_worker.models.weights.linear import Linear, PackedLinear
+from mlxd_worker.models.weights.packing import (
     FP8_DTYPE,
+    MODES,
     NVFP4_FULL_SCALE,
     Packing,
     PackingMode,
@@ -52,7 +52,7 @@ Q0 = "model.layers.0.self_attn.q_proj"
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", sorted(MODES[PackingMode.AFFINE].bits))
 def test_integers_of_any_width_equal_the_peers(bits: int, group: int, tmp_path: Path) -> None:
     """2 to 8 bits in groups of 32 to 128, kept packed or not, give mlx-lm's logits."""
     folder = write_quantised(tmp_path, WIDE, bits=bits, group=group)

@@ -14,8 +14,12 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import Activation, DecoderConfig
-from mlxd_worker.models.fused import bounded_sum
-from mlxd_worker.models.gemma3 import parse_gemma3, parse_nested_gemma3, rounded_to_bfloat16
+from mlxd_worker.models.families.gemma3 import (
+    parse_gemma3,
+    parse_nested_gemma3,
+    rounded_to_bfloat16,
+)
+from mlxd_worker.models.layers.fused import bounded_sum
 from tests.real_inputs import real_input
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (

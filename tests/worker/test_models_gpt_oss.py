@@ -20,9 +20,9 @@ from mlxd_worker.cache.quantized import QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, GateClamp
-from mlxd_worker.models.feed_forward import Experts
-from mlxd_worker.models.gpt_oss import parse_gpt_oss
-from mlxd_worker.models.llama import LlamaModel
+from mlxd_worker.models.families.gpt_oss import parse_gpt_oss
+from mlxd_worker.models.families.llama import LlamaModel
+from mlxd_worker.models.layers.feed_forward import Experts
 from tests.real_inputs import real_input
 from tests.worker.hybrid import LIVELY, TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (

@@ -20,9 +20,9 @@ from mlxd_worker.cache.base import Kind
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.config import Scoring
-from mlxd_worker.models.latent_config import LatentConfig
-from mlxd_worker.models.latent_model import LatentModel
-from mlxd_worker.models.llama_tensors import CORRECTION
+from mlxd_worker.models.families.latent_config import LatentConfig
+from mlxd_worker.models.families.latent_model import LatentModel
+from mlxd_worker.models.layers.llama_tensors import CORRECTION
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids

@@ -14,9 +14,9 @@ from mlxd_shared.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.memory.residency import DeviceKind, FloatType, WeightsChoice, plan_residency
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.linear import Linear, PackedLinear, SideBySide
 from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.weights.linear import Linear, PackedLinear, SideBySide
+from mlxd_worker.models.weights.packing import Packing
 from mlxd_worker.resident import demand_of
 from tests.worker.tiny import (
     caches_of,

@@ -12,7 +12,7 @@ import pytest
 from mlxd_shared.requests import Weights
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.packing import ON_LOAD, Packing
+from mlxd_worker.models.weights.packing import ON_LOAD, Packing
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.kin import built, changed, kin_weights, quantised, stacked
 from tests.worker.test_models_formats import EXPERTS, Q0, WIDE

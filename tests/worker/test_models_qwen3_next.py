@@ -16,10 +16,10 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.memory.residency import FloatType
+from mlxd_worker.models.families.qwen3_5_config import HybridConfig
+from mlxd_worker.models.families.qwen3_5_moe import parse_qwen3_5_moe
+from mlxd_worker.models.families.qwen3_next import parse_qwen3_next
 from mlxd_worker.models.loader import inspect_model
-from mlxd_worker.models.qwen3_5_config import HybridConfig
-from mlxd_worker.models.qwen3_5_moe import parse_qwen3_5_moe
-from mlxd_worker.models.qwen3_next import parse_qwen3_next
 from tests.real_inputs import real_input
 from tests.support.effort import spread
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids

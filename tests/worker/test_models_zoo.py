@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import pkgutil
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 from mlxd_controller.store.facts import read_folder
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import KVFormat
-from mlxd_shared.zoo_sizes import zoo_cache_sizes, zoo_context
+from mlxd_shared.zoo_sizes import DEFAULTS_FILE, zoo_cache_sizes, zoo_context
 from mlxd_shared.zoo_types import (
     OWN_ARCHITECTURES,
     OWN_TYPES,
@@ -31,8 +32,8 @@ from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.registry import REGISTRY
-from mlxd_worker.models.zoo import ZooModel, parse_zoo, zoo_footprint
-from mlxd_worker.models.zoo_peer import check_installed
+from mlxd_worker.models.zoo.adapter import ZooModel, parse_zoo, zoo_footprint
+from mlxd_worker.models.zoo.peer import check_installed
 from tests.support.effort import IN_CI
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, quantised
@@ -40,8 +41,10 @@ from tests.worker.tiny import ignore_progress, load, write_config, write_model
 from tests.worker.zoo import (
     APART,
     CONFIGS,
+    OTHERS,
     PARITY,
     REFUSED,
+    UNTRIED,
     Peer,
     inspected,
     prefilled_error,
@@ -50,6 +53,7 @@ from tests.worker.zoo import (
     zoo_config,
     zoo_weights,
 )
+from tests.worker.zoo_defaults import read_defaults
 
 ROOT = Path(__file__).parents[2]
 ENDS_THE_PROCESS = "olmo"
@@ -58,25 +62,34 @@ ENDS_THE_PROCESS = "olmo"
 KINDS = ("baichuan_m1", "deepseek_v32", "gemma3n", "granitemoehybrid", "mamba2", "mimo_v2_flash")
 """Caches of every kind: states beside windows, pairs, shared keys, widths of their own."""
 
-UNSTATED = {
-    "deepseek_v32": {"index_head_dim": 128},
-    "youtu_llm": {
-        "num_attention_heads": 16,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
+PHI3_SMALL = {
+    "model_type": "phi3small",
+    "dense_attention_every_n_layers": 2,
+    "ff_intermediate_size": 128,
+    "gegelu_limit": 20.0,
+    "hidden_size": 128,
+    "layer_norm_epsilon": 1e-05,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
 }
-"""What these configurations leave to mlx-lm's defaults, and checkpoints state."""
+"""But for the size of its vocabulary."""
 
-SERVED = sorted(CONFIGS.keys() - REFUSED.keys())
+ALL = sorted(CONFIGS.keys() | OTHERS.keys())
+SERVED = sorted(set(ALL) - REFUSED.keys())
 TRIED = SERVED if IN_CI else KINDS
 
 
 def test_at_least_fifty_of_the_fifty_two_are_served() -> None:
     """Those that are not are two at most."""
     assert len(CONFIGS) == 52
-    assert len(SERVED) >= 50
+    assert len(CONFIGS.keys() - REFUSED.keys()) >= 50
+
+
+def test_every_type_is_tried_or_told_of() -> None:
+    """Each has a configuration, or is among the few that have none, with the reason."""
+    assert ZOO_TYPES - CONFIGS.keys() - OTHERS.keys() == UNTRIED.keys()
+    assert CONFIGS.keys().isdisjoint(OTHERS)
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -92,10 +105,12 @@ def test_logits_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_cache_without_counterpart_is_refused_by_name(name: str) -> None:
-    """The error names mlx-lm's cache, before any weight is there."""
-    with pytest.raises(InvalidModel, match=REFUSED[name]):
-        parse_zoo(CONFIGS[name])
+def test_what_cannot_be_served_is_refused_by_name(name: str) -> None:
+    """The error names mlx-lm's cache, or the type and what it lacks, before any weight is there."""
+    told = REFUSED[name].removeprefix("keeps a ")
+    told = f"{name} cannot be run here: .*Metal" if "Metal" in told else told
+    with pytest.raises(InvalidModel, match=told):
+        parse_zoo(zoo_config(name))
 
 
 @pytest.mark.parametrize("name", ["exaone4", "mamba2"])
@@ -114,6 +129,45 @@ def test_rows_that_decode_apart_say_the_same(name: str, tmp_path: Path) -> None:
     model.apart = True
 
     assert ragged_error(model, Peer(folder)) <= PARITY
+
+
+def test_a_model_that_would_write_beyond_its_logits_is_refused() -> None:
+    """It bars ids that it takes to be there: with fewer it would write into others' memory."""
+    with pytest.raises(InvalidModel, match="phi3small needs 100352 tokens") as caught:
+        parse_zoo(PHI3_SMALL | {"vocab_size": 100_351})
+    assert parse_zoo(PHI3_SMALL | {"vocab_size": 100_352}).vocab == 100_352
+
+    assert caught.value.field == "vocab_size"
+
+
+def test_what_short_rows_do_not_show_is_known_by_name(tmp_path: Path) -> None:
+    """A model that leaves keys out of long rows alone, and by their places, decodes row by row."""
+    config = zoo_config("minimax_m3_vl")
+    config["text_config"] = {**config["text_config"], "index_topk_blocks": 64}
+
+    assert _zoo(write_zoo(tmp_path, config)).apart
+
+
+def test_a_cache_whose_values_have_no_width_takes_a_batch() -> None:
+    """An index keeps keys alone; to scatter nothing would end the process."""
+    index = KVCache(kv_heads=1, head_dim=4, value_dim=0, dtype=mx.float32)
+    caches = RowCaches([index], context_max=256, rows_max=2)
+    for row in ROWS[:2]:
+        assert caches.join(row, tokens=1)
+    plan = caches.plan(
+        tuple(ROWS[:2]),
+        offsets=mx.zeros(2, dtype=mx.int32),
+        lengths=(1, 1),
+        width=1,
+        dtype=mx.float32,
+    )
+    (group,) = plan.groups
+
+    keys, values = index.fetch(mx.ones((2, 1, 1, 4)), mx.zeros((2, 1, 1, 0)), plan, group)
+    mx.eval(keys, values, caches.state())
+
+    assert keys[:, :, 0].tolist() == [[[1.0] * 4]] * 2
+    assert values.shape[-1] == 0
 
 
 @pytest.mark.parametrize("name", ["exaone4", "nemotron-nas"])
@@ -173,15 +227,33 @@ def test_caches_take_what_the_footprint_says(tmp_path: Path) -> None:
     assert sizes.kv_format_problem(KVFormat.Q8) is not None
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", SERVED)
 def test_who_plans_reckons_with_no_less(name: str) -> None:
     """What names alone say of the caches is at least what the model itself shows."""
-    stated = zoo_config(name, **UNSTATED.get(name, {}))
-    shown, said = zoo_footprint(parse_zoo(stated)).caches, zoo_cache_sizes(stated)
+    config = zoo_config(name)
+    shown, said = zoo_footprint(parse_zoo(config)).caches, zoo_cache_sizes(config)
 
     windows = sum(it.kv_values_per_token for it in shown.windows)
     assert said.kv_values_per_token >= shown.kv_values_per_token + windows
     assert said.recurrent_values_per_row >= shown.recurrent_values_per_row
+
+
+def test_what_configs_leave_out_is_what_mlx_lm_takes() -> None:
+    """The table that the controller has of it is of the sources of the version that is served."""
+    assert json.loads(DEFAULTS_FILE.read_text(encoding="utf-8")) == read_defaults()
+
+
+def test_what_is_stated_counts_before_what_is_left_out() -> None:
+    """Whether it stands in the config itself or in that of its text."""
+    bare = {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 2}}
+    text = {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 2, "v_head_dim": 1024}}
+    unknown = {"model_type": "nobody's", "num_hidden_layers": 2}
+
+    width, wider = zoo_cache_sizes(bare).head_dim, zoo_cache_sizes(text).head_dim
+
+    assert (width, wider) == (128 + 64, 1024)
+    assert zoo_cache_sizes(bare).kv_values_per_token == 2 * 2 * 32 * width
+    assert zoo_cache_sizes(unknown).kv_values_per_token == 2 * 2
 
 
 def test_both_sides_take_a_folder_for_the_same_model(tmp_path: Path) -> None:

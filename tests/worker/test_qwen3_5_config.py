@@ -9,8 +9,8 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_worker.models.config import architecture_of
-from mlxd_worker.models.qwen3_5_config import parse_qwen3_5
-from mlxd_worker.models.qwen3_5_tensors import qwen3_5_tensors
+from mlxd_worker.models.families.qwen3_5_config import parse_qwen3_5
+from mlxd_worker.models.families.qwen3_5_tensors import qwen3_5_tensors
 from mlxd_worker.models.registry import REGISTRY
 from tests.real_inputs import real_input
 from tests.worker.hybrid import ROPE, hybrid_config

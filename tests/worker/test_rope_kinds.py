@@ -22,14 +22,14 @@ from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.memory.residency import DeviceKind, FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.config import parse_llama, parse_mistral
-from mlxd_worker.models.gemma3 import parse_gemma3
-from mlxd_worker.models.glm4_moe_lite import parse_glm4_moe_lite
-from mlxd_worker.models.gpt_oss import parse_gpt_oss
+from mlxd_worker.models.families.gemma3 import parse_gemma3
+from mlxd_worker.models.families.glm4_moe_lite import parse_glm4_moe_lite
+from mlxd_worker.models.families.gpt_oss import parse_gpt_oss
+from mlxd_worker.models.families.qwen2 import parse_qwen2
+from mlxd_worker.models.families.qwen3 import parse_qwen3
+from mlxd_worker.models.families.qwen3_5_moe import parse_qwen3_5_moe
+from mlxd_worker.models.layers.rope import RopeConfig
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.qwen2 import parse_qwen2
-from mlxd_worker.models.qwen3 import parse_qwen3
-from mlxd_worker.models.qwen3_5_moe import parse_qwen3_5_moe
-from mlxd_worker.models.rope import RopeConfig
 from mlxd_worker.resident import make_resident
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids

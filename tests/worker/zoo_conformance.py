@@ -11,13 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.zoo_types import ZOO_VERSION
+from mlxd_shared.zoo_types import ZOO_TYPES, ZOO_VERSION
 from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.loader import load_model
 from tests.worker.tiny import ignore_progress
 from tests.worker.zoo import (
+    APART,
     CONFIGS,
     REFUSED,
+    UNTRIED,
     Peer,
     inspected,
     prefilled_error,
@@ -31,23 +33,27 @@ HEADING: Final = "## Through mlx-lm"
 INTRODUCTION: Final = (
     f"With the extra `zoo`, every type of model that mlx-lm {ZOO_VERSION} knows and mlxd has no",
     "architecture for (`python -m tests.worker.zoo_conformance`). These are the configurations of",
-    "mlx-lm's own tests, some of them narrower; those whose type is above go through it here too.",
-    "The figure is the larger of a prompt in chunks and of rows that decode together. A type that",
-    "is not in this table has not been tried.",
+    "mlx-lm's own tests, some of them narrower, and a small one of every other type; those whose",
+    "type is above go through it here too. The figure is the larger of a prompt in chunks and of",
+    "rows that decode together. What is refused, here on a CPU, is refused by name before a weight",
+    "is read. Where it says so, rows decode one by one: the type takes no batch of unlike lengths.",
 )
 
 
 def line(name: str) -> str:
     """Return one type's row."""
     if name in REFUSED:
-        return f"| `{name}` | refused: keeps a {REFUSED[name]} | |"
+        return f"| `{name}` | refused: {REFUSED[name]} | |"
+    if name in UNTRIED:
+        return f"| `{name}` | not tried: {UNTRIED[name]} | |"
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_zoo(Path(scratch), zoo_config(name))
         model = load_model(inspected(folder), form=FloatType.F32, progress=ignore_progress)
         peer = Peer(folder)
         worst = max(prefilled_error(model, peer), ragged_error(model, peer))
     kinds = {cache.kind.value for cache in model.new_caches() if cache is not None}
-    return f"| `{name}` | {', '.join(sorted(kinds))} | {f'{worst:.0e}' if worst else '0'} |"
+    told = ", ".join(sorted(kinds)) + "; row by row" * (name in APART)
+    return f"| `{name}` | {told} | {f'{worst:.0e}' if worst else '0'} |"
 
 
 def section() -> str:
@@ -59,7 +65,7 @@ def section() -> str:
         "",
         "| type | caches | error |",
         "|---|---|---|",
-        *(line(name) for name in sorted(CONFIGS)),
+        *(line(name) for name in sorted(ZOO_TYPES | CONFIGS.keys())),
     ]
     return "\n".join(lines) + "\n"
 

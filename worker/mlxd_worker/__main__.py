@@ -29,7 +29,8 @@ def main() -> None:
     try:
         options = parse_options()
     except InvalidRequest as error:
-        sys.exit(f"mlxd-worker: {error.describe()}")
+        sys.stderr.write(f"mlxd-worker: {error.describe()}\n")
+        sys.exit(ExitCode.BAD_OPTIONS)
     logs.configure(level=options.log_level, fmt=options.log_format)
     sys.exit(run(options))
 

@@ -42,9 +42,10 @@ _log = get_logger("worker")
 
 
 class ExitCode(IntEnum):
-    """What the process's exit says; 2 is a bad command line."""
+    """What the process's exit says."""
 
     OK = 0
+    BAD_OPTIONS = 2  # argparse's own
     CANNOT_START = 3
     LOAD_FAILED = 4
     ENGINE_FAILED = 70

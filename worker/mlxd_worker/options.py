@@ -41,7 +41,7 @@ class Options:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Return the options; exits with code 2 and a message where they make no sense.
+    """Return the options; exits with `ExitCode.BAD_OPTIONS` where they make no sense.
 
     Raises:
         InvalidRequest: a load option is out of range.

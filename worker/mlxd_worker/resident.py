@@ -52,7 +52,7 @@ from mlxd_worker.memory.residency import (
 from mlxd_worker.models.architecture import Footprint
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import ModelFiles, inspect_model, load_model
-from mlxd_worker.models.packing import ON_LOAD
+from mlxd_worker.models.weights.packing import ON_LOAD
 from mlxd_worker.pooling_files import read_embed_defaults
 from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer

@@ -2,7 +2,8 @@
 
 Invariants:
 - Event loop only; everything about arrays goes through the engine thread.
-- One load at a time, and it runs to its end whoever waits for it; anybody may watch it.
+- One load at a time, and it runs to its end whoever waits for it; anybody may watch it. So does
+  an unload: one that stopped half way would leave a model that is neither there nor gone.
 - The model is said to be ready after it is, and to drain before it stops being so.
 - A new stream is let in only while ready.
 """
@@ -103,6 +104,7 @@ class Worker:
         self._loading: asyncio.Task[Loaded] | None = None
         self._progressed = asyncio.Event()
         self._unloading = asyncio.Lock()
+        self._unloads: set[asyncio.Task[int]] = set()
 
     @property
     def model_name(self) -> str:
@@ -167,7 +169,7 @@ class Worker:
         """
         if self.stopping.is_set():
             raise ShuttingDown
-        if self._unloading.locked():  # it would take what is begun now for what it has ended
+        if self._unloads:  # it would take what is begun now for what it has ended
             raise ModelDraining(job.name)
         if self._job is None or self.phase is Phase.FAILED:
             self._job, self.phase, self.progress = job, Phase.LOADING, Progress("starting")
@@ -278,6 +280,12 @@ class Worker:
 
         A load in progress is abandoned. Returns MLX's active bytes afterwards.
         """
+        task = asyncio.create_task(self._unload())
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+        return await asyncio.shield(task)
+
+    async def _unload(self) -> int:
         async with self._unloading:
             if self._loading is not None:
                 self.engine.abandon_load()

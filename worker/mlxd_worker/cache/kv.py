@@ -190,7 +190,8 @@ class KVCache:
         arena = self._arenas[group.arena]
         at = (group.write_slots, slice(None), group.write_positions)
         arena.keys[at] = from_slots(keys, group).transpose(0, 2, 1, 3)
-        arena.values[at] = from_slots(values, group).transpose(0, 2, 1, 3)
+        if self.value_dim:  # to scatter nothing ends the process: MLX divides by its size
+            arena.values[at] = from_slots(values, group).transpose(0, 2, 1, 3)
         rows, columns = slice(group.slots_used), slice(group.span)
         return arena.keys[rows, :, columns], arena.values[rows, :, columns]
 

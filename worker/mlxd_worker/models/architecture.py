@@ -15,9 +15,9 @@ from mlxd_shared.cache_sizes import CacheSizes
 from mlxd_shared.pass_sizes import PassSizes
 from mlxd_shared.weights import TensorFact
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.expert_linear import ExpertProjection
-from mlxd_worker.models.linear import Projection
-from mlxd_worker.models.packing import Packing
+from mlxd_worker.models.weights.expert_linear import ExpertProjection
+from mlxd_worker.models.weights.linear import Projection
+from mlxd_worker.models.weights.packing import Packing
 
 Config = TypeVar("Config")
 

@@ -16,9 +16,9 @@ from mlxd_shared.expert_sizes import routed_width
 from mlxd_shared.model_config import read_model_config
 from mlxd_shared.model_source import Source
 from mlxd_worker.models.fields import Fields, invalid
-from mlxd_worker.models.packing import Packings, parse_packing
-from mlxd_worker.models.rope import RopeConfig, check_rope, parse_rope
-from mlxd_worker.models.windows import Windows, mistral_windows, refuse_sliding
+from mlxd_worker.models.layers.rope import RopeConfig, check_rope, parse_rope
+from mlxd_worker.models.layers.windows import Windows, mistral_windows, refuse_sliding
+from mlxd_worker.models.weights.packing import Packings, parse_packing
 
 LAYERS_MAX = 1024
 HEADS_MAX = 4096

@@ -26,10 +26,11 @@ from mlxd_shared.zoo_types import is_foreign
 from mlxd_worker.memory.residency import FloatType, Packed
 from mlxd_worker.models.architecture import Architecture, Footprint, Source, TensorSpec
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.block_floats import BLOCK_SCALES, block_scales_name
 from mlxd_worker.models.config import architecture_of, read_config
 from mlxd_worker.models.fields import some_names
-from mlxd_worker.models.packing import (
+from mlxd_worker.models.registry import REGISTRY, Registry
+from mlxd_worker.models.weights.block_floats import BLOCK_SCALES, block_scales_name
+from mlxd_worker.models.weights.packing import (
     BYTE_DTYPE,
     FP8_DTYPE,
     NVFP4_FULL_SCALE,
@@ -38,9 +39,8 @@ from mlxd_worker.models.packing import (
     Packing,
     PackingMode,
 )
-from mlxd_worker.models.reader import Progress, Reader
-from mlxd_worker.models.registry import REGISTRY, Registry
-from mlxd_worker.models.zoo import ZOO
+from mlxd_worker.models.weights.reader import Progress, Reader
+from mlxd_worker.models.zoo.adapter import ZOO
 
 KEPT_NBYTES = {WORD_DTYPE: 4, BYTE_DTYPE: 1, "F32": 4}
 """What a value of a packed weight's parts takes that stay as they are stored, by its type."""

@@ -1,6 +1,6 @@
 """Architectures by the name in config.json's `architectures[0]`.
 
-A new one is a file of its own and one line in `REGISTRY`.
+A new one is a file of its own in `families` and one line in `REGISTRY`.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_worker.models import (
+from mlxd_worker.models.architecture import Architecture
+from mlxd_worker.models.families import (
     deepseek_v2,
     deepseek_v3,
     gemma3,
@@ -22,7 +23,6 @@ from mlxd_worker.models import (
     qwen3_moe,
     qwen3_next,
 )
-from mlxd_worker.models.architecture import Architecture
 from mlxd_worker.models.fields import CONFIG_FILE
 
 

@@ -1,0 +1,1 @@
+"""One file for each family of architectures, and what only some of them have."""

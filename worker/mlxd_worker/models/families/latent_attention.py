@@ -1,0 +1,191 @@
+"""Attention over latents: what keys and values are made of is kept, and neither is ever made.
+
+A head's plain key is `K l` for a latent l, its value `V l`; so a query q meets a key as
+`(K^T q) . l`, and what it reads is `V` times what it reads of latents.
+
+Invariants:
+- Queries are taken to latents (`absorbing`) before attention, what they read to values
+  (`expanding`) after it: for prompts as for single tokens, so that nothing grows with the context
+  but the latents themselves (decision 0035).
+- The part that rotates is apart: one key for all heads, stored behind the latent. A rotation's gain
+  is on the queries alone, squared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_worker.cache.latent import LatentCache
+from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.architecture import Stack, Weights
+from mlxd_worker.models.families.latent_config import LATENT_NORM_EPS, LatentConfig
+from mlxd_worker.models.families.latent_tensors import (
+    ABSORBING,
+    BOTH_UP,
+    ENTRY_DOWN,
+    EXPANDING,
+    LATENT_NORM,
+    QUERY,
+    QUERY_DOWN,
+    QUERY_NORM,
+    QUERY_UP,
+)
+from mlxd_worker.models.layers.fused import normed_times
+from mlxd_worker.models.layers.rotation import Rotation
+from mlxd_worker.models.weights.head_linear import (
+    HeadLinear,
+    HeadProjection,
+    PackedHeadLinear,
+    head_projection,
+)
+from mlxd_worker.models.weights.linear import (
+    Linear,
+    PackedLinear,
+    Projection,
+    is_packed,
+    named_arrays,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """One layer's weights, but for those that lead out of it."""
+
+    config: LatentConfig
+    norm: Norm
+    down: Projection
+    """Of a row: its queries, or what they are made of; its latent; its rotating key."""
+    query_norm: Norm | None
+    query_up: Projection | None
+    latent_norm: Norm
+    absorbing: HeadProjection
+    expanding: HeadProjection
+    rotation: Rotation
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        products = [its for its in (self.down, self.query_up) if its is not None]
+        by_head = (self.absorbing, self.expanding)
+        return any(map(is_packed, products)) or any(
+            isinstance(its, PackedHeadLinear) for its in by_head
+        )
+
+    def __call__(
+        self, rows: mx.array, offsets: mx.array, cache: LatentCache, plan: StepPlan
+    ) -> mx.array:
+        """Return what flat rows `[N * width, hidden]` read, `[N * width, values]`; lazy."""
+        config, count = self.config, rows.shape[0]
+        heads, width = config.decoder.heads, plan.width
+        joined = normed_times(rows, self.norm, self.down)
+        first = joined.shape[1] - config.entry_dim
+        plain, turning = mx.split(self._queries(joined[:, :first]), [config.plain_dim], axis=-1)
+        absorbed = self.absorbing(plain.swapaxes(0, 1))
+        latents = mx.fast.rms_norm(
+            joined[:, first : first + config.rank], self.latent_norm.weight, self.latent_norm.eps
+        )
+        # Queries and keys rotate alike: one call for both.
+        keys = joined[:, None, first + config.rank :]
+        rotating = mx.concatenate([turning, keys], axis=1).reshape(
+            -1, width, heads + 1, config.rotary_dim
+        )
+        rotated = self.rotation(rotating.swapaxes(1, 2), offsets)
+        gain = self.rotation.config.gain
+        asked = [
+            absorbed.reshape(heads, -1, width, config.rank).swapaxes(0, 1),
+            rotated[:, :heads] if gain == 1.0 else rotated[:, :heads] * gain**2,
+        ]
+        entries = [latents.reshape(-1, 1, width, config.rank), rotated[:, heads:]]
+        read = cache.attend(
+            mx.concatenate(asked, axis=-1),
+            mx.concatenate(entries, axis=-1),
+            plan,
+            scale=config.decoder.scale,
+        )
+        made = self.expanding(read.swapaxes(0, 1).reshape(heads, count, config.rank))
+        return made.swapaxes(0, 1).reshape(count, -1)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = {"attention_norm": self.norm.weight, "latent_norm": self.latent_norm.weight}
+        named |= named_arrays("attention_down", self.down)
+        if self.query_norm is not None:
+            named["query_norm"] = self.query_norm.weight
+        if self.query_up is not None:
+            named |= named_arrays("query_up", self.query_up)
+        for name, by_head in (("absorbing", self.absorbing), ("expanding", self.expanding)):
+            named |= {f"{name}.{part}": array for part, array in by_head.arrays().items()}
+        return named
+
+    def _queries(self, given: mx.array) -> mx.array:
+        """Return all heads' queries, `[M, heads, query_dim]`."""
+        if self.query_norm is not None:
+            given = mx.fast.rms_norm(given, self.query_norm.weight, self.query_norm.eps)
+        if self.query_up is not None:
+            given = self.query_up(given)
+        return given.reshape(given.shape[0], self.config.decoder.heads, -1)
+
+
+def take_latent_attention(
+    config: LatentConfig, weights: Weights, prefix: str, rotation: Rotation
+) -> LatentAttention:
+    """Take one layer's weights, but for the output's."""
+    decoder, lean = config.decoder, config.query_rank is not None
+    queries = QUERY_DOWN if lean else QUERY
+    down = weights.linear([prefix + queries, prefix + ENTRY_DOWN], has_bias=decoder.qkv_bias)
+    absorbing, expanding = _take_up(config, weights, prefix)
+    query_norm = weights.take(prefix + QUERY_NORM) if lean else None
+    return LatentAttention(
+        config=config,
+        norm=Norm(weights.take(f"{prefix}input_layernorm.weight"), decoder.norm_eps),
+        down=down,
+        query_norm=None if query_norm is None else Norm(query_norm, LATENT_NORM_EPS),
+        query_up=weights.linear([prefix + QUERY_UP]) if lean else None,
+        latent_norm=Norm(weights.take(prefix + LATENT_NORM), LATENT_NORM_EPS),
+        absorbing=absorbing,
+        expanding=expanding,
+        rotation=rotation,
+    )
+
+
+def _take_up(
+    config: LatentConfig, weights: Weights, prefix: str
+) -> tuple[HeadProjection, HeadProjection]:
+    """Take what keys and values are made by, either layout: absorbing, then expanding."""
+    if weights.has(f"{prefix}{ABSORBING}.weight"):
+        absorbing, expanding = (
+            head_projection(weights.experts([Stack(prefix + name, ())]), turned=True)
+            for name in (ABSORBING, EXPANDING)
+        )
+        return absorbing, expanding
+    both = weights.linear([prefix + BOTH_UP])
+    if isinstance(both, PackedLinear):
+        words, scales = (_parted(config, array) for array in (both.words, both.scales))
+        offsets = (None, None) if both.offsets is None else _parted(config, both.offsets)
+        absorbing, expanding = (
+            PackedHeadLinear(
+                words[part],
+                scales[part],
+                offsets[part],
+                both.packing,
+                turned=turned,
+                global_scale=both.global_scale,
+                form=both.form,
+            )
+            for part, turned in enumerate((False, True))
+        )
+        return absorbing, expanding
+    assert isinstance(both, Linear), "one weight is in one form"
+    keys, values = _parted(config, both.weight)
+    return HeadLinear(keys, turned=False), HeadLinear(values, turned=True)
+
+
+def _parted(config: LatentConfig, array: mx.array) -> tuple[mx.array, mx.array]:
+    """Return keys' and values' part of rows that lie head by head; each owns its memory."""
+    by_head = array.reshape(config.decoder.heads, config.plain_dim + config.value_dim, -1)
+    parts = mx.split(by_head, [config.plain_dim], axis=1)
+    keys, values = (mx.contiguous(part) for part in parts)
+    mx.eval(keys, values)
+    return keys, values

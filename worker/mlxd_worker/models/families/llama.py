@@ -1,0 +1,209 @@
+"""The Llama family: Llama 2 and 3, SmolLM, Mistral; and, by their configs, its kin.
+
+Invariants:
+- What sets a family apart is in its config and in the parts of its layers (`llama_layers`), not in
+  a model of its own.
+- Rows are flat `[rows * width, hidden]` everywhere but inside attention.
+- Queries, keys and values come from one product, gate and up from another: their weights are joined
+  while loading, and the separate ones are never kept.
+- No `mx.compile`: on CPU it needs a C++ compiler at run time and gains about a tenth; where it pays
+  (CUDA), the step is compiled around `forward`, not in here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_shared.packed_weights import UNPACKED_LAYERS
+from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
+from mlxd_worker.cache.kv import Asked, KVCache
+from mlxd_worker.cache.plan import PassCaches, StepPlan
+from mlxd_worker.kernels.decode_attention import serves
+from mlxd_worker.models.architecture import Architecture, Weights
+from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
+from mlxd_worker.models.layers.ends import take_embedding, take_ends
+from mlxd_worker.models.layers.fused import added, normed_times
+from mlxd_worker.models.layers.llama_layers import Layer, take_layer, take_norm
+from mlxd_worker.models.layers.llama_tensors import FINAL_NORM, llama_footprint, llama_tensors
+from mlxd_worker.models.layers.rotation import rotations_of, tables_of
+from mlxd_worker.models.weights.linear import packed_rows_max
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One batch of those that go through the layers together."""
+
+    batch: Batch
+    plan: StepPlan
+
+
+class LlamaModel(Model):
+    """A loaded model. One owner: the engine thread."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        """Take all weights; nothing else keeps them."""
+        self.config = config
+        embedding = take_embedding(weights)
+        rotations = rotations_of(
+            [config.rope_of(index) for index in range(config.layers)], config.head_dim
+        )
+        self._layers = tuple(
+            take_layer(config, weights, index, rotation) for index, rotation in enumerate(rotations)
+        )
+        self._tables = tables_of(rotations)
+        norm = take_norm(config, weights, FINAL_NORM)
+        self._ends = take_ends(weights, embedding, norm, tied_head=config.tied_head)
+        self._packed = any(layer.packed for layer in self._layers)
+        plain = not any(rotation.config.interleaved for rotation in rotations)
+        self._in_place = (
+            plain
+            and not config.sinks
+            and serves(
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                dtype=embedding.dtype,
+            )
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.config.vocab
+
+    @property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        return self.config.context_max
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The weights' type."""
+        return self._ends.embedding.dtype
+
+    @property
+    def decodes_in_place(self) -> bool:
+        """Whether the kernel for that serves this shape, on this device."""
+        return self._in_place
+
+    @property
+    def attention(self) -> tuple[AttentionGeometry, ...]:
+        """Each layer's keys and values."""
+        config = self.config
+        return tuple(
+            AttentionGeometry(kv_heads=config.kv_heads, head_dim=config.head_dim, window=window)
+            for window in config.windows
+        )
+
+    @property
+    def joins_passes(self) -> bool:
+        """Wherever weights are not packed: these are unpacked a few layers at a time."""
+        return not self._packed
+
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
+        return self.forward_joined([batch], caches)[0]
+
+    def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
+        """Do `forward` for several batches; their rows are together in all products."""
+        passes = [_Pass(batch, self._plan(batch, caches)) for batch in batches]
+        rows = self._embedded(_together([its.batch.tokens.reshape(-1) for its in passes]))
+        # A GPU holds what is unpacked until it is done: not of all layers at once.
+        wide = any(its.batch.width > 1 for its in passes)
+        unpacks = self._packed and wide and rows.shape[0] > packed_rows_max()
+        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
+            read = self._attend(layer, rows, as_attention(cache), passes)
+            rows = layer.feed(added(rows, read, layer.output, layer.output_norm))
+            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
+                mx.eval(rows)
+        return _apart(self._ends.normed(rows), passes)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab], lazy."""
+        logits, cap = self._ends.logits(hidden), self.config.logits_cap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def parameters(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = self._ends.arrays()
+        named |= self._tables
+        for index, layer in enumerate(self._layers):
+            named |= {f"layers.{index}.{name}": array for name, array in layer.arrays().items()}
+        return named
+
+    def _embedded(self, ids: mx.array) -> mx.array:
+        rows, scale = self._ends.embedded(ids), self.config.embedding_scale
+        return rows if scale == 1.0 else rows * scale
+
+    def _plan(self, batch: Batch, caches: PassCaches) -> StepPlan:
+        return caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self.dtype,
+        )
+
+    def _attend(
+        self, layer: Layer, rows: mx.array, cache: AttentionCache, passes: Sequence[_Pass]
+    ) -> mx.array:
+        """Return what the rows read, before the output projection."""
+        config, first = self.config, passes[0]
+        joined = normed_times(rows, layer.attention_norm, layer.qkv)
+        if layer.head_norms is not None:
+            joined = layer.head_norms(joined)
+        if first.plan.in_place and isinstance(cache, KVCache) and self._in_place:
+            periods = first.plan.shared(("periods", id(layer.rotation)), layer.rotation.periods)
+            return cache.attend_joined(
+                joined, periods, first.plan, heads=config.heads, scale=layer.scale
+            )
+        parts = _apart(joined, passes)
+        asked = [self._asked(layer, part, its) for part, its in zip(parts, passes, strict=True)]
+        if len(asked) == 1:
+            (it,) = asked
+            read = [
+                cache.attend(
+                    it.queries, it.keys, it.values, it.plan, scale=layer.scale, sinks=layer.sinks
+                )
+            ]
+        else:
+            assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
+            read = cache.attend_joined_passes(asked, scale=layer.scale, sinks=layer.sinks)
+        width = config.heads * config.head_dim
+        return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
+
+    def _asked(self, layer: Layer, joined: mx.array, its: _Pass) -> Asked:
+        """Return one pass's rotated queries and keys, and its values."""
+        config = self.config
+        heads = config.heads + 2 * config.kv_heads
+        split = joined.reshape(-1, its.batch.width, heads, config.head_dim).transpose(0, 2, 1, 3)
+        # Queries and keys rotate alike: one call for both.
+        rotating = config.heads + config.kv_heads
+        rotated = layer.rotation(split[:, :rotating], its.batch.offsets)
+        queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
+        return Asked(queries, keys, split[:, rotating:], its.plan)
+
+
+def _together(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
+
+
+def _apart(rows: mx.array, passes: Sequence[_Pass]) -> list[mx.array]:
+    """Return each pass's share of flat rows that lie one pass after another."""
+    if len(passes) == 1:
+        return [rows]
+    parts, first = [], 0
+    for its in passes:
+        parts.append(rows[first : first + its.batch.tokens.size])
+        first += its.batch.tokens.size
+    return parts
+
+
+LLAMA = Architecture(
+    parse=parse_llama, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
+)
+MISTRAL = Architecture(
+    parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
+)

@@ -1,0 +1,1 @@
+"""What layers of several families are made of."""

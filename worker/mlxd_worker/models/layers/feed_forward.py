@@ -1,0 +1,201 @@
+"""What a layer does with each row by itself: one gated network, or a few chosen of many.
+
+Invariants:
+- Each takes and returns the residual rows `[M, hidden]`, norms included.
+- The choice of experts is made in float32, whatever the rows are.
+- On a GPU everything is lazy. On a CPU, where a product gathers experts one row at a time and in
+  float32 alone, the choice is evaluated and each expert gets its rows at once where that pays or
+  nothing else is there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.config import Activation, ExpertsConfig
+from mlxd_worker.models.layers.fused import added, clamped_halves, gated, gated_halves
+from mlxd_worker.models.layers.routing import choose
+from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
+from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+
+ORDERED_MIN = 64
+"""From so many choices on they are put in the experts' order: reading each expert once pays."""
+
+EACH_MIN = 4
+"""From so many rows for each expert on, two products an expert are faster on a CPU than two that
+gather (64 experts of 384, 8 chosen, rows of 1024, one thread: 24 against 80 ms for 8 rows, 77
+against 91 for 32, 269 against 113 for 128, 1030 against 213 for 512)."""
+
+
+class FeedForward(Protocol):
+    """The second half of a layer."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        ...
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Return the rows with what it makes of them added."""
+        ...
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return its weights by name, norms included, each array once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One network for all rows."""
+
+    norm: Norm
+    gate_up: Projection
+    down: Projection
+    width: int
+    activation: Activation = Activation.SILU
+    output_norm: Norm | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether some of the weights are packed."""
+        return is_packed(self.gate_up) or is_packed(self.down)
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Return the rows with what it makes of them added."""
+        made = gated(rows, self.norm, self.gate_up, width=self.width, activation=self.activation)
+        return added(rows, made, self.down, self.output_norm)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return norms, gate and up, and down."""
+        named = {"mlp_norm": self.norm.weight}
+        if self.output_norm is not None:
+            named["mlp_output_norm"] = self.output_norm.weight
+        return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One network for all rows, beside the experts; each row may have a gate for it."""
+
+    gate_up: Projection
+    down: Projection
+    width: int
+    gate: Projection | None = None
+
+    @property
+    def projections(self) -> Mapping[str, Projection]:
+        """Return its products by name."""
+        named = {"shared_gate_up": self.gate_up, "shared_down": self.down}
+        return named if self.gate is None else named | {"shared_gate": self.gate}
+
+    def __call__(self, normed: mx.array) -> mx.array:
+        """Return what it makes of normalised rows."""
+        made = self.down(gated_halves(self.gate_up(normed), width=self.width))
+        return made if self.gate is None else mx.sigmoid(self.gate(normed)) * made
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A few of many networks for each row, weighted by how much the router wants them."""
+
+    config: ExpertsConfig
+    norm: Norm
+    router: Projection
+    gate_up: ExpertProjection
+    down: ExpertProjection
+    shared: Shared | None = None
+    correction: mx.array | None = None
+    """float32 [experts]: added to each one's share for the choice alone."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether what all rows go through is packed; experts are never unpacked whole."""
+        beside = () if self.shared is None else self.shared.projections.values()
+        return any(is_packed(projection) for projection in (self.router, *beside))
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Return the rows with what their experts make of them added."""
+        normed = mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
+        weights, chosen = self._choose(normed)
+        one_by_one = self._one_by_one(normed.dtype, chosen.size)
+        made = (self._by_expert if one_by_one else self._gathered)(normed, chosen)
+        mixed = (made * weights[..., None]).sum(axis=1)
+        return rows + (mixed if self.shared is None else mixed + self.shared(normed))
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return norm, router, experts and what is beside them."""
+        named = {"mlp_norm": self.norm.weight} | named_arrays("router", self.router)
+        if self.correction is not None:
+            named["correction"] = self.correction
+        for name, projection in ({} if self.shared is None else self.shared.projections).items():
+            named |= named_arrays(name, projection)
+        for name, stack in (("expert_gate_up", self.gate_up), ("expert_down", self.down)):
+            named |= {f"{name}.{part}": array for part, array in stack.arrays().items()}
+        return named
+
+    def _choose(self, normed: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the chosen experts' weights, of the rows' type, and their numbers: [M, chosen]."""
+        scores = self.router(normed).astype(mx.float32)
+        weights, chosen = choose(scores, self.config, self.correction)
+        return weights.astype(normed.dtype), chosen
+
+    def _one_by_one(self, dtype: mx.Dtype, choices: int) -> bool:
+        """Tell whether each expert is to get its rows at once."""
+        if mx.default_device() != mx.Device(mx.cpu):
+            return False
+        # What is packed, or halves: no product gathers these there, or one slower than this.
+        gathered = isinstance(self.gate_up, ExpertLinear) and dtype == mx.float32
+        return not gathered or choices >= EACH_MIN * self.config.count
+
+    def _gathered(self, normed: mx.array, chosen: mx.array) -> mx.array:
+        """Return [M, chosen, hidden] by products that gather each row's expert; lazy."""
+        if chosen.size < ORDERED_MIN:
+            made = self._activated(self.gate_up(normed[:, None, None], chosen, ordered=False))
+            return self.down(made, chosen, ordered=False).squeeze(-2)
+        order, back = _orders(chosen)
+        experts = chosen.reshape(-1)[order]
+        # Reshaped: the strides of a new axis lead MLX's grouped products on CUDA astray (0.32.4).
+        given = normed[order // chosen.shape[1]].reshape(-1, 1, normed.shape[-1])
+        made = self._activated(self.gate_up(given, experts, ordered=True))
+        made = self.down(made, experts, ordered=True)[back]
+        return made.reshape(*chosen.shape, -1)
+
+    def _by_expert(self, normed: mx.array, chosen: mx.array) -> mx.array:
+        """Return [M, chosen, hidden] by two products an expert; evaluates the choice."""
+        order, back = _orders(chosen)
+        numbers = mx.arange(self.config.count)[:, None]
+        counts = cast("list[int]", (chosen.reshape(1, -1) == numbers).sum(axis=1).tolist())
+        given = normed[order // chosen.shape[1]]
+        spans = _spans(counts)
+        both = mx.concatenate([self.gate_up.of(e)(given[a:b]) for e, a, b in spans], axis=0)
+        made = self._gated(both)
+        made = mx.concatenate([self.down.of(e)(made[a:b]) for e, a, b in spans], axis=0)
+        return made[back].reshape(*chosen.shape, -1)
+
+    def _activated(self, both: mx.array) -> mx.array:
+        flat = both.reshape(-1, both.shape[-1])
+        return self._gated(flat).reshape(*both.shape[:-1], -1)
+
+    def _gated(self, flat: mx.array) -> mx.array:
+        if self.config.clamp is not None:
+            return clamped_halves(flat, width=self.config.mlp, clamp=self.config.clamp)
+        return gated_halves(flat, width=self.config.mlp)
+
+
+def _orders(chosen: mx.array) -> tuple[mx.array, mx.array]:
+    """Return what puts flat choices in the experts' order, and what puts them back."""
+    order = mx.argsort(chosen.reshape(-1))
+    return order, mx.argsort(order)
+
+
+def _spans(counts: list[int]) -> list[tuple[int, int, int]]:
+    """Return each expert that has rows, with the first of them and the one after the last."""
+    spans, first = [], 0
+    for expert, count in enumerate(counts):
+        if count:
+            spans.append((expert, first, first + count))
+        first += count
+    return spans

@@ -1,0 +1,119 @@
+"""A layer's products with what stands before and after them, in as few operations as there are.
+
+Invariants:
+- Each function says what it computes in MLX's own operations; a kernel that does the same is used
+  where it serves.
+"""
+
+import math
+from typing import Final
+
+import mlx.core as mx
+
+from mlxd_worker.kernels.device import runs_cuda
+from mlxd_worker.kernels.vector import Norm, row_times
+from mlxd_worker.kernels.vector import serves as served_by_row
+from mlxd_worker.machine.lanes import side_by_side
+from mlxd_worker.models.config import Activation, GateClamp
+from mlxd_worker.models.weights.linear import Linear, Projection
+
+_FLOAT16_MAX: Final = 65504.0
+_GELU_SLOPE: Final = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBE: Final = 0.044715
+"""The curve of GELU by tanh."""
+
+
+def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array:
+    """Return the projection of the normalised rows."""
+    plain = _plain(projection)
+    if plain is not None and served_by_row(rows, plain, norm):
+        return row_times(rows, plain, norm=norm)
+    return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+
+
+def added(
+    residual: mx.array, rows: mx.array, projection: Projection, norm: Norm | None = None
+) -> mx.array:
+    """Return `residual` + the projection of `rows`, normalised where `norm` says so."""
+    if norm is not None:
+        made = mx.fast.rms_norm(projection(rows), norm.weight, norm.eps)
+        return bounded_sum(residual, made)
+    plain = _plain(projection)
+    if plain is not None and served_by_row(rows, plain):
+        return row_times(rows, plain, residual=residual)
+    if plain is not None and runs_cuda():
+        return mx.addmm(residual, rows, plain.T)
+    return residual + projection(rows)
+
+
+def bounded_sum(left: mx.array, right: mx.array) -> mx.array:
+    """Return the sum; in float16 what is beyond its range ends at the range's end."""
+    if left.dtype != mx.float16:
+        return left + right
+    exact = left.astype(mx.float32) + right.astype(mx.float32)
+    return mx.clip(exact, -_FLOAT16_MAX, _FLOAT16_MAX).astype(mx.float16)
+
+
+def gated(
+    rows: mx.array,
+    norm: Norm,
+    gate_up: Projection,
+    *,
+    width: int,
+    activation: Activation = Activation.SILU,
+) -> mx.array:
+    """Return `act(g) * u`, g and u being the halves of the normalised rows' projection."""
+    plain = _plain(gate_up)
+    silu = activation is Activation.SILU
+    if silu and plain is not None and served_by_row(rows, plain, norm):
+        return row_times(rows, plain, norm=norm, gated=True)
+    both = gate_up(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+    return gated_halves(both, width=width, activation=activation)
+
+
+def gated_halves(
+    both: mx.array, *, width: int, activation: Activation = Activation.SILU
+) -> mx.array:
+    """Return `act(g) * u` where g and u are the halves, of `width`, of each row."""
+
+    def activated(part: slice) -> mx.array:
+        gate, up = both[part, :width], both[part, width:]
+        return gate * mx.sigmoid(_steepness(gate, activation)) * up
+
+    count = both.shape[0]
+    return side_by_side(activated, count=count, values=count * width, axis=0)
+
+
+def clamped_halves(both: mx.array, *, width: int, clamp: GateClamp) -> mx.array:
+    """Return `(u + 1) * g * sigmoid(slope * g)`, g and u being each row's halves, bounded."""
+
+    def activated(part: slice) -> mx.array:
+        gate = mx.minimum(both[part, :width], clamp.limit)
+        up = mx.clip(both[part, width:], -clamp.limit, clamp.limit)
+        return gate * mx.sigmoid(clamp.slope * gate) * (up + 1)
+
+    count = both.shape[0]
+    return side_by_side(activated, count=count, values=count * width, axis=0)
+
+
+def _steepness(gate: mx.array, activation: Activation) -> mx.array:
+    """Return what the gate is multiplied by the sigmoid of."""
+    if activation is Activation.SILU:
+        return gate
+    # (1 + tanh(z)) / 2 is the sigmoid of 2 z.
+    return _GELU_SLOPE * (gate + _GELU_CUBE * (gate * gate * gate))
+
+
+def logits_of(hidden: mx.array, head: Projection) -> mx.array:
+    """Return the head's products as float32."""
+    plain = _plain(head)
+    if plain is not None and served_by_row(hidden, plain):
+        return row_times(hidden, plain, wide=True)
+    return head(hidden).astype(mx.float32)
+
+
+def _plain(projection: Projection) -> mx.array | None:
+    """Return the matrix of a projection that is nothing else; None for any other."""
+    if isinstance(projection, Linear) and projection.bias is None:
+        return projection.weight
+    return None

@@ -1,0 +1,106 @@
+"""Packed weights as numbers and numbers packed, a piece at a time.
+
+Invariants:
+- Either way MLX takes several arrays of the weight's size: of a piece, here, and not of the whole.
+- What is made does not depend on how it is cut: no group is in two pieces.
+"""
+
+from typing import Final
+
+import mlx.core as mx
+
+from mlxd_worker.machine.lanes import lanes
+from mlxd_worker.models.weights.linear import unpacked
+from mlxd_worker.models.weights.packing import Packing
+
+PIECE_VALUES: Final = 1 << 18
+
+PACKED_VALUES: Final = 1 << 15
+"""The same while packing, which takes more than forty bytes for each value of small floats."""
+
+
+def parts_read(packing: Packing) -> tuple[tuple[str, mx.Dtype | None], ...]:
+    """Return words, scales and offsets by their names, and as what they are read; None: not."""
+    if packing.has_offsets:
+        return (("weight", mx.uint32), ("scales", mx.float32), ("biases", mx.float32))
+    return (("weight", mx.uint32), ("scales", mx.uint8), ("biases", None))
+
+
+def numbers_of(
+    words: mx.array,
+    scales: mx.array,
+    offsets: mx.array | None,
+    packing: Packing,
+    *,
+    exact_in: mx.Dtype,
+    dtype: mx.Dtype,
+    global_scale: mx.array | None = None,
+) -> mx.array:
+    """Return `[..., inputs]` as `dtype`, evaluated, reckoned in `exact_in`.
+
+    words: evaluated, `[..., packing.words(inputs)]`; scales and offsets likewise. global_scale: of
+    the whole, `[]`, or of each matrix of a stack, `[experts]`.
+    """
+    inputs = scales.shape[-1] * packing.group_size
+    rows = scales.size // scales.shape[-1]
+    flat_words, flat_scales = words.reshape(rows, -1), scales.reshape(rows, -1)
+    flat_offsets = None if offsets is None else offsets.reshape(rows, -1)
+
+    def piece(owner: int, part: slice) -> mx.array:
+        return unpacked(
+            flat_words[part],
+            flat_scales[part],
+            None if flat_offsets is None else flat_offsets[part],
+            packing,
+            global_scale=None if scale is None else scale[owner],
+            form=exact_in,
+        ).astype(dtype)
+
+    scale = None if global_scale is None else global_scale.reshape(-1)
+    height = rows if scale is None else rows // scale.size
+    step = max(PIECE_VALUES // inputs, 1)
+    parts = [
+        (top // height, slice(first, min(first + step, top + height)))
+        for top in range(0, rows, height)
+        for first in range(top, top + height, step)
+    ]
+    streams = lanes()
+    whole = mx.zeros((rows, inputs), dtype)
+    for first in range(0, len(parts), len(streams)):
+        made = []
+        for (owner, part), stream in zip(parts[first:], streams, strict=False):
+            with mx.stream(stream):
+                made.append((part, piece(owner, part)))
+        for part, numbers in made:
+            whole[part] = numbers
+        # Whatever is not waited for is there at once.
+        mx.eval(whole)
+    return whole.reshape(*words.shape[:-1], inputs)
+
+
+def packed_of(plain: mx.array, packing: Packing) -> tuple[mx.array, ...]:
+    """Return a weight's words, scales and, where there are any, offsets, evaluated.
+
+    plain: evaluated, `[outputs, inputs]` or `[experts, outputs, inputs]`.
+    """
+    *stack, outputs, inputs = plain.shape
+    step = max(PACKED_VALUES // inputs, 1)
+    rows = [slice(first, min(first + step, outputs)) for first in range(0, outputs, step)]
+    places: list[tuple[int | slice, ...]] = [(part,) for part in rows]
+    if stack:
+        places = [(expert, part) for expert in range(stack[0]) for part in rows]
+    whole: list[mx.array] = []
+    for place in places:
+        made = mx.quantize(
+            plain[place],
+            group_size=packing.group_size,
+            bits=packing.bits,
+            mode=packing.mode.value,
+        )
+        if not whole:
+            whole = [mx.zeros((*stack, outputs, part.shape[-1]), part.dtype) for part in made]
+        for array, part in zip(whole, made, strict=True):
+            array[place] = part
+        del part, made
+        mx.eval(whole)
+    return tuple(whole)

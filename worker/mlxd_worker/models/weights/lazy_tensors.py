@@ -1,0 +1,140 @@
+"""Tensors of a checkpoint by name: read straight away, or lazily when they are evaluated.
+
+Invariants:
+- A file is opened when one of its tensors is first wanted, and let go of with the last: a store may
+  keep one file for each tensor.
+- Each tensor is taken once. One that was taken is referred to by nobody here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.weights import TensorFact, read_header
+from mlxd_worker.models.weights.direct_reading import Segment, read_joined, type_read
+
+Slab = tuple[str, int | None]
+"""A tensor, or a part of it along its first axis."""
+
+
+class LazyTensors(Collection[str]):
+    """Stored tensors, and what was made of them, by the names that they go by here."""
+
+    def __init__(self, facts: Iterable[TensorFact]) -> None:
+        """Know the tensors; nothing is opened yet."""
+        self._facts = {fact.name: fact for fact in facts}
+        self._left = set(self._facts)
+        self._opened: dict[Path, dict[str, mx.array]] = {}
+        self._made: dict[str, mx.array] = {}
+        self._by_file: dict[Path, list[TensorFact]] = {}
+        for fact in self._facts.values():
+            self._by_file.setdefault(fact.file, []).append(fact)
+        self._checked: set[Path] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._left or name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._left
+        yield from self._made
+
+    def __len__(self) -> int:
+        return len(self._left) + len(self._made)
+
+    def pop(self, name: str) -> mx.array:
+        """Take a tensor.
+
+        Raises:
+            InvalidModel: its file cannot be opened, or is not the one whose header was read.
+        """
+        if name in self._made:
+            return self._made.pop(name)
+        fact = self._facts[name]
+        self._check_unchanged(fact.file)
+        if fact.file not in self._opened:
+            self._opened[fact.file] = dict(_open(fact.file))
+        array = self._opened[fact.file][fact.stored_name]
+        self._let_go(name)
+        return array
+
+    def read(self, slabs: Sequence[Slab], shape: Sequence[int], *, dtype: str) -> mx.array | None:
+        """Take tensors as one, evaluated, whose bytes are those of the slabs one after another.
+
+        All of a tensor is among the slabs. dtype: by the headers' word, what the caller makes of
+        it; it is read as that where that is exact. None, and nothing is taken, where a tensor is
+        made here, or their types cannot be one.
+
+        Raises:
+            InvalidModel: a file cannot be opened or read.
+        """
+        names = dict.fromkeys(name for name, _ in slabs)
+        if not self._left.issuperset(names):
+            return None
+        read_as = type_read({self._facts[name].dtype for name in names}, dtype)
+        if read_as is None:
+            return None
+        for file in {self._facts[name].file for name in names}:
+            self._check_unchanged(file)
+        segments = [Segment(self._facts[name], part) for name, part in slabs]
+        array = read_joined(segments, shape, dtype=read_as)
+        for name in names:
+            self._let_go(name)
+        return array
+
+    def reopened(self, name: str) -> mx.array:
+        """Return a stored tensor from an opening of its own; it is not taken."""
+        fact = self._facts[name]
+        return _open(fact.file)[fact.stored_name]
+
+    def put(self, made: Mapping[str, mx.array]) -> None:
+        """Let these be taken, made of what was."""
+        self._made |= made
+
+    def discard(self, name: str) -> None:
+        """Let nobody take a tensor."""
+        self._left.discard(name)
+
+    def _check_unchanged(self, file: Path) -> None:
+        """Refuse a file that was replaced since its header was read: other bytes lie there now."""
+        if file in self._checked:
+            return
+        now = {fact.stored_name: _place(fact) for fact in read_header(file)}
+        moved = [it for it in self._by_file[file] if now.get(it.stored_name) != _place(it)]
+        if moved:
+            # A tensor that is another, or gone, moves those behind it: it is the one to name.
+            first = min(moved, key=lambda it: now.get(it.stored_name, ())[:2] == _place(it)[:2])
+            problem = "not there any more as its header said: the file has changed"
+            raise InvalidModel(problem, file=file.name, field=first.stored_name)
+        self._checked.add(file)
+
+    def _let_go(self, name: str) -> None:
+        self._left.remove(name)
+        fact = self._facts[name]
+        arrays = self._opened.get(fact.file, {})
+        arrays.pop(fact.stored_name, None)
+        if not arrays:
+            self._opened.pop(fact.file, None)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._left.clear()
+        self._opened.clear()
+        self._made.clear()
+
+
+def _place(fact: TensorFact) -> tuple[str, tuple[int, ...], int]:
+    return fact.dtype, fact.shape, fact.begin
+
+
+def _open(file: Path) -> Mapping[str, mx.array]:
+    try:
+        loaded = mx.load(str(file), format="safetensors")
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).replace(str(file), file.name)  # where it lies is nobody's business
+        raise InvalidModel(f"could not be opened: {reason}", file=file.name) from error
+    assert isinstance(loaded, dict)
+    return loaded

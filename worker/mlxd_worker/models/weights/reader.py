@@ -1,0 +1,392 @@
+"""The tensors of a checkpoint, each read once, converted and evaluated as it is taken.
+
+Invariants:
+- Tensors are read one at a time and nothing else keeps a reference: the peak is the finished
+  weights plus what the one being made is made of.
+- What is stored as numbers is read to where it ends, joined and widened, wherever that rounds
+  nothing; anything else is read as it is stored, and converted then.
+- A packed weight is taken through `linear` and `experts` alone; one of 8-bit floats in blocks,
+  which becomes numbers as it is read, through anything.
+- What is made of a tensor that is stored in place of others goes by the others' names.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import mlx.core as mx
+
+from mlxd_shared.errors import InvalidModel
+from mlxd_shared.weights import TensorFact
+from mlxd_worker.models.architecture import Stack, TensorSpec
+from mlxd_worker.models.fields import some_names
+from mlxd_worker.models.weights.block_floats import block_scales_name, numbers_of_blocks
+from mlxd_worker.models.weights.by_pieces import numbers_of, packed_of, parts_read
+from mlxd_worker.models.weights.direct_reading import WORDS
+from mlxd_worker.models.weights.expert_linear import (
+    ExpertLinear,
+    ExpertProjection,
+    ExpertsSideBySide,
+    PackedExpertLinear,
+)
+from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
+from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
+from mlxd_worker.models.weights.packing import FP8_DTYPE, Packing
+from mlxd_worker.models.weights.stacks import joined_slabs, stack_of
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) after every tensor; may raise to give the load up."""
+
+
+class Reader:
+    """The tensors of a checkpoint, each to be taken once."""
+
+    def __init__(
+        self,
+        facts: Sequence[TensorFact],
+        specs: Sequence[TensorSpec],
+        *,
+        dtype: mx.Dtype,
+        keep_packed: bool,
+        progress: Progress,
+        on_load: Mapping[str, Packing] = MappingProxyType({}),
+    ) -> None:
+        """Know the tensors of `facts`, which `specs` describe; nothing is read yet.
+
+        on_load: how weights are packed that are stored in numbers, by name.
+        """
+        packings = {spec.name: spec.packing for spec in specs if spec.packing is not None}
+        self._packing = {spec.name: packings[spec.name] for spec in specs if spec.packed}
+        self._packing |= on_load
+        self._on_load = on_load
+        self._blocks = {spec.name: packings[spec.name] for spec in specs if spec.dtype == FP8_DTYPE}
+        self._keep_packed = keep_packed
+        self._facts = {fact.name: fact for fact in facts}
+        self._dtype = dtype
+        self._progress = progress
+        self._total_nbytes = sum(fact.nbytes for fact in facts)
+        self._read_nbytes = 0
+        self._lazy = LazyTensors(facts)
+        self._rename(specs)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What floating weights become."""
+        return self._dtype
+
+    @property
+    def keeps_packed(self) -> bool:
+        """Whether weights that are packed stay so."""
+        return self._keep_packed
+
+    def take_stored(self) -> dict[str, mx.array]:
+        """Return all tensors that nobody has taken, as they are stored, lazy."""
+        return {name: self._lazy.pop(name) for name in list(self._lazy)}
+
+    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+        """Evaluate what was made of all tensors; each counts for its share of what is read."""
+        total, done = sum(array.nbytes for array in made.values()), 0
+        for name, array in made.items():
+            try:
+                mx.eval(array)
+            except RuntimeError as error:
+                raise InvalidModel(f"could not be read: {error}", field=name) from error
+            done += array.nbytes
+            self._progress(self._total_nbytes * done // total, self._total_nbytes)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a tensor is stored under this name."""
+        return name in self._facts
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor as it is stored."""
+        return self._facts[name].shape
+
+    def take(self, name: str) -> mx.array:
+        """Return one tensor, evaluated, as `dtype`."""
+        return self._taken(name, self._dtype)
+
+    def take_float32(self, name: str) -> mx.array:
+        """Return one tensor, evaluated, as float32."""
+        return self._taken(name, mx.float32)
+
+    def take_stacked(self, names: Sequence[str]) -> mx.array:
+        """Return tensors joined along their first axis, evaluated, as `dtype`."""
+        return self._joined(names, self._dtype)
+
+    def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
+        """Return linears over one input as one, packed where they are and are to stay so."""
+        packings = [self._packing.get(f"{stem}.weight") for stem in stems]
+        unlike = len(set(packings)) > 1 or self._own_scales(stems)
+        if len(stems) > 1 and unlike and self._keep_packed:
+            return SideBySide(tuple(self._linear([stem], has_bias=has_bias) for stem in stems))
+        return self._linear(stems, has_bias=has_bias)
+
+    def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
+        """Return experts' linears over one input as one, packed where they are and stay so.
+
+        Raises:
+            InvalidModel: some of them are packed unlike others.
+        """
+        stored = [[s.stem] if f"{s.stem}.weight" in self._facts else s.parts for s in stacks]
+        packing = self._one_packing([stem for stems in stored for stem in stems])
+        if packing is not None and self._keep_packed:
+            if not any(f"{stem}.global_scale" in self._lazy for stems in stored for stem in stems):
+                return self._packed_experts(stored, packing, has_bias=has_bias)
+            parts = [self._packed_experts([stems], packing, has_bias=has_bias) for stems in stored]
+            return parts[0] if len(parts) == 1 else ExpertsSideBySide(tuple(parts))
+        bias = self._stacked(stored, "bias", self._dtype) if has_bias else None
+        if packing is None:
+            return ExpertLinear(self._stacked(stored, "weight", self._dtype), bias)
+        return ExpertLinear(self._unpacked_experts(stored, packing), bias)
+
+    def check_copies(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a stored copy that differs from its original: dropping it would change results."""
+        for spec in specs:
+            if spec.copy_of is None or spec.name not in self._facts:
+                continue
+            # Opened for this alone: comparing materialises both, and the original is read again.
+            original, copy = self._lazy.reopened(spec.copy_of), self._lazy.reopened(spec.name)
+            equal = mx.array_equal(original, copy)
+            self._evaluate(equal, [spec.name])
+            if not equal.item():
+                fact = self._facts[spec.name]
+                problem = f"differs from {spec.copy_of}, to which the config ties it"
+                raise InvalidModel(problem, file=fact.file.name, field=spec.name)
+            self._lazy.discard(spec.name)
+
+    def finish(self, specs: Sequence[TensorSpec]) -> None:
+        """Assert that the architecture took all that it said it needs."""
+        required = {spec.name for spec in specs if spec.required}
+        left = required & set(self._lazy)
+        if left:
+            raise AssertionError(f"never taken: {some_names(left)}")
+        self._lazy.clear()
+        self._progress(self._total_nbytes, self._total_nbytes)
+
+    def _linear(self, stems: Sequence[str], *, has_bias: bool) -> Linear | PackedLinear:
+        names = [f"{stem}.weight" for stem in stems]
+        bias = self.take_stacked([f"{stem}.bias" for stem in stems]) if has_bias else None
+        packings = [self._packing.get(name) for name in names]
+        if not any(packings):
+            return Linear(self.take_stacked(names), bias)
+        if packings[0] is not None and self._keep_packed:
+            return self._packed_linear(stems, packings[0], bias)
+        if packings[0] is not None and len(set(packings)) == 1 and not self._own_scales(stems):
+            return Linear(self._unpacked(stems, packings[0]), bias)
+        parts = [
+            self.take(name) if packing is None else self._unpacked([stem], packing)
+            for stem, name, packing in zip(stems, names, packings, strict=True)
+        ]
+        if len(parts) == 1:
+            return Linear(parts[0], bias)
+        weight = mx.concatenate(parts, axis=0)
+        self._evaluate(weight, names)
+        return Linear(weight, bias)
+
+    def _packed_linear(
+        self, stems: Sequence[str], packing: Packing, bias: mx.array | None
+    ) -> PackedLinear:
+        self._pack(stems, packing)
+        words = self._joined([f"{stem}.weight" for stem in stems], mx.uint32)
+        scales, offsets = [f"{stem}.scales" for stem in stems], [f"{stem}.biases" for stem in stems]
+        if packing.has_offsets:
+            return PackedLinear(
+                words, self.take_stacked(scales), self.take_stacked(offsets), packing, bias
+            )
+        kept, own = self._joined(scales, mx.uint8), None
+        if self._own_scales(stems):
+            own = self.take_float32(f"{stems[0]}.global_scale").reshape(())
+        return PackedLinear(words, kept, None, packing, bias, global_scale=own, form=self._dtype)
+
+    def _pack(self, stems: Sequence[str], packing: Packing) -> None:
+        """Put the packed parts of weights that are stored in numbers in their place."""
+        parts = ("weight", "scales", "biases") if packing.has_offsets else ("weight", "scales")
+        for stem in stems:
+            names = [f"{stem}.{part}" for part in parts]
+            if names[0] not in self._on_load:
+                continue
+            plain, fact = self._pop(names[0]), self._facts[names[0]]
+            self._evaluate(plain, names)
+            made = packed_of(plain, packing)
+            del plain
+            self._lazy.put(dict(zip(names, made, strict=True)))
+            self._facts |= {name: replace(fact, name=name, nbytes=0) for name in names[1:]}
+
+    def _packed_experts(
+        self, stored: Sequence[Sequence[str]], packing: Packing, *, has_bias: bool
+    ) -> PackedExpertLinear:
+        for stems in stored:
+            self._pack(stems, packing)
+        words = self._stacked(stored, "weight", mx.uint32)
+        bias = self._stacked(stored, "bias", self._dtype) if has_bias else None
+        if packing.has_offsets:
+            scales, offsets = (
+                self._stacked(stored, part, self._dtype) for part in ("scales", "biases")
+            )
+            return PackedExpertLinear(words, scales, offsets, packing, bias)
+        kept = self._stacked(stored, "scales", mx.uint8)
+        own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None
+        return PackedExpertLinear(
+            words, kept, None, packing, bias, global_scale=own, form=self._dtype
+        )
+
+    def _own_scales(self, stems: Sequence[str]) -> bool:
+        return any(f"{stem}.global_scale" in self._lazy for stem in stems)
+
+    def _rename(self, specs: Sequence[TensorSpec]) -> None:
+        """Make what is stored in place of others into these, lazily, by their names."""
+        sources = {spec.name: spec.source for spec in specs if spec.source is not None}
+        shares = Counter(source.name for source in sources.values())
+        whole = {name: self._lazy.pop(name) for name in shares}
+        made = {name: source.make(whole[source.name]) for name, source in sources.items()}
+        facts = {
+            name: replace(fact, name=name, nbytes=fact.nbytes // shares[fact.name])
+            for name, fact in ((name, self._facts[it.name]) for name, it in sources.items())
+        }
+        for name in shares:
+            del self._facts[name]
+        self._lazy.put(made)
+        self._facts |= facts
+
+    def _one_packing(self, stems: Sequence[str]) -> Packing | None:
+        packings = [self._packing.get(f"{stem}.weight") for stem in stems]
+        for stem, packing in zip(stems, packings, strict=True):
+            if packing != packings[0]:
+                name = f"{stem}.weight"
+                problem = f"packed unlike {stems[0]}, with which it is one here"
+                raise InvalidModel(problem, file=self._facts[name].file.name, field=name)
+        return packings[0]
+
+    def _stacked(self, stored: Sequence[Sequence[str]], part: str, dtype: mx.Dtype) -> mx.array:
+        """Return stacks joined along their outputs, each stored as one tensor or in slices."""
+        names = [[f"{stem}.{part}" for stem in stems] for stems in stored]
+        whole = 2 if part == "bias" else 3
+        shapes = [self._facts[group[0]].shape for group in names]
+        array = self._read(*joined_slabs(names, shapes, whole=whole), dtype)
+        if array is None:
+            stacks = [stack_of([self._pop(name) for name in group], whole=whole) for group in names]
+            array = self._filled(stacks, [name for group in names for name in group], 1, dtype)
+        self._finish_reading(array, [name for group in names for name in group])
+        return array
+
+    def _taken(self, name: str, dtype: mx.Dtype) -> mx.array:
+        array = self._read([(name, None)], self._facts[name].shape, dtype)
+        if array is None:
+            array = self._pop(name).astype(dtype)
+        self._finish_reading(array, [name])
+        return array
+
+    def _joined(self, names: Sequence[str], dtype: mx.Dtype) -> mx.array:
+        if len(names) == 1:
+            return self._taken(names[0], dtype)
+        shapes = [self._facts[name].shape for name in names]
+        rows = sum(shape[0] for shape in shapes)
+        array = self._read([(name, None) for name in names], (rows, *shapes[0][1:]), dtype)
+        if array is None:
+            array = self._filled([self._pop(name) for name in names], names, 0, dtype)
+        self._finish_reading(array, names)
+        return array
+
+    def _read(
+        self, slabs: Sequence[Slab], shape: Sequence[int], dtype: mx.Dtype
+    ) -> mx.array | None:
+        array = self._lazy.read(slabs, shape, dtype=WORDS[dtype])
+        return None if array is None else array.astype(dtype)
+
+    def _filled(
+        self, parts: list[mx.array], names: Sequence[str], axis: int, dtype: mx.Dtype
+    ) -> mx.array:
+        """Return lazy parts joined along an axis, each let go of before the next is evaluated."""
+        if len(parts) == 1:
+            return parts[0].astype(dtype)
+        shape = list(parts[0].shape)
+        shape[axis] = sum(part.shape[axis] for part in parts)
+        whole, first = mx.zeros(shape, dtype), 0
+        while parts:
+            part = parts.pop(0)
+            place = slice(first, first + part.shape[axis])
+            whole[(slice(None),) * axis + (place,)] = part.astype(dtype)
+            first = place.stop
+            del part
+            self._evaluate(whole, names)
+        return whole
+
+    def _unpacked(self, stems: Sequence[str], packing: Packing) -> mx.array:
+        """Return packed weights, joined, as numbers, evaluated.
+
+        Of those that have a scale of their own there is one.
+        """
+        words, scales, offsets = (
+            None if kind is None else self._joined([f"{stem}.{part}" for stem in stems], kind)
+            for part, kind in parts_read(packing)
+        )
+        own = self._own_scale(stems).reshape(()) if self._own_scales(stems) else None
+        return self._numbers(words, scales, offsets, packing, own)
+
+    def _unpacked_experts(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
+        if any(self._own_scales(stems) for stems in stored):
+            loose = [self._unpacked_stack([stems], packing) for stems in stored]
+            if len(loose) == 1:
+                return loose[0]
+            return self._filled(loose, [f"{stored[0][0]}.weight"], 1, self._dtype)
+        return self._unpacked_stack(stored, packing)
+
+    def _unpacked_stack(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
+        words, scales, offsets = (
+            None if kind is None else self._stacked(stored, part, kind)
+            for part, kind in parts_read(packing)
+        )
+        own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None
+        return self._numbers(words, scales, offsets, packing, own)
+
+    def _numbers(
+        self,
+        words: mx.array | None,
+        scales: mx.array | None,
+        offsets: mx.array | None,
+        packing: Packing,
+        own: mx.array | None,
+    ) -> mx.array:
+        """Return evaluated parts of packed weights as `dtype`; reckoned in float32."""
+        assert words is not None
+        assert scales is not None
+        # A small float times its scale is exact, but for scales that float16 has not.
+        exact = not packing.has_offsets and own is None and self._dtype != mx.float16
+        form = self._dtype if exact else mx.float32
+        return numbers_of(
+            words, scales, offsets, packing, exact_in=form, dtype=self._dtype, global_scale=own
+        )
+
+    def _own_scale(self, stems: Sequence[str]) -> mx.array:
+        """Return the scales of whole weights, float32 [weights]."""
+        names = [f"{stem}.global_scale" for stem in stems]
+        own = mx.concatenate([self._pop(name).astype(mx.float32).reshape(-1) for name in names])
+        self._finish_reading(own, names)
+        return own
+
+    def _pop(self, name: str) -> mx.array:
+        """Return a tensor: lazy, unless it has to be unpacked for whoever takes it."""
+        array, packing = self._lazy.pop(name), self._blocks.get(name)
+        if packing is None:
+            return array
+        scales = self._lazy.pop(block_scales_name(name))
+        pieces = []
+        for piece in numbers_of_blocks(array, scales, packing, dtype=self._dtype):
+            self._evaluate(piece, [name])
+            pieces.append(piece)
+        self._finish_reading(array, [block_scales_name(name)])
+        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
+
+    def _evaluate(self, array: mx.array, names: Sequence[str]) -> None:
+        try:
+            mx.eval(array)
+        except RuntimeError as error:
+            file = self._facts[names[0]].file.name
+            raise InvalidModel(f"could not be read: {error}", file=file, field=names[0]) from error
+
+    def _finish_reading(self, array: mx.array, names: Sequence[str]) -> None:
+        self._evaluate(array, names)
+        self._read_nbytes += sum(self._facts[name].nbytes for name in names)
+        self._progress(self._read_nbytes, self._total_nbytes)

@@ -1,0 +1,1 @@
+"""Every other architecture: mlx-lm's models over our caches."""

@@ -1,0 +1,370 @@
+"""Models that mlxd has no architecture of its own for: mlx-lm's, over our caches.
+
+Invariants:
+- Imported when a config first needs it, in the one version that it was held to; its module is one
+  of `ZOO_TYPES`, and code that a checkpoint brings along is never run.
+- What a model remembers is seen in passes over a hollow model, which evaluate nothing: sizes are
+  exact before a weight is read. The same holds for names and shapes of weights.
+- `forward` returns logits for hidden rows: the peer's models keep their heads to themselves. Rows
+  that nobody asks for are never evaluated.
+- Rows decode together where that gives what they give alone, which is tried once a load, and
+  nothing is known against it (`APART`); else one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import mlx.core as mx
+
+from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_shared.requests import KVFormat
+from mlxd_shared.weights import TensorFact
+from mlxd_shared.zoo_sizes import zoo_context, zoo_pass_sizes
+from mlxd_shared.zoo_types import zoo_type
+from mlxd_worker.cache.base import LayerCache, RowId
+from mlxd_worker.cache.kinds import AttentionGeometry
+from mlxd_worker.cache.plan import PassCaches
+from mlxd_worker.cache.recurrent import RecurrentCache
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
+from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.fields import Fields, invalid
+from mlxd_worker.models.weights.lazy_tensors import LazyTensors
+from mlxd_worker.models.weights.packing import BYTE_DTYPE, WORD_DTYPE, Packings, parse_packing
+from mlxd_worker.models.zoo.caches import (
+    KeysLeaf,
+    Leaves,
+    PeerCaches,
+    StatesLeaf,
+    joined,
+    parts_of,
+    recurrent,
+)
+from mlxd_worker.models.zoo.peer import (
+    arrays_of,
+    cast_weights,
+    check_installed,
+    hollow,
+    installed_version,
+    module_of,
+    packed_modules,
+    parameters_of,
+    restored,
+    seen,
+    uncompiled,
+    unpack,
+)
+
+if TYPE_CHECKING:  # see `peer`
+    from mlx.nn.layers.base import Module
+
+TRIED_LENGTHS: Final = (5, 3)
+"""Tokens of the rows that are decoded together, and alone, to see whether it is the same."""
+
+APART: Final = frozenset({"minimax_m3_vl"})
+"""Types whose rows never decode together: they choose keys by where these stand among what is
+fetched, not by a row's position, and short rows, as they are tried, have all keys chosen."""
+
+REFUSED: Final[Mapping[str, str]] = {
+    "plamo3": "reads prompts by a window one wider than that by which it goes on",
+}
+"""Types whose models in mlx-lm contradict themselves: nobody knows what is right."""
+
+VOCAB_MIN: Final[Mapping[str, int]] = {"phi3small": 100_352}
+"""Types that write to ids of their own, beyond the end of logits for a smaller vocabulary."""
+
+COUNT_MAX: Final = 4096
+"""Layers, heads or experts that a config may name."""
+
+_COUNTED = ("layer", "expert", "head")
+_SIZED = ("dim", "size", "vocab", "rank", "token")
+
+TRIED_CONTEXT: Final = 256
+APART_ERROR: Final = {mx.float32: 1e-2}
+"""How far logits of rows together may be from those of rows alone, relative to the largest."""
+
+APART_ERROR_HALVES: Final = 1e-1
+
+
+@dataclass(frozen=True)
+class ZooConfig:
+    """One config, and what a hollow model of it showed."""
+
+    name: str
+    """mlx-lm's module."""
+    values: Mapping[str, Any]
+    packings: Packings | None
+    leaves: Leaves
+    vocab: int
+    shapes: Mapping[str, tuple[int, ...]]
+    """The model's own parameters, none of them packed."""
+
+    @cached_property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        return zoo_context(self.values)
+
+    def within(self, context: int) -> ZooConfig:
+        """Return the config of a model no row of which is ever longer: mlx-lm's knows of none."""
+        del context
+        return self
+
+
+class ZooModel(Model):
+    """A loaded model of mlx-lm's. One owner: the engine thread."""
+
+    def __init__(self, config: ZooConfig, peer: Module) -> None:
+        """Own `peer`, whose weights are evaluated; see what it remembers in their type."""
+        self._config = config
+        self._peer = peer
+        self._caches = PeerCaches(module_of("cache"))
+        self._leaves, logits = seen(peer, self._caches)
+        self._dtype = _floating(logits.dtype)
+        self.apart = False
+        self.apart = config.name in APART or not _decodes_together(self)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._config.vocab
+
+    @property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        return self._config.context_max
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What its logits are."""
+        return self._dtype
+
+    @property
+    def embeds(self) -> bool:
+        """Never: what comes before the head is the peer's own affair."""
+        return False
+
+    @property
+    def compiles(self) -> bool:
+        """Never: nothing is known of what the peer's models do while they are traced."""
+        return False
+
+    @property
+    def attention(self) -> tuple[AttentionGeometry | None, ...]:
+        """Each cache's keys and values; None where it holds states, or nothing."""
+        return tuple(
+            leaf.geometry if isinstance(leaf, KeysLeaf) else None for leaf in self._leaves.leaves
+        )
+
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches, one for each that the peer's model would have."""
+        longest = self.context_max if context_max is None else context_max
+        caches: list[LayerCache | None] = []
+        for leaf in self._leaves.leaves:
+            if isinstance(leaf, StatesLeaf):
+                caches.append(RecurrentCache(leaf.states) if leaf.states else None)
+            elif leaf.geometry is None:
+                caches.append(None)
+            else:
+                caches.append(leaf.geometry.new_cache(leaf.dtype, kv=kv, context_max=longest))
+        return caches
+
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Write the batch's tokens into the caches; return their logits' rows, lazy."""
+        plan = caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self.dtype,
+        )
+        parts = parts_of(plan, batch, apart=self.apart)
+        kept = recurrent(caches.layers)
+        before = {number: cache.states(plan) for number, cache in kept.items()}
+        after: dict[int, list[list[mx.array]]] = {number: [] for number in kept}
+        results = []
+        with uncompiled():
+            for part in parts:
+                dressed = self._caches.dressed(self._leaves, caches.layers, part, before)
+                results.append(self._peer(part.tokens, cache=dressed))
+                for number, states in self._caches.states_after(self._leaves, dressed).items():
+                    after[number].append(states)
+        for number, found in after.items():
+            states = [joined(parts, each) for each in zip(*found, strict=True)]
+            kept[number].put(plan, states)
+        return joined(parts, results).reshape(-1, self.vocab_size)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab] of what `forward` returned, lazy."""
+        return hidden.astype(mx.float32)
+
+    def parameters(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, and the tables that the peer's layers keep."""
+        return arrays_of(self._peer)
+
+
+def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
+    """Return what mlx-lm makes of a config; nothing is evaluated.
+
+    Raises:
+        InvalidModel: mlx-lm is not there, or in another version; it has no such model, or refuses
+            the config; the config brings code along; a cache has no counterpart here; it would
+            write beyond its logits.
+    """
+    name = zoo_type(config)
+    if name is None:
+        problem = f"{config.get('model_type')!r} is none of mlx-lm's models"
+        raise invalid("model_type", problem)
+    if config.get("model_file") is not None:
+        raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
+    if name in REFUSED:
+        raise invalid("model_type", f"mlx-lm's {name} {REFUSED[name]}")
+    _check_counts(config)
+    check_installed(name, installed_version())
+    packings = parse_packing(Fields(config))
+    peer = hollow(name, config)
+    leaves, logits = seen(peer, PeerCaches(module_of("cache")))
+    least = VOCAB_MIN.get(name, 1)
+    if logits.shape[-1] < least:
+        raise invalid("vocab_size", f"mlx-lm's {name} needs {least} tokens at least")
+    shapes = {path: tuple(array.shape) for path, array in parameters_of(peer)}
+    return ZooConfig(name, config, packings, leaves, logits.shape[-1], shapes)
+
+
+def _check_counts(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse numbers of parts that would keep Python busy: a model is made of so many objects."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _check_counts(value, f"{prefix}{key}.")
+        counts = any(part in key for part in _COUNTED) and not any(it in key for it in _SIZED)
+        if counts and type(value) is int and value > COUNT_MAX:
+            raise invalid(prefix + key, f"{value} is above {COUNT_MAX}")
+
+
+def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
+    """Return what mlx-lm makes of the stored tensors; nothing is read.
+
+    Raises:
+        InvalidModel: some are missing, of no use, or of another shape than the config says.
+    """
+    lazy = LazyTensors(facts)
+    peer = _restored(config, {name: lazy.pop(name) for name in list(lazy)})
+    specs = []
+    packed = packed_modules(peer)
+    for path, array in parameters_of(peer):
+        stem, _, part = path.rpartition(".")
+        packing = packed.get(stem) if part in ("weight", "scales", "biases") else None
+        dtype = {mx.uint32: WORD_DTYPE, mx.uint8: BYTE_DTYPE}.get(array.dtype)
+        specs.append(
+            TensorSpec(
+                path,
+                tuple(array.shape),
+                packing=packing,
+                packed=packing is not None and part == "weight",
+                dtype=dtype if packing is not None else None,
+            )
+        )
+    return tuple(specs)
+
+
+def _restored(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
+    return restored(config.name, config.values, stored, config.packings)
+
+
+def build_zoo(config: ZooConfig, weights: Weights) -> Model:
+    """Take all weights; nothing else keeps them.
+
+    Raises:
+        InvalidModel: as `restored`.
+    """
+    peer = _restored(config, weights.take_stored())
+    dtype = weights.dtype
+    cast_weights(peer, dtype)
+    if not weights.keeps_packed:
+        unpack(peer)
+        cast_weights(peer, dtype)
+    weights.evaluate(arrays_of(peer))
+    return ZooModel(config, peer)
+
+
+def zoo_tensors(config: ZooConfig) -> tuple[TensorSpec, ...]:
+    """Return the model's own parameters, unpacked."""
+    return tuple(TensorSpec(name, shape) for name, shape in config.shapes.items())
+
+
+def zoo_footprint(config: ZooConfig) -> Footprint:
+    """Return what is remembered, as it was seen, and the widths that the config states."""
+    keys = [leaf.geometry for leaf in config.leaves.leaves if isinstance(leaf, KeysLeaf)]
+    kept = [geometry for geometry in keys if geometry is not None]
+    windows: dict[int, int] = {}
+    whole = 0
+    for geometry in kept:
+        values = geometry.kv_heads * (geometry.head_dim + (geometry.value_dim or 0))
+        if geometry.window is None or geometry.window >= config.context_max:
+            whole += values
+        else:
+            windows[geometry.window] = windows.get(geometry.window, 0) + values
+    states = [leaf for leaf in config.leaves.leaves if isinstance(leaf, StatesLeaf) and leaf.states]
+    nbytes = sum(RecurrentCache(leaf.states).slot_nbytes(0) for leaf in states)
+    caches = CacheSizes(
+        kv_values_per_token=whole,
+        kv_heads=max((it.kv_heads for it in kept), default=1),
+        head_dim=max((it.head_dim for it in kept), default=1),
+        windows=tuple(WindowedLayers(window, windows[window]) for window in sorted(windows)),
+        recurrent_values_per_row=-(-nbytes // 4),
+        recurrent_layers=len(states),
+        foreign=True,
+    )
+    return Footprint(config.context_max, caches, zoo_pass_sizes(config.values, vocab=config.vocab))
+
+
+ZOO = Architecture(
+    parse=parse_zoo,
+    tensors=zoo_tensors,
+    footprint=zoo_footprint,
+    build=build_zoo,
+    restore=check_zoo,
+)
+
+
+def _decodes_together(model: ZooModel) -> bool:
+    """Tell whether rows of unlike lengths give in one pass what they give alone."""
+    together = _tried(model)
+    model.apart = True
+    alone = _tried(model)
+    model.apart = False
+    if together is None or alone is None:
+        return False
+    largest = mx.max(mx.abs(alone))
+    error = cast("float", (mx.max(mx.abs(together - alone)) / largest).item())
+    return error <= APART_ERROR.get(model.dtype, APART_ERROR_HALVES) or largest.item() == 0
+
+
+def _tried(model: ZooModel) -> mx.array | None:
+    """Return the logits of rows that decode in one batch; None where that cannot be done."""
+    context = min(TRIED_CONTEXT, model.context_max)
+    rows = [RowId(-1 - index) for index in range(len(TRIED_LENGTHS))]
+    layers = model.new_caches(context_max=context)
+    caches = RowCaches(layers, context_max=context, rows_max=len(rows))
+    for row, length in zip(rows, TRIED_LENGTHS, strict=True):
+        caches.join(row, tokens=length + 1, coming=len(rows))
+        tokens = [(7 * index + 1) % model.vocab_size for index in range(length)]
+        model.forward(Batch.prefill(tokens, 0, row), caches)
+        mx.eval(caches.state())
+    batch = Batch.decode([1 % model.vocab_size] * len(rows), TRIED_LENGTHS, rows)
+    try:
+        logits = model.logits(model.forward(batch, caches))
+        mx.eval(logits, caches.state())
+    except (TypeError, ValueError, AttributeError, IndexError):
+        return None
+    return logits
+
+
+def _floating(dtype: mx.Dtype) -> mx.Dtype:
+    assert mx.issubdtype(dtype, mx.floating), "logits"
+    return dtype
