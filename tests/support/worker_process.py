@@ -27,7 +27,7 @@ from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.net import CHANNEL_OPTIONS
 
 START_S_MAX = 60.0
-STOP_S_MAX = 20.0
+STOP_S_MAX = 60.0
 DIGEST = "d" * 64
 ROOT = Path(__file__).resolve().parent.parent.parent
 

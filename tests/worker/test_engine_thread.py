@@ -18,6 +18,7 @@ from mlxd_shared.errors import (
     InternalError,
     InvalidModel,
     LoadAbandoned,
+    MlxdError,
     ModelDraining,
     QueueFull,
     ShuttingDown,
@@ -26,9 +27,11 @@ from mlxd_shared.requests import LoadSpec
 from mlxd_shared.serving import Health
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
-from mlxd_worker.facts import LoadJob, Progress
+from mlxd_worker.facts import Figures, Loaded, LoadJob, Progress, Report
+from mlxd_worker.host import ModelHost
 from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
 from mlxd_worker.machine.blas_library import BlasReport
+from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.options import parse_options
 from mlxd_worker.status_report import device_name
 from mlxd_worker.worker import Identity, Phase, Worker
@@ -151,6 +154,53 @@ async def test_figures_never_wait_for_a_step(started: Started, folder: Path) -> 
     await started.engine.ready()
     assert (await started.engine.figures()).at_s > during.at_s
     assert before.mlx_active_nbytes >= sum(account.nbytes for account in before.accounts) > 0
+
+
+class _Tardy(ModelHost):
+    """Takes as long to settle after a command as a thread that gets no processor."""
+
+    gate = threading.Event()
+
+    def load(self, job: LoadJob, report: Report) -> Loaded:
+        """Load, and do not settle soon."""
+        self.gate.clear()
+        return super().load(job, report)
+
+    def unload(self, error: MlxdError) -> int:
+        """Unload, and do not settle soon."""
+        self.gate.clear()
+        return super().unload(error)
+
+    def settle(self) -> Figures:
+        """Settle once that is wanted."""
+        self.gate.wait()
+        return super().settle()
+
+
+@pytest.mark.asyncio
+async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> None:
+    """Even where the thread comes to nothing else between its answer and the question."""
+    _Tardy.gate.set()
+    engine = EngineThread(
+        device=kind(),
+        loop=asyncio.get_running_loop(),
+        on_fault=lambda: None,
+        make_host=lambda device: _Tardy(device=DeviceKind(device.value)),
+    )
+    engine.start()
+    try:
+        await Started(engine).load(folder)
+        assert await _held_nbytes(engine) > 0
+        _Tardy.gate.set()
+        await engine.unload(ShuttingDown())
+        assert await _held_nbytes(engine) == 0
+    finally:
+        _Tardy.gate.set()
+        await engine.stop()
+
+
+async def _held_nbytes(engine: EngineThread) -> int:
+    return sum(account.nbytes for account in (await engine.figures()).accounts)
 
 
 @pytest.mark.asyncio
