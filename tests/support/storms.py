@@ -196,10 +196,14 @@ async def _over(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def _kill(site: Site, storm: Storm, kills: Counter[str], over: asyncio.Event) -> None:
-    """Kill a worker now and then."""
+    """Kill a worker now and then; whatever the machine can do, some stream ends in between."""
     draws = random.Random(storm.seed)
+    complete = -1.0
     while not await _over(over, storm.kill_every_s):
         status = await site.client.status()
+        former, complete = complete, _complete(status)
+        if complete == former:
+            continue
         states = {w.pid: w.state.value for w in status.workers if w.exit_code is None}
         workers = site.process.children()
         if not workers:
@@ -210,6 +214,12 @@ async def _kill(site: Site, storm: Storm, kills: Counter[str], over: asyncio.Eve
         except psutil.NoSuchProcess:
             continue  # it went by itself meanwhile
         kills[states.get(victim.pid, "starting")] += 1
+
+
+def _complete(status: Status) -> float:
+    """Return how many streams have come to their end."""
+    (requests,) = (family for family in status.metrics if family.name == "mlxd_requests_total")
+    return sum(point.value for point in requests.points if point.labels["code"] == "OK")
 
 
 async def _sample(site: Site, samples: Samples, over: asyncio.Event, begin_s: float) -> None:

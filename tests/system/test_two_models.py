@@ -19,6 +19,7 @@ from mlxd.client import Client, Delta, SamplingOptions
 from mlxd.v1 import worker_pb2
 from mlxd_shared import config
 from tests.support.calls import ids
+from tests.support.cli import LIMIT_S
 from tests.support.random_model import LARGE, write_dense_model
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model
@@ -137,6 +138,7 @@ def resident_nbytes(processes: list[psutil.Process]) -> int:
     return sum(process.memory_info().rss for process in processes)
 
 
+@pytest.mark.timeout(TRIES_MAX * LIMIT_S)
 @pytest.mark.asyncio
 async def test_one_answers_while_the_other_loads_and_goes_with_all_its_memory(
     small: Path, large: Path
