@@ -65,6 +65,8 @@ class Observed:
     budget_bytes: int = 0
     most_waiting: int = 0
     most_running: int = 0
+    most_streams: int = 0
+    """That run or wait: some count as waiting until the step that gives them their row."""
     kv_bytes_max: int = 0
     most_reserved_bytes: int = 0
     most_resident_bytes: int = 0
@@ -177,6 +179,8 @@ def _note(status: status_pb2.Status, seen: Observed) -> None:
     seen.most_bytes = max(seen.most_bytes, sum(w.memory.total_bytes for w in workers))
     seen.most_waiting = max(seen.most_waiting, sum(w.streams_waiting for w in workers))
     seen.most_running = max(seen.most_running, sum(w.streams_running for w in workers))
+    streams = sum(w.streams_waiting + w.streams_running for w in workers)
+    seen.most_streams = max(seen.most_streams, streams)
     seen.budget_bytes = sum(device.budget_bytes for device in status.devices)
     seen.most_reserved_bytes = max(
         seen.most_reserved_bytes, sum(device.reserved_bytes for device in status.devices)

@@ -34,8 +34,8 @@ class Served:
         return sum(line["event"] == event for line in self._lines())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        lines = self.log_path.read_text(encoding="utf-8").splitlines()
-        return (json.loads(line) for line in lines if line.startswith("{"))
+        whole, _, _ = self.log_path.read_text(encoding="utf-8").rpartition("\n")
+        return (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
 
 
 @asynccontextmanager

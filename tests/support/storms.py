@@ -39,6 +39,10 @@ OBSERVED_EVERY_S = 0.05
 SAMPLED_EVERY_S = 1.0
 SETTLE_S_MAX = 60.0
 """What loads that are under way when the last client goes may take."""
+LOOK_EVERY_S = 0.1
+SAME_LOOKS = 10
+LOOKS_MAX = 300
+"""Looks at what the server holds: so many alike are rest, and after so many nothing changes."""
 SETTLED = frozenset({ModelState.READY, ModelState.UNLOADED, ModelState.FAILED})
 EXPECTED_ERRORS = frozenset({"worker died", "load failed"})
 """What the log may call an error where workers are killed."""
@@ -103,6 +107,26 @@ class Site:
         """Return the addresses that workers listen at, or have left behind."""
         return {f"unix:{path}" for path in self.run_dir.glob("*.sock")}
 
+    async def at_rest(self) -> Held:
+        """Return what it holds once that has not changed for a while."""
+        held, same = self.held(), 0
+        while same < SAME_LOOKS:
+            await wait(LOOK_EVERY_S)
+            former, held = held, self.held()
+            same = same + 1 if held.descriptors == former.descriptors else 0
+        return held
+
+    async def back_at(self, before: Held) -> Held:
+        """Return what it holds once that is no more than before; after a long while, as it is.
+
+        What clients and workers leave is closed a moment after they have gone.
+        """
+        for _ in range(LOOKS_MAX):
+            if self.held().descriptors <= before.descriptors:
+                break
+            await wait(LOOK_EVERY_S)
+        return self.held()
+
     async def unload_all(self) -> None:
         """Have no model in memory."""
         for model in await self.client.models():
@@ -114,9 +138,9 @@ async def weather(scene: Scene, storm: Storm, folder: Path) -> Aftermath:
     jobs_path = folder / "jobs.json"
     jobs_path.write_text(json.dumps([asdict(job) for job in scene.jobs]), encoding="utf-8")
     async with _site(scene, folder / "run") as site:
-        begin_s = asyncio.get_running_loop().time()
-        found = Aftermath(Tally(), Observed(), Samples(), before=site.held())
+        found = Aftermath(Tally(), Observed(), Samples(), before=await site.at_rest())
         async with observed(site.server.address, every_s=OBSERVED_EVERY_S) as watch:
+            begin_s = asyncio.get_running_loop().time()
             over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_sample(site, found.controller, over, begin_s))
@@ -126,7 +150,7 @@ async def weather(scene: Scene, storm: Storm, folder: Path) -> Aftermath:
         found.seen = watch.seen
         await _check_settled(site, found)
         await site.unload_all()
-        found.after = site.held()
+        found.after = await site.back_at(found.before)
         assert site.process.children() == []
         assert site.sockets() == set()
     return found
@@ -172,10 +196,14 @@ async def _over(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def _kill(site: Site, storm: Storm, kills: Counter[str], over: asyncio.Event) -> None:
-    """Kill a worker now and then."""
+    """Kill a worker now and then; whatever the machine can do, some stream ends in between."""
     draws = random.Random(storm.seed)
+    complete = -1.0
     while not await _over(over, storm.kill_every_s):
         status = await site.client.status()
+        former, complete = complete, _complete(status)
+        if complete == former:
+            continue
         states = {w.pid: w.state.value for w in status.workers if w.exit_code is None}
         workers = site.process.children()
         if not workers:
@@ -186,6 +214,12 @@ async def _kill(site: Site, storm: Storm, kills: Counter[str], over: asyncio.Eve
         except psutil.NoSuchProcess:
             continue  # it went by itself meanwhile
         kills[states.get(victim.pid, "starting")] += 1
+
+
+def _complete(status: Status) -> float:
+    """Return how many streams have come to their end."""
+    (requests,) = (family for family in status.metrics if family.name == "mlxd_requests_total")
+    return sum(point.value for point in requests.points if point.labels["code"] == "OK")
 
 
 async def _sample(site: Site, samples: Samples, over: asyncio.Event, begin_s: float) -> None:

@@ -17,14 +17,18 @@ import pytest
 
 from mlxd.client import Client, MlxdError, SamplingOptions
 from mlxd.messages import ModelState, WorkerStatus
+from mlxd.v1 import types_pb2
 from mlxd_shared.errors import WorkerTimedOut
 from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
+from tests.support.ports import own_port
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import WorkerProcess, running_worker
 
 GREEDY = SamplingOptions(temperature=0.0)
+CONTEXT = 16384
+"""Long enough that a stream without a limit goes on for as long as a test needs it to."""
 
 
 @dataclass(slots=True)
@@ -132,9 +136,11 @@ async def test_a_controller_that_restarts_finds_the_model_loaded(
 @pytest.mark.asyncio
 async def test_a_worker_that_restarts_is_taken_up_again(models: Models) -> None:
     """Kill -9 and a new process at the same address: the loss is told, then it serves again."""
-    async with running_worker(listen="tcp:127.0.0.1:0") as first:
-        address = first.address
-        async with controller(models, address) as (_, client):
+    with own_port() as address:
+        async with (
+            running_worker(listen=f"tcp:{address}") as first,
+            controller(models, address) as (_, client),
+        ):
             before = await text_of(client, "a")
             os.kill(first.pid, signal.SIGKILL)
             await first.ended()
@@ -152,7 +158,7 @@ async def test_a_worker_that_brings_its_model_is_taken_as_it_is(models: Models) 
     async with running_worker(
         "--model", f"{models.a}", "--name", "a", "--log-format", "json", listen="tcp:127.0.0.1:0"
     ) as worker:
-        await worker.until(lambda own: own.model_name == "a" and own.memory.total_bytes > 0)
+        await worker.until(lambda own: own.state == types_pb2.MODEL_STATE_READY)
         async with controller(models, worker.address) as (_, client):
             await until_state(client, "a", ModelState.READY)
             await text_of(client, "a")
@@ -162,13 +168,12 @@ async def test_a_worker_that_brings_its_model_is_taken_as_it_is(models: Models) 
 @pytest.mark.asyncio
 async def test_a_load_waits_for_a_worker_that_is_not_there_yet(models: Models) -> None:
     """A controller may start first; its requests wait for the worker, within bounds."""
-    async with running_worker(listen="tcp:127.0.0.1:0") as lender:
-        address = lender.address  # a port that is free again in a moment
-    async with controller(models, address) as (_, client):
-        waiting = asyncio.create_task(text_of(client, "a"))
-        await until_state(client, "a", ModelState.LOADING)
-        async with running_worker(listen=f"tcp:{address}"):
-            assert await asyncio.wait_for(waiting, LIMIT_S)
+    with own_port() as address:
+        async with controller(models, address) as (_, client):
+            waiting = asyncio.create_task(text_of(client, "a"))
+            await until_state(client, "a", ModelState.LOADING)
+            async with running_worker(listen=f"tcp:{address}"):
+                assert await asyncio.wait_for(waiting, LIMIT_S)
 
 
 @pytest.mark.asyncio
@@ -189,25 +194,27 @@ async def test_two_workers_hold_two_models(models: Models) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_stream_that_loses_its_worker_is_told_so(models: Models) -> None:
+async def test_a_stream_that_loses_its_worker_is_told_so(models: Models, tmp_path: Path) -> None:
     """The client gets an error, and the next request is served by the next process."""
-    async with (
-        running_worker(listen="tcp:127.0.0.1:0") as first,
-        controller(models, first.address) as (_, client),
-    ):
-        stream = client.generate(
-            "ab", model="a", sampling=GREEDY, max_tokens=400, ignore_eos=True, migrate=False
-        )
-        async with stream as events:
-            await anext(aiter(events))
-            os.kill(first.pid, signal.SIGKILL)
-            with pytest.raises(MlxdError):
-                async for _ in events:
-                    pass
-        await first.ended()
-        async with running_worker(listen=f"tcp:{first.address}"):
+    models.a = write_tiny_model(tmp_path / "long", context_max=CONTEXT)
+    with own_port() as address:
+        async with (
+            running_worker(listen=f"tcp:{address}") as first,
+            controller(models, address) as (_, client),
+        ):
+            stream = client.generate(
+                "ab", model="a", sampling=GREEDY, ignore_eos=True, migrate=False
+            )
+            async with stream as events:
+                await anext(aiter(events))
+                os.kill(first.pid, signal.SIGKILL)
+                with pytest.raises(MlxdError):
+                    async for _ in events:
+                        pass
+            await first.ended()
             await until_state(client, "a", ModelState.FAILED)
-            assert await text_of(client, "a")
+            async with running_worker(listen=f"tcp:{address}"):
+                assert await text_of(client, "a")
 
 
 @pytest.mark.asyncio
@@ -221,7 +228,7 @@ async def test_workers_are_reached_over_tls_with_a_token(models: Models, tmp_pat
         async with controller(models, worker.address, options=reach) as (_, client):
             assert await text_of(client, "a")
         async with controller(
-            models, worker.address, options=("--worker-tls-ca", f"{authority.path}"), wait_s=1
+            models, worker.address, options=("--worker-tls-ca", f"{authority.path}"), wait_s=3
         ) as (server, client):
             with pytest.raises(WorkerTimedOut):
                 await text_of(client, "a")

@@ -43,7 +43,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 # What both examples ask for, so that all three clients must print the same text.
 EXAMPLE = SamplingOptions(temperature=0.7, seed=42)
 EXAMPLE_TOKENS = 48
-NPM_LIMIT_S = 120
+NPM_LIMIT_S = 300
 SERVICES = ("mlxd.v1.InferenceService", "mlxd.v1.ModelService", "mlxd.v1.StatusService")
 
 
@@ -247,6 +247,7 @@ async def stream_in_node(folder: Path, *arguments: str) -> tuple[int | None, str
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.timeout(NPM_LIMIT_S + 2 * LIMIT_S)
 @pytest.mark.asyncio
 async def test_a_node_client_streams_from_the_proto_files_alone(address: str, node: Path) -> None:
     """The same text as in Python, with usage and a 64-bit seed; an error with its code."""

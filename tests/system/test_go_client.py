@@ -26,9 +26,10 @@ from tests.support.tiny_model import write_tiny_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "go"
 TOOLS = ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
-BUILD_TIMEOUT_S = 170
-RUN_TIMEOUT_S = 30
+BUILD_TIMEOUT_S = 500
+RUN_TIMEOUT_S = 90
 INTERRUPTED = 130
+pytestmark = pytest.mark.timeout(BUILD_TIMEOUT_S + 2 * RUN_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)

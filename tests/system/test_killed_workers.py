@@ -19,7 +19,7 @@ from tests.support.trained import DEMO
 from tests.support.turns import turned
 
 OFFSETS = spread((0, 1, 17, 64), 2)
-SILENT_MAX_S = 2.0
+SILENT_MAX_S = 5.0
 
 
 async def until(struck: Struck, *phases: Phase) -> None:

@@ -36,7 +36,7 @@ CONTEXT = 16384
 """Long enough that a stream without a limit goes on for as long as a test needs it to."""
 READY = types_pb2.MODEL_STATE_READY
 UNLOADED = types_pb2.MODEL_STATE_UNLOADED
-END_S_MAX = 20.0
+END_S_MAX = 60.0
 
 
 @dataclass(slots=True)

@@ -13,7 +13,9 @@ import pytest
 from tests.support.no_compiler import without_compiler
 from tests.tidy.tree import ROOT
 
-LIMIT_S = 150
+LIMIT_S = 500
+"""Many times what it takes; the machine may have too much to do."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 10)
 ENGINE_TESTS = ("tests/worker/test_models_golden.py", "tests/worker/test_sampler.py")
 
 
@@ -42,7 +44,6 @@ def test_the_demo_needs_no_compiler(tmp_path: Path) -> None:
     assert not list((tmp_path / "machine" / "tmpdir").rglob("*.so"))
 
 
-@pytest.mark.timeout(LIMIT_S + 10)
 def test_the_engines_tests_need_no_compiler(tmp_path: Path) -> None:
     """Parity, batching and sampling hold there as they do here."""
     options = ("-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "pytest"))

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from mlxd.client import Client, Completion, Delta, Finished, SamplingOptions
+from tests.support.cli import LIMIT_S
+from tests.support.ports import own_port
 from tests.support.served import Served, served
 
 PROMPT = "Once upon a time"
-TOKENS = 300
-LIMIT_S = 60.0
+LENGTHS = (300, 900)
+"""Of a stream in tokens: the longer one where the other had ended before its controller did."""
 
 
 @dataclass(slots=True)
@@ -82,27 +84,43 @@ async def test_a_controller_is_killed_and_comes_back(
     at: int, given: dict[str, Any], kept: bool, run_dir: str
 ) -> None:
     """The client goes on with the new one on the same port; ids and text are the whole stream's."""
-    options = ("--run-dir", run_dir, "--orphan-grace", "60s") if kept else ()
-    given = {"max_tokens": TOKENS, "ignore_eos": True, "stop": ["\0 never"], **given}
+    folders = (run_dir, run_dir) if kept else (f"{run_dir}/a", f"{run_dir}/b")
+    for tokens in LENGTHS:
+        if await goes_on(folders, at, {**given, "max_tokens": tokens}):
+            return
+    raise AssertionError("every stream was over before its controller was killed")
+
+
+async def goes_on(folders: tuple[str, str], at: int, given: dict[str, Any]) -> bool:
+    """Kill the controller of a stream of so many tokens; False where it was over by then.
+
+    The second one finds the worker where both have one folder for what they run.
+    """
+    tokens, kept = given["max_tokens"], len(set(folders)) == 1
+    grace = "60s" if kept else "1s"
+    own, its = (("--run-dir", folder, "--orphan-grace", grace) for folder in folders)
+    given = {"ignore_eos": True, "stop": ["\0 never"], **given}
     consumer = Consumer(at)
-    async with served(*options) as first, Client(first.address) as client:
-        reading = asyncio.create_task(consumer.read(client, **given))
-        await asyncio.wait_for(consumer.reached.wait(), LIMIT_S)
-        assert not reading.done()
-        await kill(first)
-        async with served(*options, address=first.address) as second:
-            assert second.address == first.address
-            await asyncio.wait_for(reading, LIMIT_S)
-            assert second.count("worker adopted") == int(kept)
-            assert second.count("loading") == int(not kept)
-            assert consumer.finished is not None
-            usage = consumer.finished.usage
-            sampling = replace(given["sampling"], seed=usage.seed)
-            expected = await whole(client, **{**given, "sampling": sampling})
+    with own_port() as address:
+        async with served(*own, address=address) as first, Client(address) as client:
+            reading = asyncio.create_task(consumer.read(client, **given))
+            await asyncio.wait_for(consumer.reached.wait(), LIMIT_S)
+            await kill(first)
+            async with served(*its, address=address) as second:
+                await asyncio.wait_for(reading, LIMIT_S)
+                assert consumer.finished is not None
+                usage = consumer.finished.usage
+                if not usage.calls.lost:
+                    return False
+                assert second.count("worker adopted") == int(kept)
+                assert second.count("loading") == int(not kept)
+                sampling = replace(given["sampling"], seed=usage.seed)
+                expected = await whole(client, **{**given, "sampling": sampling})
 
     assert tuple(consumer.token_ids) == expected.token_ids
     assert "".join(consumer.texts) == expected.text
     assert usage.calls.lost == 1
-    assert at <= usage.calls.resumed_tokens < TOKENS
-    assert usage.completion_tokens == TOKENS
+    assert at <= usage.calls.resumed_tokens < tokens
+    assert usage.completion_tokens == tokens
     assert usage.prompt_tokens == expected.finished.usage.prompt_tokens
+    return True

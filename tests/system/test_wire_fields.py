@@ -41,6 +41,8 @@ DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 CONTEXT = 512
 """Half the demo model's, so that streams to its end take half as long."""
 LONG_CONTEXT = 16384
+ALL_S_MAX = 600
+"""For all probes, one after another."""
 CONTROLLER_PROBES = [
     *generate_probes.PROBES.all,
     *format_probes.PROBES.all,
@@ -80,6 +82,14 @@ async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[W
         yield Wire(channel, Recorder(), model, folder)
 
 
+def write_demo(folder: Path, context: int) -> Path:
+    """Write the demo model with another context."""
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """A controller that both tests use, and what a fresh one had to say."""
@@ -92,11 +102,7 @@ class Scene:
 @pytest.fixture(name="demo", scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with a shorter context."""
-    folder = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(DEMO, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_demo(tmp_path_factory.mktemp("models") / "demo", CONTEXT)
 
 
 @pytest_asyncio.fixture(name="scene", loop_scope="module", scope="module")
@@ -167,6 +173,7 @@ async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
     return await refusal(wire.generate(generate))
 
 
+@pytest.mark.timeout(ALL_S_MAX)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_field_works_on_real_processes(
     scene: Scene, demo: Path, tmp_path: Path
@@ -181,7 +188,8 @@ async def test_every_field_works_on_real_processes(
     await scenario.a_worker_dies(wire)
     seen = set(wire.recorder.seen)
     async with running_worker() as worker:
-        alone = Wire(worker.channel, Recorder(), "demo", demo)
+        long = write_demo(tmp_path / "long", LONG_CONTEXT)
+        alone = Wire(worker.channel, Recorder(), "demo", long)
         for probe in WORKER_PROBES:
             await probe.check(alone)
         seen |= alone.recorder.seen

@@ -27,9 +27,11 @@ from mlxd_shared.requests import LoadSpec
 from mlxd_shared.serving import Health
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
-from mlxd_worker.facts import Figures, LoadJob, Progress
+from mlxd_worker.facts import Figures, Loaded, LoadJob, Progress, Report
+from mlxd_worker.host import ModelHost
 from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
 from mlxd_worker.machine.blas_library import BlasReport
+from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.options import parse_options
 from mlxd_worker.status_report import device_name
 from mlxd_worker.worker import Identity, Phase, Worker
@@ -160,6 +162,41 @@ async def test_figures_never_wait_for_a_step(started: Started, folder: Path) -> 
     await started.engine.ready()
     assert (await figures_now(started.engine)).at_s > during.at_s
     assert before.mlx_active_nbytes >= sum(account.nbytes for account in before.accounts) > 0
+
+
+class _Tardy(ModelHost):
+    """Settles late after a load, as a thread does that gets no processor."""
+
+    gate = threading.Event()
+
+    def load(self, job: LoadJob, report: Report) -> Loaded:
+        """Load, and do not settle soon."""
+        self.gate.clear()
+        return super().load(job, report)
+
+    def settle(self) -> Figures:
+        """Settle once that is wanted."""
+        self.gate.wait()
+        return super().settle()
+
+
+@pytest.mark.asyncio
+async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> None:
+    """Even where the thread comes to nothing else between its answer and the question."""
+    _Tardy.gate.set()
+    engine = EngineThread(
+        device=kind(),
+        loop=asyncio.get_running_loop(),
+        on_fault=lambda: None,
+        make_host=lambda _: _Tardy(device=DeviceKind(kind().value)),
+    )
+    engine.start()
+    try:
+        await Started(engine).load(folder)
+        assert sum(account.nbytes for account in (await engine.figures()).accounts) > 0
+    finally:
+        _Tardy.gate.set()
+        await engine.stop()
 
 
 @pytest.mark.asyncio

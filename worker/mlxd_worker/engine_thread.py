@@ -6,6 +6,7 @@ Invariants:
 - Between two steps the whole mailbox is served. New streams are refused when it is full; cancels
   and commands never are, each of them belongs to a stream or a caller that was let in.
 - Whoever asks for figures waits at most STATUS_WAIT_S, then gets the last ones with their age.
+  These are never from before a command that has been answered.
 - A fault of the loop, or of any command but a load, ends every stream, then the thread, and is
   reported once: the process has to end, since the caches are in an unknown state.
 """
@@ -181,7 +182,7 @@ class EngineThread:
 
     async def _ask(self) -> None:
         with suppress(ShuttingDown, InternalError):  # then the last figures are all there is
-            await self._call(self._publish)
+            await self._call(lambda _: None)
 
     async def _call(self, act: Callable[[ModelHost], T], *, recoverable: bool = False) -> T:
         """Run `act` on the engine thread between two steps; it runs even if nobody waits.
@@ -195,6 +196,7 @@ class EngineThread:
         def perform(host: ModelHost) -> None:
             try:
                 result = act(host)
+                self._publish(host)
             except Exception as error:
                 future.set_exception(error)
                 if not recoverable:

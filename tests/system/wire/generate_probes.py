@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,11 +9,13 @@ from google.protobuf.duration_pb2 import Duration
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.errors import InvalidRequest, WorkerLost
 from tests.system.wire.model_probes import load, unload
-from tests.system.wire.probe import LONG, Probes, Wire, refusal
+from tests.system.wire.probe import LONG, Probes, Wire, begins, refusal
 from tests.system.wire.scenario import killed_after, one_row_taken, until_waiting
 
 PROBES = Probes()
 covering = PROBES.covering
+LENGTHS = (200, 450)
+"""Of a stream whose worker is killed, in tokens."""
 
 
 @covering("GenerateRequest.model", "GenerateRequest.text", "GenerateRequest.sampling")
@@ -259,14 +260,18 @@ async def near_ties_are_told(wire: Wire) -> None:
 @covering("GenerateRequest.migrate")
 async def a_stream_moves_unless_it_is_forbidden(wire: Wire) -> None:
     """A worker that is killed ends the stream that may not move; the other goes on, whole."""
-    given: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
-    whole = await wire.ids(**given)
-    ids, last = await killed_after(wire, 3, **given)
-    assert ids == whole
+    for tokens in LENGTHS:  # the longer one where the worker had sent all of the other by then
+        whole = await wire.ids(max_tokens=tokens, ignore_eos=True)
+        ids, last = await killed_after(wire, 3, max_tokens=tokens, ignore_eos=True)
+        assert ids == whole
+        if last.usage.migrations:
+            break
     assert last.usage.migrations == 1
-    error = await refusal(killed_after(wire, 3, migrate=False, **given))
+    endless: dict[str, Any] = {"model": LONG, "num_predict": 0, "ignore_eos": True}
+    error = await refusal(killed_after(wire, 3, migrate=False, **endless))
     assert isinstance(error, WorkerLost)
     assert await wire.ids() == whole[:12]
+    await unload(wire, LONG)
 
 
 @covering("GenerateRequest.keep_alive")
@@ -292,17 +297,19 @@ async def request_id_comes_back(wire: Wire) -> None:
 @covering("GenerateRequest.priority")
 async def priority_overtakes(wire: Wire) -> None:
     """Of streams that wait for the one row, the one of higher priority is served first."""
-    ended: list[int] = []
-
-    async def ends(priority: int) -> None:
-        await wire.generate(model=LONG, ignore_eos=True, max_tokens=100, priority=priority)
-        ended.append(priority)
-
+    endless: dict[str, Any] = {"model": LONG, "text": "Once", "ignore_eos": True}
     async with one_row_taken(wire):
-        streams = [asyncio.ensure_future(ends(priority)) for priority in (1, -1, 2)]
-        await until_waiting(wire, len(streams))
-    await asyncio.gather(*streams)
-    assert ended == [2, 1, -1]
+        calls = {
+            priority: wire.inference.Generate(
+                inference_pb2.GenerateRequest(priority=priority, **endless)
+            )
+            for priority in (1, -1, 2)
+        }
+        await until_waiting(wire, len(calls))
+    for waiting, priority in ((2, 2), (1, 1), (0, -1)):  # each has the row until it is told to go
+        await begins(calls[priority])
+        await until_waiting(wire, waiting)
+        calls[priority].cancel()
     await unload(wire, LONG)
 
 

@@ -6,7 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
 from mlxd_shared.errors import ModelNotFound
-from tests.system.wire.probe import Probes, Wire, read, refusal
+from tests.system.wire.probe import LONG, Probes, Wire, read, refusal
 
 PROBES = Probes()
 covering = PROBES.covering
@@ -146,9 +146,9 @@ async def unload_is_idempotent_and_may_be_forced(wire: Wire) -> None:
     """Unloading twice is a success; force ends a stream in progress and says so."""
     await unload(wire, wire.model)
     assert (await unload(wire, wire.model)).streams_aborted == 0
-    call = wire.inference.Generate(_endless(wire.model))
+    call = wire.inference.Generate(_endless(LONG))
     wire.recorder.see(await read(call))
-    request = model_pb2.UnloadModelRequest(model=wire.model, force=True)
+    request = model_pb2.UnloadModelRequest(model=LONG, force=True)
     answer = wire.recorder.see(await wire.models.UnloadModel(request))
     assert answer.streams_aborted == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from mlxd.v1 import (
 )
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.status import from_call
+from tests.support.cli import LIMIT_S
 from tests.system.wire.walk import Recorder
 
 R = TypeVar("R", bound=Message)
@@ -91,6 +93,12 @@ async def read(call: grpc.aio.UnaryStreamCall[Any, R]) -> R:
     async for message in call:
         return message
     raise AssertionError("the stream has ended")
+
+
+async def begins(call: grpc.aio.UnaryStreamCall[Any, R]) -> None:
+    """Wait for the first message of a stream, which has had a row by then."""
+    async with asyncio.timeout(LIMIT_S):
+        await read(call)
 
 
 Check = Callable[[Wire], Awaitable[None]]

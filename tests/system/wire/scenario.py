@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
 from mlxd_shared.errors import WorkerLost
+from tests.support.cli import LIMIT_S
 from tests.system.wire.model_probes import get, load, unload
 from tests.system.wire.probe import GREEDY, LONG, Wire, read, refusal
 
@@ -21,7 +22,7 @@ async def status_until(wire: Wire, holds: Callable[[status_pb2.Status], bool]) -
     """Watch the status until `holds`, and return that one."""
     request = status_pb2.WatchStatusRequest(interval=Duration(nanos=100_000_000))
     call = wire.status.WatchStatus(request)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         async for message in call:
             wire.recorder.see(message)
             if holds(message.status):
@@ -72,17 +73,18 @@ async def two_names_share_a_worker(wire: Wire) -> None:
 
 
 async def killed_after(
-    wire: Wire, tokens: int, **fields: Any
+    wire: Wire, tokens: int, *, model: str = "", **fields: Any
 ) -> tuple[list[int], inference_pb2.GenerateResponse]:
     """Kill the model's worker once so many tokens of a greedy stream have come.
 
     Return all of its tokens, and its last message.
     """
+    model = model or wire.model
     request = inference_pb2.GenerateRequest(
-        model=wire.model, text="Once upon a time", sampling=GREEDY, **fields
+        model=model, text="Once upon a time", sampling=GREEDY, **fields
     )
-    await wire.ids(max_tokens=1)
-    incarnation = (await get(wire, wire.model)).worker_incarnation
+    await wire.ids(model=model, max_tokens=1)
+    incarnation = (await get(wire, model)).worker_incarnation
     status = await status_until(
         wire, lambda s: any(w.incarnation == incarnation for w in s.workers)
     )
@@ -101,14 +103,16 @@ async def killed_after(
 
 async def a_worker_dies(wire: Wire) -> None:
     """Kill -9 ends a stream that may not move; status and model tell how the worker ended."""
-    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
-    status = await status_until(
-        wire, lambda s: any(w.state == types_pb2.MODEL_STATE_READY for w in s.workers)
-    )
-    (pid,) = [w.pid for w in status.workers if w.state == types_pb2.MODEL_STATE_READY]
-    error = await refusal(killed_after(wire, 1, num_predict=0, ignore_eos=True, migrate=False))
+    await load(wire, model_pb2.LoadModelRequest(model=LONG))
+    incarnation = (await get(wire, LONG)).worker_incarnation
+    endless: dict[str, Any] = {"model": LONG, "num_predict": 0, "ignore_eos": True}
+    error = await refusal(killed_after(wire, 1, migrate=False, **endless))
     assert isinstance(error, WorkerLost)
-    dead = await status_until(wire, lambda s: any(w.HasField("exit_code") for w in s.workers))
-    assert [w.exit_code for w in dead.workers if w.pid == pid] == [-signal.SIGKILL]
-    assert (await get(wire, wire.model)).error
-    assert len(await wire.ids()) == 12, "the next request has a new worker"
+    dead = await status_until(
+        wire,
+        lambda s: any(w.incarnation == incarnation and w.HasField("exit_code") for w in s.workers),
+    )
+    (code,) = [w.exit_code for w in dead.workers if w.incarnation == incarnation]
+    assert code == -signal.SIGKILL
+    assert (await get(wire, LONG)).error
+    assert len(await wire.ids(model=LONG)) == 12, "the next request has a new worker"

@@ -13,10 +13,13 @@ from google.protobuf.duration_pb2 import Duration
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2, worker_pb2
 from mlxd_shared.errors import InvalidRequest, ModelDraining, ModelNotFound, WrongWorker
 from mlxd_shared.known_process import mark_of
-from tests.system.wire.probe import Probes, Wire, read, refusal
+from tests.system.wire.probe import Probes, Wire, begins, read, refusal
+from tests.system.wire.scenario import until_waiting
 
 NO_PID = (1 << 22) + 1
 """Above what systems give at most."""
+HELD_TOKENS = 8192
+"""A context that a stream fills in far longer than a check needs."""
 PROBES = Probes()
 covering = PROBES.covering
 
@@ -47,7 +50,7 @@ async def load_follows_its_orders(wire: Wire) -> None:
         name=wire.model,
         digest="d" * 64,
         options=types_pb2.LoadOptions(
-            context_length=256,
+            context_length=HELD_TOKENS,
             rows_max=2,
             kv_format=types_pb2.KV_FORMAT_Q8,
             prefix_cache_bytes=3 << 20,
@@ -61,7 +64,7 @@ async def load_follows_its_orders(wire: Wire) -> None:
     got = await wire.status.GetStatus(status_pb2.GetStatusRequest())
     (worker,) = wire.recorder.see(got).status.workers
     assert (worker.model_name, worker.model_digest) == (wire.model, "d" * 64)
-    assert (worker.context_length, worker.rows_max) == (256, 2)
+    assert (worker.context_length, worker.rows_max) == (HELD_TOKENS, 2)
     assert worker.model_path == str(wire.folder)
     assert (worker.kv_format, worker.prefix_cache_bytes) == (types_pb2.KV_FORMAT_Q8, 3 << 20)
 
@@ -79,25 +82,26 @@ async def the_controllers_fields_are_honoured(wire: Wire) -> None:
 @covering("GenerateRequest.age")
 async def the_older_is_served_first(wire: Wire) -> None:
     """Of streams that wait behind those that have rows, the one goes first that came first."""
-    mine = await incarnation(wire)
+    endless: dict[str, Any] = {"text": "Once", "ignore_eos": True}
+    endless["worker_incarnation"] = await incarnation(wire)
     calls = {
         age_s: wire.inference.Generate(
-            inference_pb2.GenerateRequest(
-                text="Once",
-                ignore_eos=True,
-                max_tokens=100,
-                worker_incarnation=mine,
-                age=Duration(seconds=age_s),
-            )
+            inference_pb2.GenerateRequest(age=Duration(seconds=age_s), **endless)
         )
-        for age_s in (90, 80, 0, 10, 20)
+        for age_s in (90, 80)
     }
-    queued_s: dict[int, float] = {}
-    for age_s, call in calls.items():
-        async for message in call:
-            if message.HasField("usage"):
-                queued_s[age_s] = message.usage.queue_duration.ToNanoseconds() / 1e9
-    assert queued_s[20] < queued_s[0]
+    for call in calls.values():
+        await begins(call)
+    for age_s in (0, 10, 20):
+        request = inference_pb2.GenerateRequest(age=Duration(seconds=age_s), **endless)
+        calls[age_s] = wire.inference.Generate(request)
+    await until_waiting(wire, 3)
+    for waiting, gone, age_s in ((2, 90, 20), (1, 80, 10), (0, 20, 0)):
+        calls[gone].cancel()
+        await begins(calls[age_s])
+        await until_waiting(wire, waiting)
+    calls[10].cancel()
+    calls[0].cancel()
 
 
 @covering("TokenizeRequest.worker_incarnation", "DetokenizeRequest.worker_incarnation")
