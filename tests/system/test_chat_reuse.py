@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.chat import chat, check_chat
-from tests.support.chat_models import ARCHITECTURES, WIDTHS
+from tests.support.chat_models import ARCHITECTURES
 from tests.support.effort import spread
+from tests.support.random_model import TINY
 from tests.support.worker_process import running_worker
 
-SHAPE = WIDTHS["demo"]
+SHAPE = replace(TINY, context=1024)
 TURNS = 4
 SYSTEM_TOKENS = 400
 

@@ -16,8 +16,8 @@ BROAD = Shape(hidden=1024, layers=4, heads=16, kv_heads=8, mlp=2816, context=102
 TRIES_MAX = 3
 TRY_S_MAX = 200
 POINTS = [
-    Point("llama", "bfloat16", 256, 4, BROAD),
-    Point("qwen3_5", "float32", 256, 2, BROAD),
+    Point("llama", "bfloat16", 128, 4, BROAD),
+    Point("qwen3_5", "float32", 128, 2, BROAD),
 ]
 
 

@@ -38,8 +38,8 @@ from tests.system.wire.probe import LONG, Wire, refusal
 from tests.system.wire.walk import Recorder, request_fields, response_fields
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
-CONTEXT = 512
-"""Half the demo model's, so that streams to its end take half as long."""
+CONTEXT = 256
+"""A quarter of the demo model's, so that streams to its end take a quarter as long."""
 LONG_CONTEXT = 16384
 ALL_S_MAX = 600
 """For all probes, one after another."""
@@ -209,7 +209,7 @@ async def _a_tight_budget(demo: Path, alone_bytes: int, tmp_path: Path) -> set[s
         (crowded,) = await load(wire, request)
         assert list(crowded.fit.would_evict) == ["tiny"]
         assert (crowded.fit.fits_now, crowded.fit.fits_ever) == (False, True)
-        request.options.CopyFrom(types_pb2.LoadOptions(rows_max=64, context_length=512))
+        request.options.CopyFrom(types_pb2.LoadOptions(rows_max=64, context_length=CONTEXT))
         (hopeless,) = await load(wire, request)
         assert not hopeless.fit.fits_ever
         assert hopeless.fit.suggestions

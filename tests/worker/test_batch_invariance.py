@@ -12,7 +12,7 @@ from tests.support.trained import MODELS, Trained, trained
 
 STREAMS = 30
 MIXES = 4
-CHECKED = examples(12)
+CHECKED = examples(12, few=4)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -27,7 +27,7 @@ def test_a_row_is_the_same_in_any_batch(model: Trained) -> None:
     """
     tally = Tally()
 
-    @settings(max_examples=examples(MIXES))
+    @settings(max_examples=examples(MIXES, few=1))
     @given(mixes(streams=STREAMS, members_min=5, members_max=12, rows_max=8))
     def check(mix: Mix) -> None:
         compare(model, mix, tally)

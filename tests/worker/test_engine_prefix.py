@@ -15,7 +15,7 @@ from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import InternalError
 from mlxd_shared.requests import Sampling
 from mlxd_worker.cache.points import GRID_TOKENS
-from tests.support.effort import spread
+from tests.support.effort import IN_FULL
 from tests.support.engines import GREEDY
 from tests.support.remembering import MEMORIES, answer_of, kept_nbytes, remembering, tokens_of
 from tests.support.tiny_model import write_tiny_model
@@ -24,7 +24,7 @@ NAN_TOKEN = 300
 SEEDED = Sampling(1.0, 40, 0.95, 0.0, seed=11)
 
 
-@pytest.fixture(scope="module", params=spread(list(MEMORIES), 3))
+@pytest.fixture(scope="module", params=MEMORIES if IN_FULL else ("mixed", "hybrid"))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of each kind of memory; the short run has full, sliding and recurrent ones."""
     return MEMORIES[request.param](tmp_path_factory.mktemp(request.param))

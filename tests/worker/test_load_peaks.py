@@ -15,6 +15,7 @@ from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.packing import ON_LOAD
+from tests.support.effort import spread
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
 from tests.worker.kin import (
@@ -184,7 +185,7 @@ def largest_values(model: Model) -> int:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(list(CASES), 14))
 def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_path: Path) -> None:
     """Whatever is joined, stacked, taken apart, put in order, widened, packed or unpacked: at no
     moment is more there than the finished weights and the largest as stored and as made."""

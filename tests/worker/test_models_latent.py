@@ -25,6 +25,7 @@ from mlxd_worker.models.families.latent_model import LatentModel
 from mlxd_worker.models.layers.llama_tensors import CORRECTION
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
+from tests.support.effort import spread
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import GROUP, ROWS, built, forced, quantised, worst_ragged
 from tests.worker.latent import (
@@ -73,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FEW = ["v3", "v3 whole queries", "v2", "glm"]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", spread(list(VARIANTS), 9))
 def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     """Whatever the variant and however the prompt is cut, logits are mlx-lm's."""
     folder = write_latent(tmp_path, VARIANTS[name])

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_shared.requests import Sampling
 from tests.real_inputs import real_input
-from tests.support.effort import IN_FULL
+from tests.support.effort import IN_FULL, spread
 from tests.support.engines import GREEDY
 from tests.support.remembering import answer_of, remembering
 
@@ -19,12 +19,16 @@ BEGINNING = (
 )
 TURNS = ("", " One day a fox came by.", " The king said to him,")
 ANSWER_TOKENS = 50 if IN_FULL else 16
+SEEDED = Sampling(0.8, 40, 0.9, 0.0, seed=7)
+CASES = [
+    pytest.param("demo", GREEDY, id="demo-greedy"),
+    pytest.param("demo", SEEDED, id="demo-seeded"),
+    pytest.param("stories260k", SEEDED, id="stories260k-seeded"),
+    pytest.param("stories260k", GREEDY, id="stories260k-greedy"),
+]
 
 
-@pytest.mark.parametrize("model", ["demo", "stories260k"])
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling(0.8, 40, 0.9, 0.0, seed=7)], ids=["greedy", "seeded"]
-)
+@pytest.mark.parametrize(("model", "sampling"), spread(CASES, 2))
 def test_a_story_goes_on_alike(model: str, sampling: Sampling) -> None:
     """A draw depends on its position alone: a turn has the tokens of an engine that starts anew.
 

@@ -12,6 +12,7 @@ import pytest
 from mlxd_shared.requests import Sampling
 from mlxd_worker.engine.masks import AllowedTokens, words_count
 from mlxd_worker.engine.sampler import SUPPORT_WIDTHS
+from tests.support.effort import spread
 from tests.support.reference_sampler import final_distribution
 from tests.worker.distributions import fit_probability
 from tests.worker.draws import ACCEPTED, DRAWS, LOGITS, counts_of, draw_many, options
@@ -160,7 +161,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(list(CASES), 8))
 def test_draws_fit_the_exact_distribution_and_a_wrong_samplers_do_not(name: str) -> None:
     """p > 1e-4 for ours; below it with T 5 % off, a cut off by one, or the option slightly off."""
     case = CASES[name]

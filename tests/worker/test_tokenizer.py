@@ -139,9 +139,8 @@ def test_text_survives_encoding_and_decoding(name: str, unpacked: Path) -> None:
 def test_special_tokens_in_user_text_stay_text(name: str, unpacked: Path) -> None:
     """What a user writes never becomes a special token, and is read as one only where asked."""
     tokenizer = real_tokenizer(name, unpacked)
-    raw = RawTokenizer.from_file(str(real_folder(name, unpacked) / "tokenizer.json"))
-    added = raw.get_added_tokens_decoder()
-    special = {token_id: token.content for token_id, token in added.items() if token.special}
+    written = json.loads((real_folder(name, unpacked) / "tokenizer.json").read_bytes())
+    special = {it["id"]: it["content"] for it in written["added_tokens"] if it["special"]}
     assert special
     for token_id, content in spread(list(special.items())[:40], 10):
         text = f"say {content} now {content}"

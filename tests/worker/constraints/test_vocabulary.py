@@ -16,6 +16,7 @@ from mlxd_worker.constraints.vocabulary import token_bytes
 from mlxd_worker.tokenizer import Tokenizer
 from tests.real_inputs import REAL_INPUTS, real_input
 from tests.support.constrained import demo_tokenizer
+from tests.support.effort import spread
 
 NAMES = (
     "gpt-neox-20b", "gpt-oss", "gpt2", "mistral-v3", "olmo2-dolma2", "phi-3-mini", "qwen3",
@@ -72,7 +73,7 @@ def test_bytes_are_the_text_where_blanks_are_marked() -> None:
     assert spelled(sentencepiece(), [1]) == " yes"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", spread(NAMES, 4))
 def test_bytes_are_the_text_of_real_tokenizers(name: str) -> None:
     """The vocabularies of eight model families."""
     raw = lzma.decompress(real_input("tokenizers", name, "tokenizer.json.xz").read_bytes())
