@@ -71,6 +71,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "experts, none": changed(QWEN3_MOE, mlp_only_layers=[0, 1, 2]),
 }
 FEW = ["dense", "dense yarn", "experts"]
+RAGGED = [3, 250, 290, 20]
+"""Lengths, and seeds, of rows whose experts no rounding decides: the shares of who is chosen and of
+who is next are 2e-5 apart at least. In the text of 300 tokens they are 1e-7 apart once."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -89,7 +92,7 @@ def test_ragged_and_joined_rows_equal_the_peers(name: str, tmp_path: Path) -> No
     model = load(folder)
 
     assert model.joins_passes
-    assert worst_ragged(model, folder, [3, 250, 300, 20]) < TOLERANCE
+    assert worst_ragged(model, folder, RAGGED) < TOLERANCE
     assert worst_joined(model, folder) < TOLERANCE
 
 
