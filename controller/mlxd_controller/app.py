@@ -150,7 +150,7 @@ async def _listening(
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
     status = StatusService(catalog, runtime, clock)
     status_pb2_grpc.add_StatusServiceServicer_to_server(status, server)
-    following = tasks.create_task(follow_health(health, catalog, runtime.changes))
+    following = tasks.create_task(follow_health(health, catalog, runtime))
     try:
         target = listen(
             server,

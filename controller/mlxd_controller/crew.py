@@ -182,6 +182,9 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
             continue
+        if figures.weights not in WEIGHTS_FROM_PB or figures.kv_format not in KV_FORMAT_FROM_PB:
+            _log.warning("a worker's model lives in an unknown form", model=figures.model_name)
+            continue
         spec = LoadSpec(
             context_length=figures.context_length,
             rows_max=figures.rows_max,

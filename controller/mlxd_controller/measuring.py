@@ -4,6 +4,8 @@ Invariants:
 - Whatever begins a load, or follows the end of a worker, is decided on by a measurement of its own.
 - Others make do with one that is RECENT_S old: a burst of events measures once. A measurement reads
   a dozen small files of the system, while nobody is served.
+- Where the system lets none of them be opened, as to a process that has as many open as it may,
+  what was measured last holds on: that is no reason to end.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import COLD, Phase, State
 from mlxd_controller.ports import Clock, DeviceProbe
 from mlxd_controller.workers import Workers
+from mlxd_shared.logs import get_logger
 
 RECENT_S = 0.1
 """How old a measurement may be that shows the memory, or that decides on nothing but waiting."""
+_log = get_logger("memory")
 
 
 class Measuring:
@@ -33,9 +37,18 @@ class Measuring:
 
     def now(self) -> ev.MemoryRead:
         """Return what the devices have now, and what workers last said that they hold."""
-        self._devices = self._probe.read(self._workers.pids())
+        self._devices = self._measured()
         self._read_s = self._clock.now_s()
         return ev.MemoryRead(self._devices, self._workers.arrays())
+
+    def _measured(self) -> tuple[Device, ...]:
+        try:
+            return self._probe.read(self._workers.pids())
+        except OSError as error:
+            if not self._devices:
+                raise
+            _log.warning("memory cannot be measured", reason=error.strerror)
+            return self._devices
 
     def recent(self) -> tuple[Device, ...] | None:
         """Return what the devices had a moment ago; None where they were not looked at."""

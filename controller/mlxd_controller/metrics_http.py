@@ -114,7 +114,15 @@ class _Fixed(Collector):
 class _Endpoint:
     """Answers one connection after the other."""
 
-    def __init__(self, read: ReadStatus, security: ListenerSecurity, *, vllm_aliases: bool) -> None:
+    def __init__(
+        self,
+        read: ReadStatus,
+        security: ListenerSecurity,
+        *,
+        vllm_aliases: bool,
+        timeout_s: float,
+    ) -> None:
+        self._timeout_s = timeout_s
         self._read = read
         self._security = security
         self._vllm_aliases = vllm_aliases
@@ -127,10 +135,11 @@ class _Endpoint:
         assert task is not None
         self._serving.add(task)
         try:
-            async with asyncio.timeout(config.METRICS_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 await self._exchange(reader, writer)
         except (TimeoutError, OSError, EOFError) as error:
             _log.debug("a scrape was dropped", reason=type(error).__name__)
+            writer.transport.abort()  # to close it would wait for whoever does not read
         finally:
             self._serving.remove(task)
             writer.close()
@@ -182,6 +191,7 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer, *, body: bool = Tr
         "Connection: close",
         *(f"{name}: {value}" for name, value in answer.headers),
     ]
+    writer.transport.set_write_buffer_limits(high=0)  # so that `drain` waits until all is sent
     writer.write("\r\n".join([*head, "", ""]).encode("latin-1") + (answer.body if body else b""))
     await writer.drain()
 
@@ -194,8 +204,11 @@ async def serving_metrics(
     security: ListenerSecurity = OPEN,
     anywhere: bool = False,
     vllm_aliases: bool = False,
+    timeout_s: float = config.METRICS_TIMEOUT_S,
 ) -> AsyncIterator[str]:
     """Serve what `read` returns around the body; yields HOST:PORT with the port in use.
+
+    timeout_s: for all of one request, from the connection to the last byte.
 
     Raises:
         InvalidRequest: `address` is not HOST:PORT, is taken, or can be reached by others while
@@ -207,7 +220,7 @@ async def serving_metrics(
     security.check(parsed, anywhere=anywhere)
     context = security.ssl_context()
     host, _, port = parsed.target.rpartition(":")
-    endpoint = _Endpoint(read, security, vllm_aliases=vllm_aliases)
+    endpoint = _Endpoint(read, security, vllm_aliases=vllm_aliases, timeout_s=timeout_s)
     try:
         server = await asyncio.start_server(
             endpoint.serve,
@@ -215,7 +228,7 @@ async def serving_metrics(
             int(port),
             limit=HEAD_BYTES_MAX,
             ssl=context,
-            ssl_handshake_timeout=config.METRICS_TIMEOUT_S if context else None,
+            ssl_handshake_timeout=timeout_s if context else None,
         )
     except OSError as error:
         raise InvalidRequest.of("metrics", f"cannot listen on {parsed.target}") from error

@@ -51,8 +51,15 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def _gpu(line: str) -> Gpu | None:
-    """Return what a line says; None where it has no figures, as of memory shared with the host."""
-    index, uuid, *name, total, free = (part.strip() for part in line.split(","))
+    """Return what a line says; None where it has no figures, as of memory shared with the host.
+
+    Nor has a warning, which nvidia-smi writes between the lines that it was asked for.
+    """
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) < _FIELDS.count(",") + 1 or not parts[0].isdecimal():
+        _log.warning("nvidia-smi says what is no GPU", line=line.strip())
+        return None
+    index, uuid, *name, total, free = parts
     if not (total.isdecimal() and free.isdecimal()):
         _log.warning("a GPU without a memory of its own is left out", gpu=line.strip())
         return None

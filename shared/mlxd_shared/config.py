@@ -97,6 +97,7 @@ CONFIG_FILE_BYTES_MAX = 16 * MIB
 TOKENIZER_FILE_BYTES_MAX = 256 * MIB
 SAFETENSORS_HEADER_BYTES_MAX = 100 * MIB
 SHARDS_MAX = 4096
+JSON_MEMBERS_MAX = 1 << 18  # of one object, in a header or index that is read piece by piece
 FOLDER_ENTRIES_MAX = 16_384  # of a model's folder, of a store's
 ALIASES_MAX = 1024
 MANIFEST_BYTES_MAX = 16 * MIB
@@ -105,6 +106,7 @@ CHAT_TEMPLATE_CHARS_MAX = MIB
 
 # --- the controller ---------------------------------------------------------------------------
 DEFAULT_ADDRESS = "127.0.0.1:8555"
+OPEN_FILES_MAX = 65_536  # what a controller asks the system for, where that allows so many
 LOAD_STALL_TIMEOUT_S = 300.0
 LOAD_TOTAL_TIMEOUT_S = 3600.0
 UNLOAD_GRACE_DEFAULT_S = 30.0
@@ -127,6 +129,7 @@ UNIX_PATH_BYTES_MAX = 103
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
 KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know
 MODELS_MAX = 1024  # a decision looks at every model: 0.34 ms at this many
+MODELS_KNOWN_MAX = 2 * MODELS_MAX  # those too whose files have changed since, the latest
 LOAD_WAITERS_MAX = 512  # as many as Ollama's queue takes; each is a few hundred bytes
 UNLOAD_WAITERS_MAX = 512  # a model
 MAILBOX_MAX = 65_536  # far above what all waiters and workers can say at once

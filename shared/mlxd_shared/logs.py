@@ -17,6 +17,8 @@ from typing import Literal, TextIO, cast
 
 import structlog
 
+from mlxd_shared.terminal import escaped, escaped_line
+
 LogFormat = Literal["auto", "json", "console"]
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
           ("debug", "info", "warning", "error")}  # fmt: skip
@@ -75,13 +77,26 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([] if console else [structlog.processors.format_exc_info]),
+            _harmless if console else structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LastingStream(stream))),
         cache_logger_on_first_use=False,
     )
+
+
+def _harmless(
+    logger: object,  # noqa: ARG001 - the signature is structlog's
+    method: str,  # noqa: ARG001 - likewise
+    event: structlog.typing.EventDict,
+) -> structlog.typing.EventDict:
+    """Keep texts of others, such as names in a model's files, from steering a terminal."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            lines = name in ("exception", "stack")
+            event[name] = escaped(value) if lines else escaped_line(value)
+    return event
 
 
 def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:

@@ -74,10 +74,11 @@ def parse_address(text: str) -> Address:
         return Address(text, loopback=True)
     target = text.removeprefix("tcp:")
     host, colon, port = target.rpartition(":")
-    number = int(port) if port.isascii() and port.isdecimal() else -1
+    digits = port.isascii() and port.isdecimal() and len(port) <= len(str(PORT_MAX))
+    number = int(port) if digits else -1
     if not colon or not host or not 0 <= number <= PORT_MAX:
         raise InvalidRequest.of(
-            "address", f"{text!r} is not unix:PATH or HOST:PORT (0 to {PORT_MAX})"
+            "address", f"{text!r:.200} is not unix:PATH or HOST:PORT (0 to {PORT_MAX})"
         )
     return Address(target, loopback=is_loopback(host.strip("[]")))
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import open_regular, parse_json_object, reason
+from mlxd_shared.large_json import parse_large_object
+from mlxd_shared.model_files import open_regular, reason
 
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -79,7 +80,7 @@ def read_whole_header(path: Path) -> Header:
             raw = stream.read(header_nbytes)
     except OSError as error:
         raise InvalidModel(reason(error), file=path.name) from error
-    header = parse_json_object(raw, file=path.name)
+    header = parse_large_object(raw, file=path.name)
     metadata = _metadata(path, header.pop(_METADATA, None))
     begin = LENGTH_BYTES + header_nbytes
     entries = [_entry(path, name, fields, begin) for name, fields in header.items()]

@@ -31,10 +31,11 @@ def parse_bytes(text: str) -> int:
         ValueError: `text` is not a size.
     """
     match = _SIZE.match(text)
-    if match is None:
-        message = f"{text!r} is not a size; write for example 512M or 1.5G"
+    size = math.inf if match is None else float(match[1]) * _SIZES[match[2].lower()]
+    if not math.isfinite(size):
+        message = f"{text!r:.80} is not a size; write for example 512M or 1.5G"
         raise ValueError(message)
-    return int(float(match[1]) * _SIZES[match[2].lower()])
+    return int(size)
 
 
 def parse_duration(text: str) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX, SHARDS_MAX
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.large_json import parse_large_object
 from mlxd_shared.model_source import Source, files_of
 from mlxd_shared.safetensors_header import Header, TensorFact, read_header
 from mlxd_shared.stored_files import StoredFiles
@@ -73,7 +74,8 @@ def _single_file(files: StoredFiles) -> Path:
 
 
 def _read_index(files: StoredFiles) -> dict[str, str]:
-    index = files.read_json(INDEX_FILE, bytes_max=SAFETENSORS_HEADER_BYTES_MAX)
+    raw = files.read(INDEX_FILE, bytes_max=SAFETENSORS_HEADER_BYTES_MAX)
+    index = parse_large_object(raw or b"", file=files.label(INDEX_FILE))
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel("not a map of tensors to files", file=INDEX_FILE, field="weight_map")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,12 +11,15 @@ import pytest
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_controller.changes import Changes
+from mlxd_controller.core.events import Arrived
+from mlxd_controller.core.schedule import decide
+from mlxd_controller.core.state import Model
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, QueueFull
 from tests.controller.core_conversation import Conversation
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack
-from tests.support.model_facts import device
+from tests.support.model_facts import device, facts
 
 LONG = "x" * (config.PATH_CHARS_MAX + 1)
 
@@ -87,3 +91,21 @@ async def test_the_name_of_a_model_is_bounded_everywhere() -> None:
             error = await error_of(call)
             assert isinstance(error, InvalidRequest)
             assert [violation.field for violation in error.violations] == ["model"]
+
+
+def test_models_that_were_are_forgotten() -> None:
+    """A folder that is trained on and asked for again and again is a new model each time."""
+    talk = Conversation(device(1 << 14))
+    talk.serve("used")
+    cold = Model("", "", "/m", facts(10), keep_alive_s=300.0)
+    known = {
+        name: replace(cold, digest=name, name=name, last_used_s=10.0 + number)
+        for number, name in enumerate(f"m{i}" for i in range(config.MODELS_KNOWN_MAX - 1))
+    }
+    before = replace(talk.state, models={**known, **talk.state.models})
+
+    after, _ = decide(before, Arrived("t", "new", "new", "/new", facts(10)), talk.now_s)
+    assert before.models.keys() - after.models.keys() == {"m0"}
+    assert after.models.keys() - before.models.keys() == {"new"}
+    again, _ = decide(after, Arrived("u", "used", "used", "/used", facts(10)), talk.now_s)
+    assert again.models.keys() == after.models.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -151,3 +152,15 @@ async def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     assert ran.code == 1
     assert str(taken) in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def test_a_server_may_have_as_many_connections_as_the_system_allows() -> None:
+    """What a shell allows a program by itself is soon used up by clients."""
+    script = (
+        "import resource as r; from mlxd_controller.cli.serve import allow_open_files;"
+        "hard = min(r.getrlimit(r.RLIMIT_NOFILE)[1], 2000);"
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, hard)); allow_open_files();"
+        "print(r.getrlimit(r.RLIMIT_NOFILE) == (hard, hard))"
+    )
+    ran = subprocess.run((sys.executable, "-c", script), capture_output=True, check=True)
+    assert ran.stdout == b"True\n"

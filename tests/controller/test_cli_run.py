@@ -222,3 +222,12 @@ async def test_what_cannot_be_run_says_why(
 
     assert ran.code == code
     assert told in ran.err
+
+
+@pytest.mark.asyncio
+async def test_a_chat_with_no_address_is_bad_usage() -> None:
+    """In one line, as of every other command."""
+    async with on_terminal("--address", "bogus", "run", "demo") as terminal:
+        assert await terminal.ended() == 2
+        assert "mlxd: address: 'bogus' is not unix:PATH" in terminal.screen
+        assert "Traceback" not in terminal.screen

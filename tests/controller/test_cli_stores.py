@@ -62,3 +62,16 @@ async def test_aliases_are_set_listed_and_removed(tmp_path: Path) -> None:
     gone = await run("--remove", "small")
     assert (gone.code, gone.err) == (3, "mlxd: no model 'small': there is no such alias\n")
     assert (await run("small")).code == 2
+
+
+def test_paths_of_the_hub_are_expanded_as_its_library_does() -> None:
+    """`~` and variables mean what they do there; what is not set stays as it is written."""
+    for variable, value, cache in (
+        ("HF_HOME", "$SCRATCH/hf", "/scratch/hf/hub"),
+        ("HF_HOME", "${SCRATCH}-2", "/scratch-2/hub"),
+        ("HF_HUB_CACHE", "/x/$SCRATCH_2/$NOBODY", "/x/two/$NOBODY"),
+        ("HF_HUB_CACHE", "~/$SCRATCH_2", str(HOME / "two")),
+        ("MLXD_HUB_CACHE", "/$SCRATCH", "/$SCRATCH"),
+    ):
+        environment = {"SCRATCH": "/scratch", "SCRATCH_2": "two", variable: value}
+        assert hub_cache_of(environment) == Path(cache)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.store.model_library import Library
-from mlxd_shared.errors import ModelNotFound
+from mlxd_shared.errors import InvalidModel, ModelNotFound
 from mlxd_shared.listeners import OPEN, ListenerFiles, ListenerSecurity
 from mlxd_shared.net import parse_address
 from mlxd_shared.serving import Health, listen, make_server
@@ -100,3 +100,36 @@ async def test_a_path_too_long_to_look_at_is_not_found() -> None:
     with pytest.raises(ModelNotFound) as caught:
         await store.add(Path("/" + "a" * 5000), name="")
     assert "too long" in caught.value.describe()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("command", [("generate", "m"), ("embed", "m"), ("run", "m")])
+async def test_a_standard_input_that_is_no_text_is_bad_usage(command: tuple[str, ...]) -> None:
+    """Also where Python is told to take no such bytes for characters."""
+    ran = await mlxd(*command, piped=b"a\xff", PYTHONIOENCODING="utf-8:strict")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "mlxd: the standard input is not UTF-8 text\n"
+
+
+@pytest.mark.asyncio
+async def test_nothing_in_a_model_steers_the_terminal() -> None:
+    """Its names and errors are told with their control characters as escapes; JSON too."""
+    status = replies.status()
+    del status.workers[:]
+    status.workers.add(model_name="demo", last_error="tensor \x1b]0;owned\x07 \x9b2J")
+    async with serving(Answers(statuses=[status])) as fake:
+        table = await mlxd("status", "--address", fake.address)
+        as_json = await mlxd("status", "--json", "--address", fake.address)
+    assert "tensor \\x1b]0;owned\\x07 \\x9b2J" in table.out
+    assert "\\u009b2J" in as_json.out
+    assert not {"\x1b", "\x07", "\x9b"} & {*table.out, *as_json.out}
+    assert as_json.objects[0]["workers"][0]["last_error"].endswith("\x9b2J")
+
+
+@pytest.mark.asyncio
+async def test_no_refusal_steers_the_terminal() -> None:
+    """What a file calls its tensors comes back in errors."""
+    error = InvalidModel("it is cut", "model.safetensors", "a\x1b[2Jb")
+    async with serving(Answers(statuses=[error])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+    assert ran.err == "mlxd: model.safetensors: a\\x1b[2Jb: it is cut\n"

@@ -244,3 +244,13 @@ def test_until_the_driver_has_named_a_worker_the_start_is_what_is_known() -> Non
 
     for device in probe.read((PID,)):
         assert (device.usable_bytes, device.held_bytes) == (143156 * MIB, 0)
+
+
+def test_what_nvidia_smi_warns_of_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes its warnings between the lines that it was asked for."""
+    lines = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\na, b, c, d, e"
+    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}{lines}\nEND")
+
+    assert nvidia_gpus() == GPUS

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mlxd_controller.launcher.environment import own_environment, worker_environment
-from mlxd_controller.launcher.output import CUT_MARK, LineCutter
+from mlxd_controller.launcher.output import CUT_MARK, LineCutter, forward
 from mlxd_controller.launcher.ready import parse_ready_line
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_shared import config
@@ -24,6 +24,7 @@ from mlxd_shared.errors import (
     WorkerStartFailed,
     WorkerTimedOut,
 )
+from mlxd_shared.logs import get_logger
 from tests.support.launching import fake_command, launched, launcher_of
 
 SHORT_S = 2.0
@@ -227,7 +228,9 @@ def test_lines_are_cut_wherever_the_chunks_are() -> None:
         assert found == ["één", "zwei", "", "last"]
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b'{"address": 1}', b"\xff\n", b'{"address": "a"}'])
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"[" * 60_000, b'{"address": 1}', b"\xff\n", b'{"address": "a"}']
+)
 def test_a_ready_line_is_complete_or_refused(line: bytes) -> None:
     """Whatever stands in for a ready line raises; it never becomes half a worker."""
     with pytest.raises(WorkerStartFailed):
@@ -251,3 +254,11 @@ async def test_a_worker_sees_the_gpu_that_it_is_placed_on_alone(device: str, see
         assert process.last_lines()[0] == seen
     finally:
         launcher.close()
+
+
+@pytest.mark.parametrize("line", ["[" * 4000, '{"event": "x", "self": 1, "level": []}', "{"])
+def test_whatever_a_worker_prints_can_be_logged(line: str) -> None:
+    """A line that breaks the reader would leave the pipe full, and the worker standing."""
+    with capture_logs() as lines:
+        forward(get_logger("test"), line)
+    assert [entry["event"] for entry in lines] in (["worker says"], ["x"])

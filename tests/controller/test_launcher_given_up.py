@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 
 import psutil
 import pytest
 
+from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_shared.errors import WorkerStartFailed
 from tests.support.launching import fake_command, launcher_of
 
 TURNS_MAX = 8
@@ -41,3 +44,23 @@ async def test_a_launch_given_up_while_it_starts_leaves_nothing() -> None:
             await give_up_after(count, launcher)
             assert own.num_fds() <= before, count
             assert set(own.children()) <= children, count
+
+
+class _Unlucky(SubprocessLauncher):
+    """Nothing can be opened any more once the process has started."""
+
+    def _note(self, worker: SubprocessWorker) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+@pytest.mark.asyncio
+async def test_a_launch_that_cannot_be_noted_leaves_no_process() -> None:
+    """It fails by the system's word, and what had been started is ended."""
+    launcher = _Unlucky(command=fake_command("hang"))
+    try:
+        with pytest.raises(WorkerStartFailed) as caught:
+            await launcher.launch(model="m", incarnation="i")
+        assert caught.value.last_lines == ("too many open files",)
+        assert psutil.Process().children() == []
+    finally:
+        launcher.close()

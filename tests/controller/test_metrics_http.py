@@ -19,8 +19,11 @@ from mlxd_shared import bearer, config
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.listeners import OPEN, ListenerFiles, ListenerSecurity
 from tests.support.certificates import SECRET, Authority, token_file
+from tests.support.turns import turned
 
 TIMEOUT_S = 20.0
+LARGE_NBYTES = 48 * config.MIB
+"""More than a system keeps between two sockets."""
 AUTHORISED = f"Authorization: Bearer {SECRET}\r\n"
 
 
@@ -255,3 +258,24 @@ def test_a_head_is_read_strictly() -> None:
 
     assert (request.method, request.path) == ("GET", "/metrics")
     assert request.headers == {"accept": "text/plain"}
+
+
+@pytest.mark.asyncio
+async def test_who_does_not_read_is_dropped() -> None:
+    """Once its time is over, with what it has not taken: no connection stays for it."""
+
+    async def read() -> status_pb2.Status:
+        return status_pb2.Status(version="7" * LARGE_NBYTES)
+
+    with capture_logs() as lines:
+        async with serving_metrics("localhost:0", read, timeout_s=1.0) as address:
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(get().encode())
+            await turned(lambda: any(it["event"] == "a scrape was dropped" for it in lines))
+            try:
+                taken = len(await asyncio.wait_for(reader.read(), TIMEOUT_S))
+            except ConnectionResetError:
+                taken = 0
+    assert taken < LARGE_NBYTES
+    writer.close()

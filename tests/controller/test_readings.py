@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.store.readings import Readings
+from mlxd_controller.store.readings import READINGS_MAX, Readings
 from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
 from mlxd_shared.errors import InvalidModel
 from tests.support.made_stores import tensor_file
@@ -56,3 +56,18 @@ async def test_a_slow_model_keeps_no_other_waiting(tmp_path: Path) -> None:
     await readings.read(quick)
     assert not later.done()
     assert (await later).error is None
+
+
+@pytest.mark.asyncio
+async def test_readings_have_a_bound(tmp_path: Path) -> None:
+    """A client may have any folder looked at: those of longest ago are forgotten."""
+    readings = Readings()
+    first = tmp_path / "0"
+    for number in range(READINGS_MAX):
+        await readings.read(tmp_path / str(number))
+    await readings.read(first)
+    assert readings.last(first) is not None
+    await readings.read(tmp_path / "more")
+
+    assert readings.last(tmp_path / "1") is None
+    assert readings.last(first) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -129,3 +130,21 @@ async def test_a_deadline_during_a_hold_is_not_told_of_a_load() -> None:
         assert isinstance(error, ModelDraining)
         using.cancel()
         waiting.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_system_that_lets_nothing_be_opened_ends_no_controller() -> None:
+    """As where clients hold all the connections there may be: the last figures hold on."""
+    async with controller_stack() as stack:
+        await stack.generate()
+        before = stack.runtime.state.devices
+        stack.probe.error = OSError(errno.EMFILE, "too many open files")
+
+        stack.runtime.measure()
+        await stack.settle()
+        assert stack.runtime.state.devices == before
+        await stack.generate()
+
+        stack.probe.error = None
+        stack.probe.device = replace(ROOMY, budget_bytes=BUDGET_BYTES)
+        assert stack.runtime.measure()[0].budget_bytes == BUDGET_BYTES

@@ -31,8 +31,12 @@ class FakeProbe:
         self.device = device
         self.others = others
         self.pids: tuple[int, ...] = ()
+        self.error: OSError | None = None
+        """What the system says in place of figures."""
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the test's devices; remember whose memory was asked for."""
         self.pids = tuple(own_pids)
+        if self.error is not None:
+            raise self.error
         return (self.device, *self.others)

@@ -73,3 +73,13 @@ def test_a_log_that_nobody_reads_never_stops_its_writer() -> None:
         os.close(read_fd)
         for _ in range(3):
             log.info("unread")
+
+
+def test_nothing_steers_the_terminal_of_a_log() -> None:
+    """Texts of others, such as names in a model's files, come as one harmless line."""
+    stream = io.StringIO()
+    logs.configure(fmt="console", stream=stream)
+    logs.get_logger("test").info("refused \x1b[2J", reason="a\x9b2J\nb")
+    (line,) = stream.getvalue().splitlines()
+    assert "refused \\x1b[2J" in line
+    assert "a\\x9b2J\\x0ab" in line

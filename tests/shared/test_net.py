@@ -53,7 +53,19 @@ def test_an_address_knows_whether_it_is_loopback(text: str, target: str, *, loop
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", ":80", "host:", "host:65536", "host:-1", "host:٣", "unix:", "tcp:80"]
+    "text",
+    [
+        "",
+        "x",
+        ":80",
+        "host:",
+        "host:65536",
+        "host:-1",
+        "host:٣",
+        "unix:",
+        "tcp:80",
+        "h:" + "9" * 5000,
+    ],
 )
 def test_a_bad_address_is_refused_by_name(text: str) -> None:
     """The error names the field and says what an address looks like."""

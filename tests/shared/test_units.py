@@ -40,6 +40,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
+def test_a_size_beyond_all_numbers_is_refused() -> None:
+    """As any other text that is none, and quoted in part."""
+    with pytest.raises(ValueError, match="is not a size") as caught:
+        parse_bytes("9" * 400)
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [

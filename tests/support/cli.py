@@ -71,12 +71,12 @@ async def start(
 
 
 async def mlxd(
-    *arguments: str, piped: str | None = None, cwd: Path | None = None, **environment: str
+    *arguments: str, piped: str | bytes | None = None, cwd: Path | None = None, **environment: str
 ) -> Ran:
     """Run `mlxd` to its end and return how it ended."""
     stdin = asyncio.subprocess.DEVNULL if piped is None else asyncio.subprocess.PIPE
     process = await start(*arguments, stdin=stdin, cwd=cwd, environment=environment)
-    sent = None if piped is None else piped.encode()
+    sent = piped.encode() if isinstance(piped, str) else piped
     out, err = await asyncio.wait_for(process.communicate(sent), LIMIT_S)
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())

@@ -141,7 +141,7 @@ async def serving(
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
         target = listen(server, parse_address(f"unix:{Path(folder)}/private/c.sock"))
         await server.start()
-        following = asyncio.create_task(follow_health(health, catalog, runtime.changes))
+        following = asyncio.create_task(follow_health(health, catalog, runtime))
         running = asyncio.create_task(runtime.run())
         try:
             async with grpc.aio.insecure_channel(target) as channel:

@@ -11,7 +11,7 @@ import typer
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.generate import ModelName
-from mlxd_controller.cli.outcome import ExitCode, run, usage_error
+from mlxd_controller.cli.outcome import ExitCode, piped, run, usage_error
 from mlxd_controller.cli.security import Server, server
 from mlxd_shared.config import EMBED_TEXTS_MAX
 from mlxd_shared.requests import Pooling
@@ -68,7 +68,7 @@ def embed(
 def _lines() -> list[str]:
     if sys.stdin.isatty():
         usage_error("no text: give it as an argument, or pipe lines in")
-    lines = sys.stdin.read().split("\n")
+    lines = piped().split("\n")
     if not lines[-1]:  # behind the last newline
         lines.pop()
     if not lines:

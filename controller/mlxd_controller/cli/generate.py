@@ -12,10 +12,11 @@ from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import ExitCode, complain, run, usage_error
+from mlxd_controller.cli.outcome import ExitCode, complain, piped, run, usage_error
 from mlxd_controller.cli.security import Server, server
 from mlxd_shared.formats import ResponseFormat
 from mlxd_shared.requests import FinishReason, SamplingOptions
+from mlxd_shared.terminal import without_steering
 
 ModelName = Annotated[
     str,
@@ -165,7 +166,7 @@ def _prompt(argument: str | None) -> str:
         return argument
     if sys.stdin.isatty():
         usage_error("no prompt: give it as an argument, or pipe it in")
-    return sys.stdin.read().removesuffix("\n")
+    return piped().removesuffix("\n")
 
 
 async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> ExitCode:
@@ -188,7 +189,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
             request_id=job.request_id,
             migrate=job.migrate,
         )
-        shown = ""
+        shown, watched = "", sys.stdout.isatty()
         async with stream:
             try:
                 async for event in stream:
@@ -196,6 +197,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
                         show.json_line(event)
                     elif isinstance(event, Delta):
                         text = event.text if job.logprobs is None else show.logprobs(event)
+                        text = without_steering(text) if watched else text
                         typer.echo(text, nl=False)
                         shown = text or shown
                     if isinstance(event, Finished):

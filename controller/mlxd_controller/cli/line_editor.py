@@ -6,17 +6,17 @@ Nothing that a model writes steers the terminal: of control characters only line
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from typing import Final
 
 import typer
 
+from mlxd_shared.terminal import without_steering
+
 PROMPT: Final = ">>> "
 MORE: Final = "... "
 QUOTES: Final = '"""'
 GO_ON: Final = "\\"
-_STEERING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 
@@ -109,7 +109,7 @@ class AnswerWriter:
 
     def _write(self, text: str, *, steering: bool = False) -> None:
         if self._watched and not steering:
-            text = _STEERING.sub("", text)
+            text = without_steering(text)
         if text:
             typer.echo(text, nl=False)
             self._last = text[-1] if not steering or "\n" in text else self._last

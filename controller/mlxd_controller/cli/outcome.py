@@ -15,6 +15,7 @@ import typer
 
 from mlxd_shared import errors as e
 from mlxd_shared.status import RemoteError
+from mlxd_shared.terminal import escaped
 
 
 class ExitCode(enum.IntEnum):
@@ -92,7 +93,7 @@ def report(error: e.MlxdError, address: str) -> ExitCode:
 def complain(problem: str) -> None:
     """Write one line to stderr."""
     line = " ".join(problem.split())
-    typer.echo(f"mlxd: {line}", err=True)
+    typer.echo(f"mlxd: {escaped(line)}", err=True)
 
 
 def usage_error(problem: str) -> NoReturn:
@@ -103,6 +104,18 @@ def usage_error(problem: str) -> NoReturn:
     """
     complain(problem)
     raise typer.Exit(ExitCode.USAGE)
+
+
+def piped() -> str:
+    """Return what the standard input holds.
+
+    Raises:
+        typer.Exit: it is not UTF-8 text.
+    """
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        usage_error("the standard input is not UTF-8 text")
 
 
 def exit_code_of(error: e.MlxdError) -> ExitCode:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from mlxd.messages import Model
 from mlxd_controller.cli import show
+from mlxd_shared.terminal import escaped
 
 
 class ByteBar:
@@ -33,12 +34,13 @@ class ByteBar:
 
     def update(self, name: str, stage: str, here_nbytes: int, total_nbytes: int) -> None:
         """Show how far a model is; a total of 0 is one that is not known yet."""
+        told = escaped(f"{name}: {stage}")
         if self._lines and stage != self._stage:
-            typer.echo(f"{name}: {stage}", err=True)
+            typer.echo(told, err=True)
         self._stage = stage
         self._progress.update(
             self._task,
-            description=f"{name}: {stage}",
+            description=told,
             completed=here_nbytes,
             total=total_nbytes or None,
         )

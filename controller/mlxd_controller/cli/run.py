@@ -25,6 +25,7 @@ from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
     model_argument,
+    piped,
     report,
     usage_error,
 )
@@ -136,8 +137,8 @@ def _one_message(argument: str | None) -> str | None:
     """Return the one message to answer; None for a chat."""
     if sys.stdin.isatty():
         return argument
-    piped = sys.stdin.read().removesuffix("\n")
-    text = "\n\n".join(part for part in (argument, piped) if part)
+    behind = piped().removesuffix("\n")
+    text = "\n\n".join(part for part in (argument, behind) if part)
     if not text:
         usage_error("no prompt: give it as an argument, pipe it in, or run this on a terminal")
     return text
@@ -173,7 +174,10 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
     Raises:
         typer.Exit: always.
     """
-    client = where.client()
+    try:
+        client = where.client()
+    except MlxdError as error:
+        raise typer.Exit(report(error, where.address)) from error
     with asyncio.Runner() as runner:
         try:
             runner.run(_begin(client, talk))

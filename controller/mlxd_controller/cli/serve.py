@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import gc
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -328,7 +329,20 @@ def _run(settings: ServeSettings) -> None:
     """Serve on uvloop, where streams cost half as much."""
     from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
 
+    allow_open_files()
     run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
+
+
+def allow_open_files() -> None:
+    """Take as many open files as the system allows, within OPEN_FILES_MAX: each client has one.
+
+    What a shell allows by itself, 1,024 or 256, is meant for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = config.OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else hard
+    wanted = min(most, config.OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _named_folder(text: str) -> tuple[str, Path]:

@@ -9,6 +9,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,10 +21,12 @@ from rich.text import Text
 
 from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
 from mlxd_shared.requests import KVFormat
+from mlxd_shared.terminal import escaped
 from mlxd_shared.units import format_bytes, format_duration
 
 DIGEST_CHARS = 12
 _WIDE = 10_000
+_HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
     KVFormat.MODEL: "as the model computes",
     KVFormat.Q8: "in 8 bits",
@@ -50,7 +53,7 @@ def table(
             overflow="fold",
         )
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
+        grid.add_row(*(Text(escaped(cell)) for cell in row))
     _print(grid)
 
 
@@ -59,7 +62,7 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for name, value in pairs:
         if value:
-            grid.add_row(Text(name, style="bold"), Text(value))
+            grid.add_row(Text(escaped(name), style="bold"), Text(escaped(value)))
     _print(grid)
 
 
@@ -73,7 +76,9 @@ def _print(grid: Table) -> None:
 
 def json_line(value: object) -> None:
     """Print `value` (a message, or anything JSON can carry) as one line of JSON."""
-    typer.echo(json.dumps(plain(value), ensure_ascii=False, default=_encode))
+    text = json.dumps(plain(value), ensure_ascii=False, default=_encode)
+    # JSON leaves these as they are, of which one alone begins a sequence that steers a terminal.
+    typer.echo(_HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def plain(value: object) -> object:

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ MODELS_DIR_VARIABLE = "MLXD_MODELS_DIR"
 HUB_CACHE_VARIABLE = "MLXD_HUB_CACHE"
 OLLAMA_VARIABLE = "MLXD_OLLAMA_MODELS"
 LEFT_OUT = "none"
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
 def store_places(
@@ -45,11 +47,26 @@ def models_dir_of(environment: Mapping[str, str]) -> Path | None:
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path | None:
-    """Return the cache of Hugging Face's libraries, as they find it; None where it is left out."""
+    """Return the cache of Hugging Face's libraries, as they find it; None where it is left out.
+
+    They take `~` and variables, such as $SCRATCH, in a path for what these mean.
+    """
+    given = environment.get(HUB_CACHE_VARIABLE)
+    if given:
+        return _folder(given)
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     own = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-    return _folder(environment.get(HUB_CACHE_VARIABLE) or own or f"{home}/hub")
+    return _folder(_expanded(own or f"{home}/hub", environment))
+
+
+def _expanded(path: str, environment: Mapping[str, str]) -> str:
+    """Return a path with $NAME and ${NAME} as they are set; what is not set stays as it is."""
+
+    def value(found: re.Match[str]) -> str:
+        return environment.get(found[1] or found[2], found[0])
+
+    return _VARIABLE.sub(value, str(Path(path).expanduser()) if path.startswith("~") else path)
 
 
 def _ollama_of(environment: Mapping[str, str]) -> Path | None:

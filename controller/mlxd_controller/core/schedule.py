@@ -113,6 +113,7 @@ def _known(turn: Turn, event: Arrived | LoadAsked) -> Model:
     """Return the model asked for; while it is cold, with the path and facts as they are now."""
     model = turn.state.models.get(event.digest)
     if model is None:
+        turn.forget_one_of(config.MODELS_KNOWN_MAX)
         return Model(event.digest, event.name, event.path, event.facts, turn.state.keep_alive_s)
     if model.phase in COLD:
         return replace(model, name=event.name, path=event.path, facts=event.facts)

@@ -15,6 +15,7 @@ from mlxd_controller.core.actions import (
     StopWorker,
 )
 from mlxd_controller.core.state import (
+    COLD,
     NOTHING_FIXED,
     Model,
     Phase,
@@ -161,6 +162,20 @@ class Turn:
                 keep_alive_s=self.state.keep_alive_s,
             )
         )
+
+    def forget_one_of(self, known_max: int) -> None:
+        """Where so many models are known, forget the one that was used longest ago, if it is cold.
+
+        A folder whose files change is another model each time; nothing else would ever forget one.
+        """
+        models = self.state.models
+        if len(models) < known_max:
+            return
+        cold = [m for m in models.values() if m.phase in COLD and self.now_s >= m.retry_s]
+        if cold:
+            oldest = min(cold, key=lambda m: (max(m.last_used_s, m.usage.at_s), m.digest))
+            kept = {digest: m for digest, m in models.items() if m is not oldest}
+            self.state = replace(self.state, models=kept)
 
     def models(self) -> Iterable[Model]:
         """All models, as they are now, in a fixed order."""

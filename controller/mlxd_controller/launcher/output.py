@@ -81,12 +81,13 @@ def forward(log: FilteringBoundLogger, line: str) -> None:
     """Log a line of a child: a structured one as what it is, any other as text."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # any text that a library prints
         fields = None
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         log.info("worker says", line=line)
         return
     level = LEVELS.get(str(fields.pop("level", "")), LEVELS["info"])
     fields.pop("timestamp", None)
+    fields.pop("self", None)  # which no line can be bound with
     event: str = fields.pop("event")
     log.bind(**fields).log(level, event)

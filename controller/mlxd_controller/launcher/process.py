@@ -43,7 +43,7 @@ class SubprocessWorker:
         self._process = process
         self._incarnation = incarnation
         self._life = life
-        self._files = files
+        self.files = files
         self._log = log
         self._address = ""
         self._output = Output(log)
@@ -80,7 +80,7 @@ class SubprocessWorker:
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
         if self._ending.code is None:
-            self._files.holds(holding)
+            self.files.holds(holding)
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended and is reaped."""
@@ -100,7 +100,7 @@ class SubprocessWorker:
             await asyncio.wait({reading})
         output.close()
         self._life.close()
-        self._files.remove()
+        self.files.remove()
         self._log.info("worker ended", pid=self.pid, exit_code=code)
         return code
 

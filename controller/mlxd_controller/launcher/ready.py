@@ -27,7 +27,7 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
     """
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(model) from error
     if not isinstance(fields, dict):
         raise _unreadable(model)

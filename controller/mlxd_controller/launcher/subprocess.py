@@ -75,13 +75,17 @@ class SubprocessLauncher:
         try:
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
-            reason = f"{self._command[0]}: {error.strerror}"
+            reason = f"{self._command[0]}: {_reason(error)}"
             raise WorkerStartFailed(model, (reason,)) from error
         log.info("worker launched", pid=worker.pid)
         try:
+            self._note(worker)
             found = await self._wait_ready(worker, ready, model=model)
-        except BaseException:
+        except BaseException as error:
+            ready.close()
             await worker.close()
+            if isinstance(error, OSError):
+                raise WorkerStartFailed(model, (_reason(error),)) from error
             raise
         worker.listens_on(found.address)
         return worker
@@ -120,10 +124,17 @@ class SubprocessLauncher:
         worker = SubprocessWorker(
             process, incarnation=incarnation, output=readers[1], life=life, files=files, log=log
         )
-        mark = mark_of(process.pid)
-        if mark is not None:  # it has not ended already
-            files.write(Record(mark, incarnation, arguments=self.arguments))
         return worker, readers[0]
+
+    def _note(self, worker: SubprocessWorker) -> None:
+        """Leave word of a worker that has not ended already.
+
+        Raises:
+            OSError: the system does not tell of it.
+        """
+        mark = mark_of(worker.pid)
+        if mark is not None:
+            worker.files.write(Record(mark, worker.incarnation, arguments=self.arguments))
 
     async def _wait_ready(
         self, worker: SubprocessWorker, ready: PipeReader, *, model: str
@@ -152,6 +163,10 @@ class SubprocessLauncher:
                 task.cancel()
             await asyncio.wait({line, ended})
             ready.close()
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 async def _read_line(ready: PipeReader) -> bytes:

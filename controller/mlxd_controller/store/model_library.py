@@ -25,6 +25,7 @@ from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, Queu
 from mlxd_shared.logs import get_logger
 
 NAMES_IN_HINT_MAX = 8
+REFS_MAX = 4 * config.MODELS_MAX
 _log = get_logger("store")
 
 
@@ -195,7 +196,10 @@ class Library:
             defaults=folder.defaults,
             store=place.kind,
         )
+        self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref
+        while len(self._refs) > REFS_MAX:  # those of files that have changed since
+            del self._refs[next(iter(self._refs))]
         return ref
 
     def _is(self, place: Place, digest: str) -> bool:

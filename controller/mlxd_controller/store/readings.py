@@ -15,10 +15,14 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from mlxd_controller.store.facts import Folder, read_folder
+from mlxd_shared.config import MODELS_MAX
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_source import files_of
 from mlxd_shared.status import shorten
 from mlxd_shared.stored_files import Signature
+
+READINGS_MAX = 4 * MODELS_MAX
+"""Of places, the latest: clients may have any folder looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ class Readings:
         """Return what is there now."""
         async with self._turns.setdefault(path, asyncio.Lock()):
             entry = await asyncio.to_thread(_read, path, self._entries.get(path))
+            self._entries.pop(path, None)
             self._entries[path] = entry
+            while len(self._entries) > READINGS_MAX:
+                del self._entries[next(iter(self._entries))]
             return entry
 
     async def read_good(self, path: Path) -> Folder:
