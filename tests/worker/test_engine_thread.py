@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,101 +15,25 @@ from mlxd_shared.errors import (
     InternalError,
     InvalidModel,
     LoadAbandoned,
-    ModelDraining,
     QueueFull,
     ShuttingDown,
 )
 from mlxd_shared.requests import LoadSpec
-from mlxd_shared.serving import Health
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, Sink, StreamId, Submit
 from mlxd_worker.engine_thread import EngineThread
 from mlxd_worker.facts import Figures, Loaded, LoadJob, Progress, Report
 from mlxd_worker.host import ModelHost
-from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
-from mlxd_worker.machine.blas_library import BlasReport
 from mlxd_worker.memory.residency import DeviceKind
-from mlxd_worker.options import parse_options
-from mlxd_worker.status_report import device_name
-from mlxd_worker.worker import Identity, Phase, Worker
+from tests.support.engine_threads import Started, figures_now, kind, running_engine
 from tests.support.engines import GREEDY, Collected
 from tests.support.tiny_model import write_tiny_model
-
-
-def kind() -> BackendKind:
-    """Return the backend that the tests run on."""
-    return choose_backend(installed_versions(), platform=sys.platform).kind
-
-
-@dataclass(slots=True)
-class Started:
-    """A running engine thread and how often it reported a fault."""
-
-    engine: EngineThread
-    faults: list[int] = field(default_factory=list)
-    faulted: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def load(self, folder: Path) -> None:
-        """Load a model."""
-        job = LoadJob(folder, "tiny", "d" * 64, LoadSpec(rows_max=2))
-        await self.engine.load(job, lambda _: None)
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Keep the thread busy with something else meanwhile, as a long step does."""
-        gate, reached = threading.Event(), threading.Event()
-
-        def wait(_: object) -> None:
-            reached.set()
-            gate.wait()
-
-        task = asyncio.ensure_future(self.engine._call(wait))
-        await asyncio.to_thread(reached.wait)
-        try:
-            yield
-        finally:
-            gate.set()
-        await task
-
-
-async def figures_now(engine: EngineThread) -> Figures:
-    """Return figures of after the call, however long the thread takes to give them."""
-    asked_s = time.monotonic()
-    while (figures := await engine.figures()).at_s < asked_s:
-        pass
-    return figures
 
 
 @pytest_asyncio.fixture
 async def started() -> AsyncIterator[Started]:
     """A running engine thread, stopped at the end."""
-    faults: list[int] = []
-    faulted = asyncio.Event()
-
-    def on_fault() -> None:
-        faults.append(1)
-        faulted.set()
-
-    engine = EngineThread(device=kind(), loop=asyncio.get_running_loop(), on_fault=on_fault)
-    engine.start()
-    yield Started(engine, faults, faulted)
-    await engine.stop()
-
-
-def worker_on(started: Started, device: str = "") -> Worker:
-    """Return a worker without a server around a running engine thread."""
-    blas = BlasReport("reference", "", "", 1, "")
-    backend = Backend(kind(), "mlx", "0", compile_allowed=False, compile_reason="", blas=blas)
-    identity = Identity("me", "", backend, device)
-    return Worker(identity, started.engine, Health(), stopping=asyncio.Event())
-
-
-@pytest.mark.asyncio
-async def test_a_worker_calls_its_device_what_it_was_told(started: Started) -> None:
-    """Its status names the device as its controller does; without one, by the kind."""
-    own = "cpu" if kind().value == "cpu" else "gpu0"
-
-    assert device_name(worker_on(started, parse_options(["--device", "gpu1"]).device)) == "gpu1"
-    assert device_name(worker_on(started, parse_options([]).device)) == own
+    async with running_engine() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -229,55 +149,6 @@ async def test_a_load_can_be_given_up(started: Started, folder: Path) -> None:
 
     await started.load(folder)
     assert (await figures_now(started.engine)).mlx_active_nbytes > 1024
-
-
-@pytest.mark.asyncio
-async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, folder: Path) -> None:
-    """An unload right behind its load waits for no weights, and the load says why it ended."""
-    worker = worker_on(started)
-    steps = worker.load(LoadJob(folder, "tiny", "d" * 64, LoadSpec()))
-    await anext(steps)
-
-    await worker.unload()
-
-    with pytest.raises(LoadAbandoned):
-        async for _ in steps:
-            pass
-    assert worker.phase is Phase.EMPTY
-
-
-@pytest.mark.asyncio
-async def test_an_unload_ends_though_its_caller_leaves(started: Started, folder: Path) -> None:
-    """It is not left half done: the worker is empty, and takes the next load."""
-    worker = worker_on(started)
-    job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
-    assert [step async for step in worker.load(job)][-1].stage == "ready"
-    async with started.held():
-        unload = asyncio.ensure_future(worker.unload())
-        await asyncio.sleep(0)
-        unload.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await unload
-    await started.engine.ready()  # whatever was asked of it before is done
-
-    assert worker.phase is Phase.EMPTY
-    assert [step async for step in worker.load(job)][-1].stage == "ready"
-
-
-@pytest.mark.asyncio
-async def test_a_load_does_not_slip_into_an_unload(started: Started, folder: Path) -> None:
-    """While an unload is under way a load is refused; it would be forgotten, model and all."""
-    worker = worker_on(started)
-    job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
-    async with started.held():
-        unload = asyncio.ensure_future(worker.unload())
-        await asyncio.sleep(0)
-        with pytest.raises(ModelDraining):
-            await anext(worker.load(job))
-    await unload
-
-    assert [step async for step in worker.load(job)][-1].stage == "ready"
-    assert worker.admit("tiny").job is job
 
 
 @pytest.mark.asyncio
