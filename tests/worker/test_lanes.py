@@ -7,6 +7,12 @@ import pytest
 
 from mlxd_shared.pass_sizes import BLOCK_QUERIES
 from mlxd_worker.cache.attention import attend_chunk, attend_slots
+from mlxd_worker.kernels.exponentials import (
+    LOG2_E,
+    by_powers,
+    softmax_of_powers,
+    times_sigmoid,
+)
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, parts_of, side_by_side
 from mlxd_worker.models.layers.fused import gated_halves
 from tests.support.mlx_memory import live_nbytes
@@ -45,15 +51,14 @@ def test_slots_attended_side_by_side_have_the_bits_of_one_call() -> None:
     mask = mx.where(mx.arange(192) > 4 * mx.arange(32)[:, None] + 30, -mx.inf, 0.0)[:, None, None]
 
     found = attend_slots(queries, keys, values, mask, scale=SCALE)
-    whole = mx.fast.scaled_dot_product_attention(
-        queries.reshape(32, 4, 2, 32),
-        keys,
-        values,
-        scale=SCALE,
-        mask=mx.broadcast_to(mask, (32, 1, 2, 192)),
+    exponents = (queries.reshape(32, 4, 2, 32) * (SCALE * LOG2_E)) @ keys.swapaxes(-1, -2)
+    whole = softmax_of_powers(exponents + mask) @ values
+    fused = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=SCALE, mask=mx.broadcast_to(mask, (32, 8, 1, 192))
     )
 
-    assert mx.array_equal(found, whole.reshape(32, 8, 1, 32))
+    assert mx.array_equal(found, whole.reshape(32, 8, 1, 32) if by_powers() else fused)
+    assert mx.allclose(found, fused, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 2, BLOCK_QUERIES, BLOCK_QUERIES + 1, 3 * BLOCK_QUERIES - 5])
@@ -76,7 +81,10 @@ def test_activations_side_by_side_have_the_bits_of_one_call() -> None:
     both = mx.random.normal((33, 2 * 1376), key=mx.random.key(1))
     gate, up = both[:, :1376], both[:, 1376:]
 
-    assert mx.array_equal(gated_halves(both, width=1376), gate * mx.sigmoid(gate) * up)
+    found = gated_halves(both, width=1376)
+
+    assert mx.array_equal(found, times_sigmoid(gate * up, gate))
+    assert mx.allclose(found, gate * mx.sigmoid(gate) * up, rtol=1e-5, atol=1e-6)
 
 
 def test_what_lanes_have_read_is_written_in_place_afterwards() -> None:

@@ -15,13 +15,20 @@ import mlx.core as mx
 from mlxd_shared import config
 from mlxd_shared.pass_sizes import BLOCK_QUERIES
 from mlxd_worker.cache.plan import Chunk, Group, StepPlan
+from mlxd_worker.kernels.exponentials import (
+    LOG2_E,
+    by_powers,
+    softmax,
+    softmax_beside,
+    softmax_of_powers,
+)
 from mlxd_worker.machine.lanes import side_by_side
 
 CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
 """Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
 
-SCORE_VALUES = 3
-"""Exponentials that one score of a single query costs: reading its key and value is two more."""
+SCORE_VALUES = 10
+"""Exponentials that one score of a single query costs: its key and value must be read as well."""
 
 
 def members(array: mx.array, group: Group) -> mx.array:
@@ -63,11 +70,7 @@ def visible_by_slot(group: Group, span: int, plan: StepPlan) -> mx.array:
 
 def shares_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
     """Return what each of `[..., span]` scores takes of the attention; sinks are `[..., 1]`."""
-    if sinks is None:
-        return mx.softmax(scores, axis=-1, precise=True)
-    exact = scores.astype(mx.float32)
-    total = mx.logsumexp(exact, axis=-1, keepdims=True)
-    return mx.exp(exact - mx.logaddexp(total, sinks.astype(mx.float32))).astype(scores.dtype)
+    return softmax(scores) if sinks is None else softmax_beside(scores, sinks)
 
 
 def folded_sinks(sinks: mx.array | None, kv_heads: int, width: int) -> mx.array | None:
@@ -98,8 +101,12 @@ def attend_slots(
     folded = folded.reshape(slots, 1, shared * width, span)
     asked = queries.reshape(slots, kv_heads, shared * width, head_dim)
     beside = folded_sinks(sinks, kv_heads, width)
+    powers = by_powers() and queries.dtype == mx.float32
 
     def read(part: slice) -> mx.array:
+        if powers and beside is None:
+            exponents = (asked[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
+            return softmax_of_powers(exponents + folded[part]) @ values[part]
         if beside is not None:  # MLX has one sink for all queries of a head
             scores = (asked[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
             return shares_of(scores, beside) @ values[part]
@@ -127,7 +134,7 @@ def attend_chunk(
     be of another width, which is then the result's.
     """
     width = queries.shape[2]
-    if width == 1:
+    if width == 1 and not by_powers():
         seen_keys, seen_values = keys[:, :, :length], values[:, :, :length]
         return mx.fast.scaled_dot_product_attention(
             queries, seen_keys, seen_values, scale=scale, sinks=sinks
@@ -151,8 +158,9 @@ def _attend_block(
     kv_heads, seen = keys.shape[1:3]
     folded = (1, kv_heads, heads // kv_heads * count, -1)
     scores = (asked.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
-    later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
-    scores = scores + additive(later, scores.dtype)
+    if count > 1:
+        later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
+        scores = scores + additive(later, scores.dtype)
     beside = None if sinks is None else sinks.reshape(1, heads, 1, 1)
     weights = side_by_side(
         lambda part: shares_of(scores[:, part], None if beside is None else beside[:, part]),

@@ -24,7 +24,7 @@ from mlxd_worker.machine.cores import available_cores
 LANES_MAX: Final = 8
 """More would not help: memory is then the bound, and each costs a thread."""
 
-LANE_VALUES_MIN: Final = 1 << 14
+LANE_VALUES_MIN: Final = 1 << 15
 """Exponentials a lane is worth: they take some 0.2 ms, handing over and back some 0.03 ms."""
 
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxd_worker.cache.plan import StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache, RowState
+from mlxd_worker.kernels.exponentials import silu
 from mlxd_worker.models.architecture import TensorSpec, Weights
 from mlxd_worker.models.config import DecoderConfig
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
@@ -70,7 +71,7 @@ class DeltaMixer:
         cache.put(plan, (history[:, plan.width :], state))
 
         normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
-        gated = normed * _silu(gate.astype(mx.float32).reshape(result.shape))
+        gated = normed * silu(gate.astype(mx.float32).reshape(result.shape))
         gated = cache.written(gated.astype(dtype).reshape(rows.shape[0], -1))
         return self.weights.output(gated)
 
@@ -81,7 +82,7 @@ class DeltaMixer:
         total = history[:, :width] * taps[0]
         for age in range(1, self.config.kernel):
             total = total + history[:, age : age + width] * taps[age]
-        return _silu(total)
+        return silu(total)
 
     def _inputs(self, mixed: mx.array, rates: mx.array, times: mx.array) -> DeltaInputs:
         config = self.config
@@ -198,7 +199,3 @@ def delta_arrays(weights: DeltaWeights) -> Mapping[str, mx.array]:
     }
     named |= named_arrays("projection", weights.projection)
     return named | named_arrays("output", weights.output)
-
-
-def _silu(array: mx.array) -> mx.array:
-    return array * mx.sigmoid(array)

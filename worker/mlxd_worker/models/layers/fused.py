@@ -11,6 +11,7 @@ from typing import Final
 import mlx.core as mx
 
 from mlxd_worker.kernels.device import runs_cuda
+from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm, row_times
 from mlxd_worker.kernels.vector import serves as served_by_row
 from mlxd_worker.machine.lanes import side_by_side
@@ -78,7 +79,7 @@ def gated_halves(
 
     def activated(part: slice) -> mx.array:
         gate, up = both[part, :width], both[part, width:]
-        return gate * mx.sigmoid(_steepness(gate, activation)) * up
+        return times_sigmoid(gate * up, _steepness(gate, activation))
 
     count = both.shape[0]
     return side_by_side(activated, count=count, values=count * width, axis=0)
@@ -90,7 +91,7 @@ def clamped_halves(both: mx.array, *, width: int, clamp: GateClamp) -> mx.array:
     def activated(part: slice) -> mx.array:
         gate = mx.minimum(both[part, :width], clamp.limit)
         up = mx.clip(both[part, width:], -clamp.limit, clamp.limit)
-        return gate * mx.sigmoid(clamp.slope * gate) * (up + 1)
+        return times_sigmoid(gate * (up + 1), clamp.slope * gate)
 
     count = both.shape[0]
     return side_by_side(activated, count=count, values=count * width, axis=0)
