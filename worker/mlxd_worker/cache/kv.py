@@ -14,6 +14,7 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -229,7 +230,7 @@ class KVCache:
         """Write a pass's tokens."""
         if plan.chunk is None:
             for group in plan.groups:
-                self._write_group(keys, values, group)
+                self._write_group(keys, values, group, plan)
             return
         arena, start = self._arenas[plan.chunk.arena], plan.chunk.start
         arena.keys = mx.slice_update(arena.keys, keys, start, axes=(0, 2))
@@ -270,15 +271,30 @@ class KVCache:
             sinks=sinks,
         )
 
-    def _write_group(self, keys: mx.array, values: mx.array, group: Group) -> None:
+    def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
         """Write a batch's tokens, each row's at its own position; only these are touched."""
         arena = self._arenas[group.arena]
-        at = (group.write_slots, slice(None), group.write_positions)
-        arena.keys[at] = members(keys, group).transpose(0, 2, 1, 3)
-        arena.values[at] = members(values, group).transpose(0, 2, 1, 3)
+        # Made once a pass: with a slice among the indices each layer would make its own.
+        slots, heads, positions = (
+            plan.shared(
+                ("write", group.arena, self.kv_heads, axis),
+                partial(_target, group, self.kv_heads, axis),
+            )
+            for axis in range(3)
+        )
+        arena.keys[slots, heads, positions] = members(keys, group)
+        arena.values[slots, heads, positions] = members(values, group)
 
     def _zeros(self, slots: int, capacity: int, width: int) -> mx.array:
         return mx.zeros((slots, self.kv_heads, capacity, width), dtype=self.dtype)
+
+
+def _target(group: Group, heads: int, axis: int) -> mx.array:
+    """Return the slots, heads or positions that a batch writes to, `[m, heads, width]`."""
+    numbers = mx.arange(heads, dtype=mx.int32)[None, :, None]
+    indices = (group.write_slots[:, :, None], numbers, group.write_positions[:, None])
+    shape = (group.write_slots.shape[0], heads, group.write_positions.shape[1])
+    return mx.contiguous(mx.broadcast_to(indices[axis], shape))
 
 
 def put(array: mx.array, slot: int, column: int, block: mx.array) -> mx.array:

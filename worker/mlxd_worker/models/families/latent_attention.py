@@ -91,7 +91,7 @@ class LatentAttention:
         rotating = mx.concatenate([turning, keys], axis=1).reshape(
             -1, width, heads + 1, config.rotary_dim
         )
-        rotated = self.rotation(rotating.swapaxes(1, 2), offsets)
+        rotated = self.rotation(rotating.swapaxes(1, 2), offsets, plan)
         gain = self.rotation.config.gain
         asked = [
             absorbed.reshape(heads, -1, width, config.rank).swapaxes(0, 1),

@@ -22,6 +22,7 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.plan import PassCaches, StepPlan
 from mlxd_worker.cache.recurrent import RecurrentCache
+from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
@@ -180,17 +181,17 @@ class Qwen35Model(Model):
             joined[:, 2 * heads + kv_heads :],
         )
         read = cache.attend(
-            self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), offsets),
-            self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), offsets),
+            self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), offsets, plan),
+            self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), offsets, plan),
             values,
             plan,
             scale=self._scale,
         )
-        gated = (read * mx.sigmoid(gates)).transpose(0, 2, 1, 3)
+        gated = times_sigmoid(read, gates).transpose(0, 2, 1, 3)
         return layer.output(gated.reshape(normed.shape[0], -1))
 
-    def _rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
-        rotated, gain = self._rotation(heads, offsets), self.config.decoder.rope.gain
+    def _rotate(self, heads: mx.array, offsets: mx.array, plan: StepPlan) -> mx.array:
+        rotated, gain = self._rotation(heads, offsets, plan), self.config.decoder.rope.gain
         if gain == 1.0:
             return rotated
         dims = self.config.rotary_dim
