@@ -352,3 +352,37 @@ def test_rows_of_one_class_have_no_more_slots_than_there_are_rows() -> None:
                 assert table.tend(), "there is always room for a row that may be there"
             assert sum(arena.slots for arena in table.arenas) <= rows_max
             assert table.reserve({RowId(number): 2048}) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tokens_max", "capacity"),
+    [(128, 384, 512), (128, 256, 256), (128, 513, 256), (200, None, 256), (300, 4096, 512)],
+    ids=["next class", "own class", "too far", "unknown", "very long"],
+)
+def test_a_row_that_soon_needs_the_next_class_joins_it(
+    tokens: int, tokens_max: int | None, capacity: int
+) -> None:
+    """Where free positions cost nothing: then it need not move; for a far one it does not pay."""
+    table, padded = table_of(sinks=True), table_of()
+
+    opened, _ = table.opened_by_join(tokens, tokens_max=tokens_max)
+    assert opened is not None
+    assert opened.capacity == capacity
+    assert table.join(A, tokens=tokens, tokens_max=tokens_max) is not None
+    assert padded.join(A, tokens=tokens, tokens_max=tokens_max) is not None
+
+    assert table.capacity(A) == capacity
+    assert padded.capacity(A) == table.class_of(tokens)
+
+
+def test_without_room_in_the_next_class_a_row_joins_its_own() -> None:
+    """Nobody waits for a place that only saves a move."""
+    table = table_of(context_max=512, rows_max=2, sinks=True)
+    assert table.join(A, tokens=100, tokens_max=400) is not None
+    assert table.capacity(A) == 512
+    assert table.join(B, tokens=400) is not None
+
+    assert table.leave(A)
+    assert table.join(C, tokens=100, tokens_max=400) is not None
+
+    assert table.tokens <= kv_tokens_bound(512, 2)

@@ -159,7 +159,7 @@ class RowCaches:
         """Release the arenas that are kept for rows to come."""
         self._apply(self.table.rest())
 
-    def join_nbytes(self, tokens: int, *, coming: int = 1) -> int:
+    def join_nbytes(self, tokens: int, *, tokens_max: int | None = None, coming: int = 1) -> int:
         """Return by how many bytes such a `join` would make the caches grow.
 
         Its recurrent states, which come with its first pass, are counted.
@@ -167,7 +167,7 @@ class RowCaches:
         Raises:
             RowError: `tokens` is out of range.
         """
-        opened, closed = self.table.opened_by_join(tokens, coming=coming)
+        opened, closed = self.table.opened_by_join(tokens, tokens_max=tokens_max, coming=coming)
         states = sum(s.slot_nbytes(0) for s in self._stateful if s.kind is Kind.RECURRENT)
         grows = 0 if opened is None else self._nbytes_of(opened)
         return states + grows - sum(self._nbytes_of(spare) for spare in closed)

@@ -25,6 +25,9 @@ from mlxd_worker.cache.arenas import Arena, Arenas, rows_in
 from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
 from mlxd_worker.cache.lengths import RowLengths
 
+CAPACITY_AHEAD = 2
+"""A row takes at most so many times the capacity that it needs at once, for what it may become."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:
@@ -145,8 +148,23 @@ class RowTable:
             raise RowError(f"{tokens} tokens asked for, 1 to {self.context_max} possible")
         return next(capacity for capacity in self.classes if capacity >= tokens)
 
+    def class_for(self, tokens: int, tokens_max: int | None) -> int:
+        """Return the capacity that a row joins; it may become `tokens_max` long, None: unknown.
+
+        Where free positions cost nothing to read it is the next class where the row will soon need
+        that: it need not move then.
+
+        Raises:
+            RowError: `tokens` is not in 1..context_max.
+        """
+        first = self.class_of(tokens)
+        if not self._sinks or tokens_max is None or not first < tokens_max <= self.context_max:
+            return first
+        last = self.class_of(tokens_max)
+        return last if last <= CAPACITY_AHEAD * first else first
+
     def opened_by_join(
-        self, tokens: int, *, coming: int = 1
+        self, tokens: int, *, tokens_max: int | None = None, coming: int = 1
     ) -> tuple[Open | None, tuple[Open, ...]]:
         """Return what such a `join` would open now, if anything, and close for it.
 
@@ -155,7 +173,7 @@ class RowTable:
         Raises:
             RowError: `tokens` is out of range.
         """
-        room = self._find(self.class_of(tokens), coming=coming)
+        room = self._find_first(tokens, tokens_max, coming=coming)
         if room is None or room.arena is not None:
             return None, ()
         shape = (room.capacity, room.slots)
@@ -184,7 +202,7 @@ class RowTable:
             raise RowError(f"row {row} joined twice")
         if len(self) >= self.rows_max:
             raise RowError(f"the table holds {self.rows_max} rows already")
-        room = self._find(self.class_of(tokens), coming=coming)
+        room = self._find_first(tokens, tokens_max, coming=coming)
         if room is None:
             return None
         changes: list[Change] = []
@@ -252,6 +270,12 @@ class RowTable:
         changes: list[Change] = []
         self._arenas.close_spares(self._arenas.spares, changes)
         return changes
+
+    def _find_first(self, tokens: int, tokens_max: int | None, *, coming: int) -> _Room | None:
+        """Return where a newcomer can go: best where it can stay."""
+        least, wanted = self.class_of(tokens), self.class_for(tokens, tokens_max)
+        room = self._find(wanted, coming=coming)
+        return self._find(least, coming=coming) if room is None and least < wanted else room
 
     def _find(self, capacity: int, *, coming: int = 1, left: Place | None = None) -> _Room | None:
         """Return where a row of a class can go: its own class, a new arena, a larger class.

@@ -26,12 +26,17 @@ class KVOverrun(AssertionError):
         )
 
 
-def check_join(caches: RowCaches, *, tokens: int, coming: int, nbytes_max: int) -> None:
+def check_join(
+    caches: RowCaches, *, tokens: int, tokens_max: int | None = None, coming: int, nbytes_max: int
+) -> None:
     """Make sure that a row of `tokens` tokens may join, `coming` like it being about to.
+
+    tokens_max: what it may become, None where nobody knows.
 
     Raises:
         KVOverrun: it would exceed what is reserved.
     """
-    nbytes, join_nbytes = caches.nbytes, caches.join_nbytes(tokens, coming=coming)
+    nbytes = caches.nbytes
+    join_nbytes = caches.join_nbytes(tokens, tokens_max=tokens_max, coming=coming)
     if nbytes + join_nbytes > nbytes_max:
         raise KVOverrun(nbytes=nbytes, join_nbytes=join_nbytes, nbytes_max=nbytes_max)
