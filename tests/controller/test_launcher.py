@@ -205,12 +205,15 @@ def test_workers_ask_for_large_pages_and_mappings(tmp_path: Path) -> None:
         found = worker_environment(base, site=tmp_path, platform=platform)
         return found.get("GLIBC_TUNABLES")
 
-    own = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608"
+    own = (
+        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608"
+        ":glibc.malloc.trim_threshold=33554432"
+    )
     assert tunables({}) == own
     assert tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}) == (
         f"glibc.malloc.arena_max=1:{own}"
     )
-    decided = "glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=1"
+    decided = "glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=1:glibc.malloc.trim_threshold=1"
     assert tunables({"GLIBC_TUNABLES": decided}) == decided
     assert tunables({}, "darwin") is None
 

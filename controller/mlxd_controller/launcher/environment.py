@@ -34,6 +34,10 @@ OWN_MAPPINGS = f"glibc.malloc.mmap_threshold={config.OWN_MAPPING_NBYTES}"
 """What is this large is a mapping of its own, and given back as soon as it is freed. By itself
 glibc lets the bound grow to 32 MiB, and keeps what lies between blocks (decision 0026)."""
 
+KEPT_TOP = f"glibc.malloc.trim_threshold={config.KEPT_HEAP_NBYTES}"
+"""So much free memory at the heap's end is kept. With a bound of its own for mappings glibc keeps
+128 KiB there, and each step gives back what the next one asks for (decision 0041)."""
+
 
 def library_variable(platform: str) -> str:
     """Return the variable that names library folders on `platform` (as sys.platform)."""
@@ -57,7 +61,7 @@ def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) ->
     changed = {"PYTHONUNBUFFERED": "1"}
     tunables = base.get(ALLOCATOR_VARIABLE, "")
     if platform == "linux":
-        wanted = (LARGE_PAGES, OWN_MAPPINGS)
+        wanted = (LARGE_PAGES, OWN_MAPPINGS, KEPT_TOP)
         added = [each for each in wanted if each.partition("=")[0] not in tunables]
         changed[ALLOCATOR_VARIABLE] = ":".join(filter(None, [tunables, *added]))
     if folders:
