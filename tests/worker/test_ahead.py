@@ -1,9 +1,9 @@
-"""A step dispatched before the last one is read: the same streams, and never where it may not."""
+"""A step made up before the last one is read: the same streams, and never where it may not."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,12 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.engine.sampler import needs_second_look
 from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.families.llama import LlamaModel
 from tests.support.engines import GREEDY, Collected
+from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import config_with, load, write_model
 
 CONTEXT, ROWS_MAX = 512, 4
@@ -53,15 +56,21 @@ class Silent:
         return ""
 
 
+def itself(model: Model, caches: RowCaches) -> Model:
+    """Decode with the model as it is, as on a CPU."""
+    del caches
+    return model
+
+
 class Served:
     """An engine on a tiny model, running ahead or not."""
 
-    def __init__(self, model: Model, kind: type[CompiledModel]) -> None:
+    def __init__(self, model: Model, kind: Callable[[Model, RowCaches], Model]) -> None:
         self.caches = RowCaches(
             model.new_caches(context_max=CONTEXT),
             context_max=CONTEXT,
             rows_max=ROWS_MAX,
-            bounded_shapes=True,
+            bounded_shapes=kind is not itself,
             keeps_spares=True,
         )
         used = kind(model, self.caches)
@@ -126,9 +135,14 @@ def mixed(served: Served) -> list[Collected]:
     return [first, ends, crosses, penalised, *late]
 
 
-def test_streams_are_the_same_a_step_ahead(model: Model) -> None:
+@pytest.mark.parametrize("kind", [InPlace, itself], ids=["dispatched", "made up"])
+def test_streams_are_the_same_a_step_ahead(
+    model: Model, kind: Callable[[Model, RowCaches], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever joins, ends, is cancelled or moves meanwhile, every stream gets the same tokens."""
-    ahead, plain = Served(model, InPlace), Served(model, CompiledModel)
+    ahead = Served(model, kind)
+    monkeypatch.setattr(LlamaModel, "stays_lazy", False)
+    plain = Served(model, CompiledModel if kind is InPlace else kind)
 
     told, expected = mixed(ahead), mixed(plain)
 
@@ -150,11 +164,12 @@ def test_streams_are_the_same_a_step_ahead(model: Model) -> None:
     ],
     ids=["penalties", "log-probabilities", "last token", "resumed"],
 )
+@pytest.mark.parametrize("kind", [InPlace, itself], ids=["dispatched", "made up"])
 def test_no_step_is_under_way_that_needs_the_token_before(
-    model: Model, given: dict[str, Any]
+    model: Model, kind: Callable[[Model, RowCaches], Model], given: dict[str, Any]
 ) -> None:
     """What the host must decide first keeps all rows of its step from running ahead."""
-    served = Served(model, InPlace)
+    served = Served(model, kind)
     served.submit((1, 2, 3), **given)
     served.steps(1)
     assert not served.decoder.ahead
@@ -173,3 +188,54 @@ def test_a_row_at_its_class_s_end_waits_to_move(model: Model) -> None:
     assert seen.count(False) == 1
     assert seen[0]
     assert seen[-1]
+
+
+def test_a_row_that_draws_its_last_token_is_left_out_of_the_next_step(model: Model) -> None:
+    """The others go on ahead: one that ends does not hold them up."""
+    served = Served(model, itself)
+    served.submit((1, 2, 3), max_tokens=30)
+    ends = served.submit((4, 5), max_tokens=4)
+    while not ends.ended:
+        served.steps(1)
+
+    assert served.decoder.ahead
+    served.steps(40)
+    assert not served.engine.busy
+
+
+def test_what_is_ahead_of_nobody_is_forgotten(model: Model) -> None:
+    """Its rows are cancelled while another stream waits: that one is served all the same."""
+    served = Served(model, itself)
+    gone = [served.submit((n, 3), max_tokens=40) for n in range(ROWS_MAX)]
+    served.steps(ROWS_MAX + 2)
+    assert served.decoder.ahead
+    waits = served.submit((9, 9), max_tokens=5)
+    for stream in range(1, ROWS_MAX + 1):
+        served.engine.cancel(StreamId(stream))
+    served.steps(10)
+
+    assert len(waits.drawn) == 5
+    assert not any(sink.ended for sink in gone)
+
+
+def test_a_nucleus_is_looked_at_again_before_the_next_step(model: Model) -> None:
+    """On a CPU it is first drawn from the best tokens alone, so its token is not final."""
+    wide = replace(GREEDY, temperature=1.0, top_p=0.9, seed=3)
+    assert needs_second_look(wide, vocab_size=32_000)
+    assert not needs_second_look(replace(wide, top_k=20), vocab_size=32_000)
+    assert not needs_second_look(GREEDY, vocab_size=32_000)
+
+
+def test_a_step_made_up_ahead_writes_keys_and_values_in_place(model: Model) -> None:
+    """It is dispatched when nothing refers to them any more: no arena is ever there twice."""
+    served = Served(model, itself)
+    for n in range(ROWS_MAX):
+        served.submit((n, 3), max_tokens=40)
+    served.steps(ROWS_MAX + 3)
+    before = live_nbytes()
+    mx.reset_peak_memory()
+
+    served.steps(20)
+
+    assert served.decoder.ahead
+    assert mx.get_peak_memory() - before < served.caches.nbytes // 2

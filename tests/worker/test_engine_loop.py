@@ -96,13 +96,16 @@ def test_rows_join_in_order_of_arrival_and_are_bounded(folder: Path) -> None:
 
 
 def test_decoding_goes_on_beside_a_long_prefill(folder: Path) -> None:
-    """While one row's prompt is evaluated chunk by chunk, the other gets a token every step."""
+    """While one row's prompt is evaluated chunk by chunk, the other gets a token every step.
+
+    The first step tells what was under way when the prompt came, the others take a chunk each.
+    """
     tiny = tiny_engine(folder, chunk=16, clock=lambda: 0.0)  # no step is ever late
     _, short = tiny.submit(prompt_of(1, 2), max_tokens=100)
     tiny.engine.step()
     _, long = tiny.submit(prompt_of(2, 161), max_tokens=5)
 
-    for _ in range(9):
+    for _ in range(10):
         before = len(short.ids)
         tiny.engine.step()
         assert len(short.ids) == before + 1
@@ -353,7 +356,7 @@ def test_usage_adds_up(folder: Path) -> None:
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (40, 0, 5)
     assert usage.queue_s > 0
     assert usage.prompt_s > 0
-    assert usage.completion_s > usage.prompt_s
+    assert usage.completion_s > 0
     assert usage.queue_s + usage.prompt_s + usage.completion_s < clock() - submitted_s
     assert usage.seed == GREEDY.seed
 

@@ -28,7 +28,7 @@ STREAMS = 6_700
 """Of three tokens each: 20,100 draws."""
 GUESSED = STREAMS if IN_FULL else STREAMS // 4
 """How many of them the engine draws."""
-ROWS_MAX = 64
+ROWS_MAX = 11
 ACCEPTED = 1e-4
 """The probability of a worse fit, above which a sample is taken to fit."""
 SAMPLING = Sampling(

@@ -111,6 +111,8 @@ class Engine:
         )
         self._speculator = speculator or Speculator(model, caches, clock=clock, depth_default=0)
         self._masks = MaskMaker(limits.mask_threads)
+        self._decoded_s = 0.0
+        """When the last decode step was told: one that is ahead counts from then."""
         self._prefill = Prefill(model, caches, self._prefix, self._pacer, clock)
 
     @property
@@ -168,16 +170,25 @@ class Engine:
     def step(self) -> None:
         """Do one round; returns after at most one whole chunk and one decode step."""
         running = len(self._rows)
-        if self._waiting or not all(row.decoding for row in self._rows.values()):
-            self._speculator.decoder.rest()
         self._drop_late(self._clock())
-        self._admit()
-        carried = self._prefill.run(tuple(self._rows.values()))
-        self._end_embedded()
-        self._decode_all(carried)
+        decoder = self._speculator.decoder
+        if not any(row.decoding for row in self._rows.values()):
+            decoder.drop()
+        if decoder.ahead and not self._calm:
+            self._decode_all(())  # what is under way is told before prompts take their time
+        else:
+            self._admit()
+            carried = self._prefill.run(tuple(self._rows.values()))
+            self._end_embedded()
+            self._decode_all(carried)
         if len(self._rows) < running or self._caches.table.moving:
-            self._speculator.decoder.rest()
+            decoder.rest()
         self._caches.tend()
+
+    @property
+    def _calm(self) -> bool:
+        """Whether nobody's prompt is left to evaluate."""
+        return not self._waiting and all(row.decoding for row in self._rows.values())
 
     def _drop_late(self, now_s: float) -> None:
         """End the streams that nobody wants any more."""
@@ -193,10 +204,10 @@ class Engine:
             if request is None:
                 return
             row_id, tokens, coming = RowId(self._next_row), len(request.prompt), self._like(request)
-            most = self.limits.kv_nbytes_max
-            check_join(self._caches, tokens=tokens, coming=coming, nbytes_max=most)
-            new, longest = request.max_tokens, self.limits.context_length
-            longest = longest if new is None else min(request.prompt_tokens + new, longest)
+            longest, most = self._longest(request), self.limits.kv_nbytes_max
+            check_join(
+                self._caches, tokens=tokens, tokens_max=longest, coming=coming, nbytes_max=most
+            )
             if not self._caches.join(row_id, tokens=tokens, tokens_max=longest, coming=coming):
                 return  # nobody overtakes: there is room once rows have moved or left
             self._next_row += 1
@@ -212,11 +223,18 @@ class Engine:
 
     def _like(self, request: Submit) -> int:
         """Return how many streams of a class are about to have a row, this one included."""
-        class_of = self._caches.table.class_of
         free = self.limits.rows_max - len(self._rows)
-        own = class_of(len(request.prompt))
+        own = self._class(request)
         others = (other for other in self._waiting if other is not request)
-        return 1 + sum(class_of(len(it.prompt)) == own for it in islice(others, free - 1))
+        return 1 + sum(self._class(it) == own for it in islice(others, free - 1))
+
+    def _class(self, request: Submit) -> int:
+        return self._caches.table.class_for(len(request.prompt), self._longest(request))
+
+    def _longest(self, request: Submit) -> int:
+        """Return how many tokens a stream may come to, its prompt's included."""
+        new, most = request.max_tokens, self.limits.context_length
+        return most if new is None else min(request.prompt_tokens + new, most)
 
     def _end_embedded(self) -> None:
         """End the rows whose prompts are to become vectors and are evaluated to their ends."""
@@ -226,7 +244,7 @@ class Engine:
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
-        started_s = self._clock()
+        started_s = self._decoded_s if self._speculator.decoder.ahead else self._clock()
         rows = [row for row in self._rows.values() if row.decoding]
         drawing = [*rows, *(it.row for it in carried if it.draws)]
         self._masks.make([row.matcher for row in drawing if row.matcher is not None])
@@ -236,14 +254,14 @@ class Engine:
         if not rows:
             self._prefill.evaluate(carried)
             return
-        calm = not self._waiting and len(rows) == len(self._rows)
-        runs = self._speculator.decode(rows, ahead=calm, carried=carried)
+        runs = self._speculator.decode(rows, ahead=self._calm, carried=carried)
         now_s = self._clock()
         self._prefill.carried(carried)
         for run in runs:
             self._emit(run, now_s)
+        self._decoded_s = self._clock()
         if not carried:
-            self._pacer.decoded(self._clock() - started_s)
+            self._pacer.decoded(self._decoded_s - started_s)
 
     def _prepared(self, row: Row) -> bool:
         """Make a row ready for its next draw; where that fails, end it alone and return False."""

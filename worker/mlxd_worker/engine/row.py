@@ -155,7 +155,7 @@ class Row:
         """
         request = self.request
         plain = self.matcher is None and request.top_logprobs is None
-        return plain and not request.continues and not request.sampling.penalises and self.left > 1
+        return plain and not request.continues and not request.sampling.penalises
 
     def draw_after(self) -> Draw:
         """Return how the token after the next one is to be drawn, where that is `foreseeable`."""

@@ -159,6 +159,11 @@ def sample(
     return mx.where(usable, tokens, TOKEN_INVALID)
 
 
+def needs_second_look(sampling: Sampling, vocab_size: int) -> bool:
+    """Tell whether a hopeful draw by these options may give TOKEN_WIDE."""
+    return _path_of(sampling, vocab_size, hopeful=True) == "nucleus"
+
+
 def _mix32(value: mx.array) -> mx.array:
     """Return murmur3's 32-bit finaliser of each element."""
     value = (value ^ (value >> 16)) * mx.array(0x85EBCA6B, dtype=mx.uint32)

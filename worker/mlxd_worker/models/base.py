@@ -99,6 +99,11 @@ class Model(Protocol):
         return True
 
     @property
+    def stays_lazy(self) -> bool:
+        """Whether a decode step's `forward` evaluates nothing, so that it may be called early."""
+        return False
+
+    @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """What each layer's attention remembers; None for a layer that does not attend."""
         ...

@@ -38,6 +38,11 @@ POOLED_DECAY: Final = 0.98
 GAIN_MIN: Final = 1.1
 """Tokens a second, against a narrower step, below which a wider one is not worth it."""
 
+CROWD_ROWS: Final = 12
+CROWD_GAIN_MIN: Final = 1.3
+"""The same from so many rows on: each token has its price there, less than this came to nothing as
+measured, and rows that guess nothing wait longer for their tokens (decision 0041)."""
+
 PATIENCE_STEPS: Final = 32
 """Steps in a row in which less pays, after which that is taken to be how things are."""
 
@@ -193,10 +198,11 @@ class DepthController:
     ) -> int:
         """Return which of `ways`, the plain one first, gives most tokens a second."""
         plain_rate = rows / ways[0][1]
+        least = CROWD_GAIN_MIN if rows >= CROWD_ROWS else GAIN_MIN
         # What every guess being right would give is known at once, and mostly not enough.
         if not any(
             rows + sum(min(offer.depth, choice.width - 1) for offer in offers)
-            > plain_rate * GAIN_MIN * cost
+            > plain_rate * least * cost
             for choice, cost in ways[1:]
         ):
             return 0
@@ -206,7 +212,7 @@ class DepthController:
         for index, (choice, cost) in enumerate(ways[1:], start=1):
             gained = sum(gain[min(choice.width - 1, len(gain)) - 1] for gain in gains)
             rate = (rows + gained) / cost
-            if rate > best_rate * GAIN_MIN:
+            if rate > best_rate * least:
                 best, best_rate = index, rate
         return best
 

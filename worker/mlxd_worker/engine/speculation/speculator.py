@@ -7,6 +7,8 @@ Invariants:
   that do it takes its one token of the step.
 - A model with a layer that cannot go back (a recurrent state, a window that has wrapped) decodes
   plainly; `available` tells where that is so for good.
+- A step that is ahead of its tokens leaves no room for guesses: what is chosen meanwhile is run
+  after it, and no step is ahead of that.
 - A guess that was not run is still held against the token that was drawn, so what guesses are worth
   is known at no cost.
 - What is kept of a row goes with the first step without it.
@@ -92,6 +94,10 @@ class Speculator:
         self._controller = controller or DepthController(widths=self._widths)
         self._pooled = Record()
         self._guessers: dict[RowId, _Guesser] = {}
+        self._put_off: Choice | None = None
+        """What was chosen while a step was ahead."""
+        self._told_s = 0.0
+        """When the last plain step's tokens were there."""
 
     @property
     def available(self) -> bool:
@@ -109,10 +115,11 @@ class Speculator:
         """
         found = self._guesses(rows)
         choice = self._choice(rows, found)
+        if choice.width > 1 and self.decoder.ahead:
+            self._put_off, choice, ahead = choice, PLAIN, False
         if choice.width == 1:
             runs = self._plain(rows, ahead=ahead, carried=carried)
         else:
-            self.decoder.drop()
             for it in carried:
                 prefill(self._model, self._caches, it.row, it.tokens)
             guessing = [row for row in rows if row.id in found] if choice.apart else rows
@@ -126,11 +133,12 @@ class Speculator:
         self, rows: Sequence[Row], *, ahead: bool, carried: Sequence[Carried] = ()
     ) -> list[Run]:
         rows = made_ready(self._caches, rows)
-        started_s = self._clock()
+        started_s = self._told_s if self.decoder.ahead else self._clock()
         drawing = [*rows, *(it.row for it in carried if it.draws)]
         drawn = self.decoder.decode(rows, ahead=ahead, carried=carried)
+        self._told_s = self._clock()
         if not carried:
-            self._controller.ran(len(rows), 1, self._clock() - started_s)
+            self._controller.ran(len(rows), 1, self._told_s - started_s)
         return [Run(row, (it,), row.offset - 1) for row, it in zip(drawing, drawn, strict=True)]
 
     def _wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
@@ -176,6 +184,7 @@ class Speculator:
         return guesser
 
     def _choice(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> Choice:
+        put_off, self._put_off = self._put_off, None
         if not found:
             return PLAIN
         offers = [
@@ -186,6 +195,8 @@ class Speculator:
         width_max = shared_max
         if len(found) < len(rows):
             width_max = self._width_max([row for row in rows if row.id in found])
+        if put_off is not None and put_off.width <= (width_max if put_off.apart else shared_max):
+            return put_off
         return self._controller.choose(
             len(rows), offers, width_max=width_max, shared_max=shared_max
         )

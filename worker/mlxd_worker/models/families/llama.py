@@ -24,6 +24,7 @@ from mlxd_worker.models.architecture import Architecture, Weights
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
 from mlxd_worker.models.layers.ends import take_embedding, take_ends
+from mlxd_worker.models.layers.feed_forward import Dense
 from mlxd_worker.models.layers.fused import added, normed_times
 from mlxd_worker.models.layers.llama_layers import Layer, take_layer, take_norm
 from mlxd_worker.models.layers.llama_tensors import FINAL_NORM, llama_footprint, llama_tensors
@@ -87,6 +88,11 @@ class LlamaModel(Model):
     def decodes_in_place(self) -> bool:
         """Whether the kernel for that serves this shape, on this device."""
         return self._in_place
+
+    @property
+    def stays_lazy(self) -> bool:
+        """Where no layer looks at a choice of experts."""
+        return all(isinstance(layer.feed, Dense) for layer in self._layers)
 
     @property
     def attention(self) -> tuple[AttentionGeometry, ...]:
@@ -181,7 +187,7 @@ class LlamaModel(Model):
         split = joined.reshape(-1, its.batch.width, heads, config.head_dim).transpose(0, 2, 1, 3)
         # Queries and keys rotate alike: one call for both.
         rotating = config.heads + config.kv_heads
-        rotated = layer.rotation(split[:, :rotating], its.batch.offsets)
+        rotated = layer.rotation(split[:, :rotating], its.batch.offsets, its.plan)
         queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
         return Asked(queries, keys, split[:, rotating:], its.plan)
 
