@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
@@ -239,3 +240,48 @@ def test_a_step_made_up_ahead_writes_keys_and_values_in_place(model: Model) -> N
 
     assert served.decoder.ahead
     assert mx.get_peak_memory() - before < served.caches.nbytes // 2
+
+
+def test_rows_that_sink_wait_for_what_is_under_way(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved while a step runs ahead, a row would take a copy of its whole arena with it."""
+    served = Served(model, itself)
+    for n in range(ROWS_MAX - 1):
+        served.submit((n, 3), max_tokens=8)
+    stays = served.submit((9, 3), max_tokens=60)
+    rested: list[bool] = []
+    rest = served.decoder.rest
+
+    def watched() -> None:
+        rested.append(served.decoder.ahead)
+        rest()
+
+    monkeypatch.setattr(served.decoder, "rest", watched)
+    last, moved = RowId(ROWS_MAX - 1), 0
+    served.steps(ROWS_MAX + 2)
+    while last in served.caches.rows:
+        place, count = served.caches.table.place(last), len(rested)
+        served.steps(1)
+        if last in served.caches.rows and served.caches.table.place(last) != place:
+            moved += 1
+            assert rested[count:] == [True]
+    assert moved
+
+    alone = Served(model, itself)
+    expected = alone.submit((9, 3), max_tokens=60)
+    alone.steps(100)
+    assert stays.drawn == expected.drawn
+
+
+def test_steps_are_ahead_while_others_wait_for_a_row(model: Model) -> None:
+    """With all rows taken nobody's prompt is read in the next step, however many wait."""
+    served = Served(model, itself)
+    for n in range(2 * ROWS_MAX):
+        served.submit((n, 3), max_tokens=20)
+    served.steps(ROWS_MAX + 4)
+
+    assert served.engine.occupancy().waiting == ROWS_MAX
+    assert served.decoder.ahead
+    served.steps(200)
+    assert not served.engine.busy

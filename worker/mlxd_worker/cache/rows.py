@@ -8,7 +8,7 @@ Invariants:
 - If carrying out a change fails (out of memory), layers may differ: the owner must end the process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -151,9 +151,15 @@ class RowCaches:
         self.contents.leaving(row)
         self._apply(self.table.leave(row))
 
-    def tend(self) -> None:
-        """Move at most one row, so that there is room for others; once a step."""
-        self._apply(self.table.tend())
+    def tend(self, *, before: Callable[[], None] | None = None) -> None:
+        """Move at most one row, so that there is room for others; once a step.
+
+        before: called before any array is changed, and only then.
+        """
+        changes = self.table.tend()
+        if changes and before is not None:
+            before()
+        self._apply(changes)
 
     def rest(self) -> None:
         """Release the arenas that are kept for rows to come."""

@@ -169,7 +169,6 @@ class Engine:
 
     def step(self) -> None:
         """Do one round; returns after at most one whole chunk and one decode step."""
-        running = len(self._rows)
         self._drop_late(self._clock())
         decoder = self._speculator.decoder
         if not any(row.decoding for row in self._rows.values()):
@@ -181,14 +180,13 @@ class Engine:
             carried = self._prefill.run(tuple(self._rows.values()))
             self._end_embedded()
             self._decode_all(carried)
-        if len(self._rows) < running or self._caches.table.moving:
-            decoder.rest()
-        self._caches.tend()
+        self._caches.tend(before=decoder.rest)
 
     @property
     def _calm(self) -> bool:
-        """Whether nobody's prompt is left to evaluate."""
-        return not self._waiting and all(row.decoding for row in self._rows.values())
+        """Whether no prompt can be evaluated in the next step, as far as anybody knows."""
+        full = len(self._rows) == self.limits.rows_max
+        return (full or not self._waiting) and all(row.decoding for row in self._rows.values())
 
     def _drop_late(self, now_s: float) -> None:
         """End the streams that nobody wants any more."""
