@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,13 +13,13 @@ import pytest
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.ahead import Decoder, Lead
 from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import StreamId, Submit
 from mlxd_worker.engine.sampler import needs_second_look
 from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.families.llama import LlamaModel
 from tests.support.engines import GREEDY, Collected
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import config_with, load, write_model
@@ -33,6 +34,18 @@ def _traced_each_time() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+def itself(model: Model, caches: RowCaches) -> Model:
+    """Decode with the model as it is, as on a CPU."""
+    del caches
+    return model
+
+
+on_cpu = pytest.mark.skipif(
+    mx.default_device() != mx.Device(mx.cpu), reason="only there a step is made up ahead"
+)
+MADE_UP = pytest.param(itself, marks=on_cpu, id="made up")
 
 
 class InPlace(CompiledModel):
@@ -57,16 +70,15 @@ class Silent:
         return ""
 
 
-def itself(model: Model, caches: RowCaches) -> Model:
-    """Decode with the model as it is, as on a CPU."""
-    del caches
-    return model
-
-
 class Served:
     """An engine on a tiny model, running ahead or not."""
 
-    def __init__(self, model: Model, kind: Callable[[Model, RowCaches], Model]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kind: Callable[[Model, RowCaches], Model],
+        make_decoder: Callable[[Model, RowCaches], Decoder] = Decoder,
+    ) -> None:
         self.caches = RowCaches(
             model.new_caches(context_max=CONTEXT),
             context_max=CONTEXT,
@@ -75,8 +87,10 @@ class Served:
             keeps_spares=True,
         )
         used = kind(model, self.caches)
-        speculator = Speculator(used, self.caches, clock=time.monotonic, depth_default=0)
-        self.decoder = speculator.decoder
+        self.decoder = make_decoder(used, self.caches)
+        speculator = Speculator(
+            used, self.caches, clock=time.monotonic, depth_default=0, decoder=self.decoder
+        )
         self.engine = Engine(
             used,
             self.caches,
@@ -136,14 +150,17 @@ def mixed(served: Served) -> list[Collected]:
     return [first, ends, crosses, penalised, *late]
 
 
-@pytest.mark.parametrize("kind", [InPlace, itself], ids=["dispatched", "made up"])
+@pytest.mark.parametrize("kind", [pytest.param(InPlace, id="dispatched"), MADE_UP])
 def test_streams_are_the_same_a_step_ahead(
-    model: Model, kind: Callable[[Model, RowCaches], Model], monkeypatch: pytest.MonkeyPatch
+    model: Model, kind: Callable[[Model, RowCaches], Model]
 ) -> None:
     """Whoever joins, ends, is cancelled or moves meanwhile, every stream gets the same tokens."""
     ahead = Served(model, kind)
-    monkeypatch.setattr(LlamaModel, "stays_lazy", False)
-    plain = Served(model, CompiledModel if kind is InPlace else kind)
+    plain = Served(
+        model,
+        CompiledModel if kind is InPlace else kind,
+        partial(Decoder, lead=Lead.NONE),
+    )
 
     told, expected = mixed(ahead), mixed(plain)
 
@@ -165,7 +182,7 @@ def test_streams_are_the_same_a_step_ahead(
     ],
     ids=["penalties", "log-probabilities", "last token", "resumed"],
 )
-@pytest.mark.parametrize("kind", [InPlace, itself], ids=["dispatched", "made up"])
+@pytest.mark.parametrize("kind", [pytest.param(InPlace, id="dispatched"), MADE_UP])
 def test_no_step_is_under_way_that_needs_the_token_before(
     model: Model, kind: Callable[[Model, RowCaches], Model], given: dict[str, Any]
 ) -> None:
@@ -191,6 +208,7 @@ def test_a_row_at_its_class_s_end_waits_to_move(model: Model) -> None:
     assert seen[-1]
 
 
+@on_cpu
 def test_a_row_that_draws_its_last_token_is_left_out_of_the_next_step(model: Model) -> None:
     """The others go on ahead: one that ends does not hold them up."""
     served = Served(model, itself)
@@ -204,6 +222,7 @@ def test_a_row_that_draws_its_last_token_is_left_out_of_the_next_step(model: Mod
     assert not served.engine.busy
 
 
+@on_cpu
 def test_what_is_ahead_of_nobody_is_forgotten(model: Model) -> None:
     """Its rows are cancelled while another stream waits: that one is served all the same."""
     served = Served(model, itself)
@@ -227,6 +246,7 @@ def test_a_nucleus_is_looked_at_again_before_the_next_step(model: Model) -> None
     assert not needs_second_look(GREEDY, vocab_size=32_000)
 
 
+@on_cpu
 def test_a_step_made_up_ahead_writes_keys_and_values_in_place(model: Model) -> None:
     """It is dispatched when nothing refers to them any more: no arena is ever there twice."""
     served = Served(model, itself)
@@ -242,22 +262,23 @@ def test_a_step_made_up_ahead_writes_keys_and_values_in_place(model: Model) -> N
     assert mx.get_peak_memory() - before < served.caches.nbytes // 2
 
 
-def test_rows_that_sink_wait_for_what_is_under_way(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@on_cpu
+def test_rows_that_sink_wait_for_what_is_under_way(model: Model) -> None:
     """Moved while a step runs ahead, a row would take a copy of its whole arena with it."""
-    served = Served(model, itself)
+    rested: list[bool] = []
+
+    class Watched(Decoder):
+        """Tells when it is asked to rest, and whether it was ahead then."""
+
+        def rest(self) -> None:
+            """Rest."""
+            rested.append(self.ahead)
+            super().rest()
+
+    served = Served(model, itself, Watched)
     for n in range(ROWS_MAX - 1):
         served.submit((n, 3), max_tokens=8)
     stays = served.submit((9, 3), max_tokens=60)
-    rested: list[bool] = []
-    rest = served.decoder.rest
-
-    def watched() -> None:
-        rested.append(served.decoder.ahead)
-        rest()
-
-    monkeypatch.setattr(served.decoder, "rest", watched)
     last, moved = RowId(ROWS_MAX - 1), 0
     served.steps(ROWS_MAX + 2)
     while last in served.caches.rows:
@@ -274,6 +295,7 @@ def test_rows_that_sink_wait_for_what_is_under_way(
     assert stays.drawn == expected.drawn
 
 
+@on_cpu
 def test_steps_are_ahead_while_others_wait_for_a_row(model: Model) -> None:
     """With all rows taken nobody's prompt is read in the next step, however many wait."""
     served = Served(model, itself)

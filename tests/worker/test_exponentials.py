@@ -13,13 +13,6 @@ Unary = Callable[[mx.array], mx.array]
 VALUES = [-mx.inf, -1e30, -104.0, -88.0, -20.0, -1.5, -0.0, 0.0, 1e-7, 3.0, 20.0, 88.0, 1e30]
 
 
-@pytest.fixture(name="by_powers", params=[True, False], ids=["powers", "own"])
-def _by_powers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Take powers of two, whatever this machine prefers, or MLX's own exponentials."""
-    monkeypatch.setattr(exponentials, "by_powers", lambda: request.param)
-    return bool(request.param)
-
-
 def near(found: mx.array, expected: mx.array) -> bool:
     """Tell whether two ways to compute a thing have come to the same."""
     return bool(mx.allclose(found, expected, rtol=2e-6, atol=1e-7).item())
@@ -34,7 +27,6 @@ def _silu(array: mx.array) -> mx.array:
     [(exponentials.sigmoid, mx.sigmoid), (exponentials.silu, _silu)],
     ids=["sigmoid", "silu"],
 )
-@pytest.mark.usefixtures("by_powers")
 def test_activations_are_mlx_s_own(ours: Unary, own: Unary) -> None:
     """They agree over all of float32's range, and what is no number stays none."""
     values = mx.array([*VALUES[1:], *(0.37 * i for i in range(-200, 200))])
@@ -44,8 +36,7 @@ def test_activations_are_mlx_s_own(ours: Unary, own: Unary) -> None:
     assert ours(values.astype(mx.float16)).dtype == mx.float16
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.usefixtures("by_powers")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["powers", "own"])
 def test_softmax_is_mlx_s_own(dtype: mx.Dtype) -> None:
     """Hidden scores take nothing, one score takes all, and large ones do not overflow."""
     scores = 9 * mx.random.normal((4, 3, 1, 65), key=mx.random.key(3)).astype(dtype)
@@ -62,7 +53,6 @@ def test_softmax_is_mlx_s_own(dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize("beside", [-mx.inf, -3.0, 40.0])
-@pytest.mark.usefixtures("by_powers")
 def test_one_score_more_takes_its_share(beside: float) -> None:
     """What is left is the softmax of all, without it."""
     scores = 5 * mx.random.normal((2, 4, 1, 33), key=mx.random.key(4))

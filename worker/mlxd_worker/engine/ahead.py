@@ -58,11 +58,14 @@ class _UnderWay:
 class Decoder:
     """Decodes a token of each row, a step ahead where that may be. One owner: the engine thread."""
 
-    def __init__(self, model: Model, caches: RowCaches) -> None:
-        """Decode the rows of `caches`."""
+    def __init__(self, model: Model, caches: RowCaches, *, lead: Lead | None = None) -> None:
+        """Decode the rows of `caches`.
+
+        lead: how far steps may be ahead; None where model and caches are to say it.
+        """
         self._model = model
         self._caches = caches
-        self._lead = _lead(model, caches)
+        self._lead = _lead(model, caches) if lead is None else lead
         self._under_way: _UnderWay | None = None
 
     @property

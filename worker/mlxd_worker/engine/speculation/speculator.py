@@ -76,13 +76,15 @@ class Speculator:
         make_drafter: MakeDrafter = PromptLookup,
         controller: DepthController | None = None,
         counts: SpeculationCounts | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Guess for the rows of `caches`; tell `counts`.
 
         depth_default: the most tokens that a row guesses whose request leaves it open; 0 for none.
+        decoder: what decodes rows that guess nothing; None for one of `model` and `caches`.
         """
         self.counts = counts or SpeculationCounts()
-        self.decoder = Decoder(model, caches)
+        self.decoder = decoder or Decoder(model, caches)
         self._model = model
         self._caches = caches
         self._clock = clock
