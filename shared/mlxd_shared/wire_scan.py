@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,7 +41,7 @@ LONG_TEXTS_NBYTES: dict[str, int] = {
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TAG_BYTES_MAX = 5
-_VARINT_BYTES_MAX = 10
+_WRITTEN = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")  # a number of variable length
 _DEPTH_MAX = 16  # of messages within messages; those of today reach 5
 _PIECE_NBYTES = 1 << 20
 _CONTINUED = bytes(range(0x80, 0x100))
@@ -114,15 +115,16 @@ class Plan:
         self.name = descriptor.full_name
         self.fields: dict[int, _Field] = {}
         self.names: dict[int, str] = {}
+        self.takes_much = False  # until all of it is known: a message may be within itself
         for field in descriptor.fields:
             self.names[field.number] = field.name
             found = _field(field, known)
             if found is not None:
                 self.fields[field.number << 3 | _BYTES] = found
         self.takes_much = any(
-            field.width is not None
-            or field.nbytes_max > config.REQUEST_TEXT_BYTES_MAX
-            or (field.inner is not None and field.inner is not self and field.inner.takes_much)
+            field.inner.takes_much
+            if field.inner is not None
+            else field.width is not None or field.nbytes_max > config.REQUEST_TEXT_BYTES_MAX
             for field in self.fields.values()
         )
         """Whether it holds a prompt, texts or ids; all other requests are small."""
@@ -191,7 +193,7 @@ class _Walk:
             tag = raw[at]
             at += 1
             if tag >= 0x80:
-                tag, at = _number(raw, at - 1, end, _TAG_BYTES_MAX)
+                tag, at = _number(raw, at - 1, end)
             self.parts_left -= 1
             if self.parts_left < 0 or not tag >> 3:
                 self._refuse_tag(tag, plan)
@@ -199,8 +201,10 @@ class _Walk:
             if kind == _BYTES:
                 at = self._sized(tag, at, end, plan, depth)
             elif kind == _VARINT:
-                short = at < end and raw[at] < 0x80
-                at = at + 1 if short else _number(raw, at, end, _VARINT_BYTES_MAX)[1]
+                written = _WRITTEN.match(raw, at, end)
+                if written is None:
+                    raise DecodeError("a number that does not end")
+                at = written.end()
             elif kind == _FIXED32:
                 at += 4
             elif kind == _FIXED64:
@@ -215,7 +219,7 @@ class _Walk:
         if at < end and self._raw[at] < 0x80:
             size, at = self._raw[at], at + 1
         else:
-            size, at = _number(self._raw, at, end, _TAG_BYTES_MAX)
+            size, at = _number(self._raw, at, end)
         stop = at + size
         if stop > end:
             raise DecodeError("a field that ends behind its message")
@@ -264,10 +268,10 @@ def _name(tag: int, plan: Plan) -> str:
     return plan.names.get(tag >> 3, f"field {tag >> 3}")
 
 
-def _number(raw: bytes, at: int, end: int, nbytes_max: int) -> tuple[int, int]:
-    """Return a number of variable length, and where it ends."""
+def _number(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return a tag or a length, and where it ends."""
     value = shift = 0
-    for place in range(at, min(at + nbytes_max, end)):
+    for place in range(at, min(at + _TAG_BYTES_MAX, end)):
         byte = raw[place]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
