@@ -25,7 +25,7 @@ from mlxd_shared.intake import Intake, Reader, paced
 from mlxd_shared.unserved import refuse_unserved
 from mlxd_shared.wire_scan import FROM_CLIENTS, RELAYED, Limits, Size, plan_of
 from mlxd_worker.servicers.control import job_from_pb
-from tests.support.overfull import Overfull, number, overfull, request_types, sized
+from tests.support.overfull import ATTACKS, Overfull, number, overfull, request_types, sized
 
 CPU_MAX_S = 3.0
 """Generous: the largest walk takes some tenths; what was parsed first took 2 to 12 s."""
@@ -36,7 +36,6 @@ PROMPTS = {"text", "texts", "chat.messages.content", "chat.messages.reasoning"}
 """May be as long as the request, but for their characters."""
 UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 """Ids may be as many as that; of a map's entries without a key one is left."""
-MILLION = 1 << 20
 
 CHECKS: dict[type[Message], Callable[..., object]] = {
     inference_pb2.GenerateRequest: generate_from_pb,
@@ -137,22 +136,6 @@ async def test_a_list_that_may_be_parsed_is_counted_before_it_is_walked() -> Non
         assert len(error.violations) == 1, told
         assert error.violations[0].field in {case.path, case.path.rpartition(".")[0]}, told
         assert len(reader.made) == 1, told
-
-
-ATTACKS = {
-    "empty messages": sized(4, b"\x0a\x00" * (5 * MILLION)),
-    "empty stops": sized(2, b"x") + b"\x42\x00" * (5 * MILLION),
-    "biases": sized(2, b"x") + sized(5, b"\x62\x02\x08\x01" * (2 * MILLION)),
-    "unknown fields": sized(2, b"x") + b"\xfa\x7f\x00" * (3 * MILLION),
-    "calls": sized(4, sized(1, b"\x32\x00" * (5 * MILLION))),
-    "choices": sized(2, b"x") + sized(14, sized(5, b"\x0a\x00" * (5 * MILLION))),
-    "stop ids": sized(2, b"x") + sized(9, b"\x01" * (10 * MILLION)),
-    "resumed": sized(2, b"x") + sized(19, b"\x01" * (10 * MILLION)),
-    "options again and again": sized(2, b"x") + b"\x2a\x00" * (5 * MILLION),
-    "prompts again and again": b"\x12\x00\x1a\x00" * (2 * MILLION),
-    "numbers of ten bytes": (number(2047 << 3) + b"\xff" * 9 + b"\x01") * MILLION,
-    "groups": b"\xfb\x7f" * (5 * MILLION),
-}
 
 
 @pytest.mark.asyncio

@@ -22,6 +22,7 @@ FIXED = {
     FieldDescriptor.TYPE_DOUBLE: 1,
     FieldDescriptor.TYPE_FIXED64: 1,
 }
+MILLION = 1 << 20
 UNKNOWN = 2047
 """The number of a field that no message has."""
 
@@ -108,3 +109,20 @@ def _wrapped(raw: bytes, around: tuple[FieldDescriptor, ...]) -> bytes:
     for field in reversed(around):
         raw = sized(field.number, raw)
     return raw
+
+
+ATTACKS: dict[str, bytes] = {
+    "empty messages": sized(4, b"\x0a\x00" * (5 * MILLION)),
+    "empty stops": sized(2, b"x") + b"\x42\x00" * (5 * MILLION),
+    "biases": sized(2, b"x") + sized(5, b"\x62\x02\x08\x01" * (2 * MILLION)),
+    "unknown fields": sized(2, b"x") + b"\xfa\x7f\x00" * (3 * MILLION),
+    "calls": sized(4, sized(1, b"\x32\x00" * (5 * MILLION))),
+    "choices": sized(2, b"x") + sized(14, sized(5, b"\x0a\x00" * (5 * MILLION))),
+    "stop ids": sized(2, b"x") + sized(9, b"\x01" * (10 * MILLION)),
+    "resumed": sized(2, b"x") + sized(19, b"\x01" * (10 * MILLION)),
+    "options again and again": sized(2, b"x") + b"\x2a\x00" * (5 * MILLION),
+    "prompts again and again": b"\x12\x00\x1a\x00" * (2 * MILLION),
+    "numbers of ten bytes": (number(2047 << 3) + b"\xff" * 9 + b"\x01") * MILLION,
+    "groups": b"\xfb\x7f" * (5 * MILLION),
+}
+"""Generates of millions of parts each; cut to what a server takes, they are no other."""
