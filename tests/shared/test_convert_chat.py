@@ -88,6 +88,8 @@ def test_bad_options_name_their_fields() -> None:
     assert "'tools'" in refused(USER, template_variables_json='{"tools": []}')[variables]
     for seconds in (-1, 1 << 50):
         assert [*refused(USER, now=Timestamp(seconds=seconds))] == ["chat.now"]
+    for nanos in (-1, 10**9, (1 << 31) - 1):
+        assert [*refused(USER, now=Timestamp(nanos=nanos))] == ["chat.now.nanos"]
     both = {"continue_final_message": True, "add_generation_prompt": True}
     assert [*refused(USER, **both)] == [
         "chat.add_generation_prompt",
