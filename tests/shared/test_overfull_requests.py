@@ -22,7 +22,6 @@ from mlxd_shared.convert_bounds import check_text
 from mlxd_shared.convert_embed import embed_from_pb
 from mlxd_shared.errors import InvalidRequest, MlxdError
 from mlxd_shared.intake import Intake, Reader, paced
-from mlxd_shared.unserved import refuse_unserved
 from mlxd_shared.wire_scan import FROM_CLIENTS, RELAYED, Limits, Size, plan_of
 from mlxd_worker.servicers.control import job_from_pb
 from tests.support.overfull import ATTACKS, Overfull, number, overfull, request_types, sized
@@ -41,7 +40,7 @@ CHECKS: dict[type[Message], Callable[..., object]] = {
     inference_pb2.GenerateRequest: generate_from_pb,
     inference_pb2.EmbedRequest: embed_from_pb,
     inference_pb2.TokenizeRequest: check_text,
-    model_pb2.LoadModelRequest: lambda pb: (load_from_pb(pb.options), refuse_unserved(pb)),
+    model_pb2.LoadModelRequest: lambda pb: load_from_pb(pb.options),
     worker_pb2.LoadRequest: job_from_pb,
 }
 """What a servicer does first with a request."""

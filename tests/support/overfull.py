@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from grpc_health.v1 import health_pb2
@@ -54,8 +55,9 @@ def sized(field: int, value: bytes) -> bytes:
 def request_types() -> dict[str, Descriptor]:
     """Return the type of every request of every service, the standard ones' too."""
     ours = {request.full_name: request for _, request, _ in methods()}
-    others = (health_pb2.HealthCheckRequest, reflection_pb2.ServerReflectionRequest)
-    return ours | {kind.DESCRIPTOR.full_name: kind.DESCRIPTOR for kind in others}
+    health, reflection = health_pb2.HealthCheckRequest, reflection_pb2.ServerReflectionRequest
+    others: list[Any] = [health.DESCRIPTOR, reflection.DESCRIPTOR]
+    return ours | {kind.full_name: kind for kind in others}
 
 
 def overfull(request: Descriptor, nbytes: int) -> Iterator[Overfull]:
