@@ -7,7 +7,25 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 # --- the wire ---------------------------------------------------------------------------------
-MESSAGE_BYTES_MAX = 64 * MIB
+MESSAGE_BYTES_MAX = 64 * MIB  # of an answer
+# Of a request. Nobody else is served while one is received, parsed or written: each is some 20 ms
+# at these sizes, measured in docs/decisions/0042.
+REQUEST_BYTES_MAX = 12 * MIB
+SMALL_REQUEST_BYTES_MAX = 64 * KIB  # where it holds neither prompt nor texts nor ids
+REQUEST_TEXT_BYTES_MAX = 16 * KIB  # of a text that is neither prompt nor format nor JSON
+REQUEST_PARTS_MAX = 1 << 17  # fields, and entries of lists; a chat of the largest has 100,000
+INLINE_REQUEST_BYTES_MAX = 16 * KIB  # what is larger is read on a thread of its own
+REQUEST_THREADS_MAX = 2
+# A worker's request has, besides, what its controller adds.
+RELAYED_REQUEST_BYTES_MAX = 16 * MIB
+RELAYED_PARTS_MAX = 64
+RELAYED_IDS_MAX = MIB
+# What requests under way take in all, each reckoned from its bytes, parts and numbers.
+REQUESTS_HELD_BYTES_MAX = GIB
+REQUEST_COPIES = 6  # as received, parsed, a text of up to three, and written for a worker
+REQUEST_PART_BYTES = 512  # a message and what is made of it
+REQUEST_NUMBER_BYTES = 48
+REQUESTS_HELD_RETRY_S = 1.0
 # A status travels as headers, of which many clients take 8 KiB in all and drop the call above. The
 # message counts up to three times (percent-encoded), its copy in the details 4/3 (base64).
 STATUS_TEXT_BYTES_MAX = 512
@@ -28,6 +46,7 @@ UNIX_TIME_MAX_S = 250_000_000_000  # in the year 9892, which every calendar stil
 CHAT_MESSAGES_MAX = 8192  # and as many calls in them
 CHAT_TOOLS_MAX = 1024
 CHAT_JSON_CHARS_MAX = MIB  # of tools, arguments and variables together
+CHAT_JSON_TEXT_CHARS_MAX = MIB // 2  # of each of them: one text is read in one step
 CHAT_PROBLEM_CHARS_MAX = 300  # of what a template or a parser says
 SPECULATION_DEPTH_MAX = 16
 SPECULATION_DEPTH_DEFAULT = 7  # where a request leaves it to the server
@@ -36,7 +55,7 @@ PAGE_SIZE_MAX = 1000
 DURATION_MAX_S = 1000 * 365 * 86_400.0  # what begins now ends at a date that the wire can carry
 WATCH_INTERVAL_DEFAULT_S = 1.0
 WATCH_INTERVAL_MIN_S = 0.1
-TOKENIZE_IDS_MAX = 1 << 22
+TOKENIZE_IDS_MAX = 1 << 21
 
 KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Sequence
+from itertools import chain
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,6 +19,7 @@ from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.chats import Chat
+from mlxd_shared.convert_bounds import duration_violations, list_violations
 from mlxd_shared.convert_chat import chat_from_pb, chat_violations
 from mlxd_shared.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.errors import FieldViolation, InvalidRequest
@@ -70,6 +73,9 @@ KV_FORMAT_TO_PB = {
 KV_FORMAT_FROM_PB = {number: kv_format for kv_format, number in KV_FORMAT_TO_PB.items()}
 
 
+_IDS_AT_ONCE = 1 << 16
+
+
 def duration_to_pb(seconds: float) -> Duration:
     """Return `seconds`; infinity becomes -1 s, which the wire reads as for ever."""
     if math.isinf(seconds):  # a duration on the wire cannot be infinite
@@ -80,9 +86,21 @@ def duration_to_pb(seconds: float) -> Duration:
 
 
 def duration_from_pb(duration: Duration) -> float:
-    """Return seconds; any negative duration is infinity."""
+    """Return seconds; any negative duration is infinity. See `checked_duration_s`."""
     seconds = duration.ToNanoseconds() / 1e9
     return math.inf if seconds < 0 else seconds
+
+
+def checked_duration_s(pb: Duration, field: str) -> float:
+    """Return seconds; any negative duration is infinity.
+
+    Raises:
+        InvalidRequest: it is no duration.
+    """
+    broken = duration_violations(pb, field)
+    if broken:
+        raise InvalidRequest(tuple(broken))
+    return duration_from_pb(pb)
 
 
 def timestamp_to_pb(unix_s: float) -> Timestamp:
@@ -133,13 +151,20 @@ def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOpt
     )
 
 
-def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
+def generate_from_pb(
+    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True
+) -> GenerateSpec:
     """Return the request, checked for everything that needs no model.
+
+    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`.
 
     Raises:
         InvalidRequest: fields out of range, each with its limit.
         FieldNotServed: a field of a later version.
     """
+    too_long = list_violations(pb)
+    if too_long:
+        raise InvalidRequest(tuple(too_long))
     sampling = sampling_from_pb(pb.sampling)
     found = [
         *_name_violations(pb.model),
@@ -153,6 +178,8 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         *_stop_violations(pb),
         *_resume_violations(pb),
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
+        *duration_violations(pb.load_duration, "load_duration"),
+        *duration_violations(pb.age, "age"),
     ]
     if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
         limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
@@ -162,7 +189,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
     refuse_unserved(pb)
     return GenerateSpec(
         model=pb.model,
-        prompt=_prompt(pb),
+        prompt=_prompt(pb) if with_prompt else "",
         sampling=sampling,
         max_tokens=_max_tokens(pb),
         stop=tuple(pb.stop),
@@ -181,7 +208,7 @@ def generate_from_pb(pb: inference_pb2.GenerateRequest) -> GenerateSpec:
         worker_incarnation=pb.worker_incarnation,
         load_s=duration_from_pb(pb.load_duration),
         age_s=duration_from_pb(pb.age),
-        resumed=tuple(pb.resume_token_ids),
+        resumed=_ids(pb.resume_token_ids),
         migrate=not pb.HasField("migrate") or pb.migrate,
     )
 
@@ -196,13 +223,14 @@ def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
     kind = pb.WhichOneof("prompt")
     if kind is None:
         return [FieldViolation("prompt", "one of text, tokens and chat is needed")]
-    if (kind == "text" and not pb.text) or (kind == "tokens" and not pb.tokens.ids):
+    if kind == "chat":
+        return chat_violations(pb.chat)
+    length = len(pb.text) if kind == "text" else len(pb.tokens.ids)
+    if not length:
         return [FieldViolation(kind, "the prompt is empty; at least one token is needed")]
-    if kind == "text" and len(pb.text) > config.PROMPT_CHARS_MAX:
+    if kind == "text" and length > config.PROMPT_CHARS_MAX:
         return [FieldViolation("text", f"at most {config.PROMPT_CHARS_MAX} characters")]
-    if len(pb.tokens.ids) > config.TOKENIZE_IDS_MAX:
-        return [FieldViolation("tokens.ids", f"at most {config.TOKENIZE_IDS_MAX} ids")]
-    return chat_violations(pb.chat) if kind == "chat" else []
+    return []
 
 
 def _prompt(pb: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
@@ -212,7 +240,13 @@ def _prompt(pb: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
         case "text":
             return pb.text
         case _:
-            return tuple(pb.tokens.ids)
+            return _ids(pb.tokens.ids)
+
+
+def _ids(given: Sequence[int]) -> tuple[int, ...]:
+    """Return ids as Python's own, a piece at a time: others' turns come in between."""
+    pieces = (given[at : at + _IDS_AT_ONCE] for at in range(0, len(given), _IDS_AT_ONCE))
+    return tuple(chain.from_iterable(pieces))
 
 
 def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
@@ -229,6 +263,9 @@ def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
 
 
 def _keep_alive_violations(pb: Duration, field: str) -> list[FieldViolation]:
+    broken = duration_violations(pb, field)
+    if broken:
+        return broken
     seconds = duration_from_pb(pb)
     if seconds <= config.DURATION_MAX_S or math.isinf(seconds):
         return []
@@ -243,26 +280,15 @@ def _max_tokens(pb: inference_pb2.GenerateRequest) -> int | None:
 
 
 def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    found: list[FieldViolation] = []
-    if len(pb.stop) > config.STOP_STRINGS_MAX:
-        found.append(FieldViolation("stop", f"at most {config.STOP_STRINGS_MAX} strings"))
     for index, text in enumerate(pb.stop):
         if not 1 <= len(text) <= config.STOP_STRING_CHARS_MAX:
             limit = f"1 to {config.STOP_STRING_CHARS_MAX} characters, this one has {len(text)}"
-            found.append(FieldViolation(f"stop[{index}]", limit))
-    if len(pb.stop_token_ids) > config.STOP_TOKEN_IDS_MAX:
-        limit = f"at most {config.STOP_TOKEN_IDS_MAX} ids"
-        found.append(FieldViolation("stop_token_ids", limit))
-    if len(pb.sampling.logit_bias) > config.LOGIT_BIAS_MAX:
-        limit = f"at most {config.LOGIT_BIAS_MAX} ids"
-        found.append(FieldViolation("sampling.logit_bias", limit))
-    return found
+            return [FieldViolation(f"stop[{index}]", limit)]
+    return []
 
 
 def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
     given = len(pb.resume_token_ids)
-    if given > config.TOKENIZE_IDS_MAX:
-        return [FieldViolation("resume_token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")]
     if pb.resume_from != given:
         limit = f"{pb.resume_from} tokens come before it, but resume_token_ids has {given}"
         return [FieldViolation("resume_from", limit)]
@@ -296,6 +322,9 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         InvalidRequest: fields out of range.
         FieldNotServed: a field of a later version.
     """
+    if len(pb.sampling.logit_bias) > config.LOGIT_BIAS_MAX:
+        limit = f"at most {config.LOGIT_BIAS_MAX} ids"
+        raise InvalidRequest.of("options.sampling.logit_bias", limit)
     sampling = sampling_from_pb(pb.sampling)
     found = [
         *sampling_violations(sampling, prefix="options.sampling"),

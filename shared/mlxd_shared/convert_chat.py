@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,6 +18,7 @@ from mlxd_shared.chats import (
     ToolCall,
     json_object,
 )
+from mlxd_shared.convert_bounds import moment_violations
 from mlxd_shared.errors import FieldViolation
 
 OWN_VARIABLES = frozenset(
@@ -102,11 +103,16 @@ def part_from_pb(pb: inference_pb2.OutputPart) -> AnswerPart:
 
 
 def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:
-    """Return what is out of bounds, or makes no sense whatever the model."""
-    return [*_size_violations(pb)] or [*_content_violations(pb)]
+    """Return what is out of bounds, or makes no sense whatever the model.
+
+    What is too large is not looked into, and of a list the first entry that is wrong is told.
+    """
+    first = next(_size_violations(pb), None)
+    return [*_content_violations(pb)] if first is None else [first]
 
 
 def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
+    """Yield which bounds are passed, those first that need no walk: the caller stops at one."""
     if not 1 <= len(pb.messages) <= config.CHAT_MESSAGES_MAX:
         yield FieldViolation("chat.messages", f"1 to {config.CHAT_MESSAGES_MAX} messages")
     if len(pb.tools_json) > config.CHAT_TOOLS_MAX:
@@ -133,23 +139,18 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
 
 
 def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
-    for index, message in enumerate(pb.messages):
-        yield from _message_violations(message, f"chat.messages[{index}]")
-    for index, tool in enumerate(pb.tools_json):
-        field = f"chat.tools_json[{index}]"
-        yield from [*_json_violations(field, tool)] or _tool_violations(field, json_object(tool))
+    yield from _first_of(
+        _message_violations(message, f"chat.messages[{index}]")
+        for index, message in enumerate(pb.messages)
+    )
+    yield from _first_of(
+        _tool_violations(f"chat.tools_json[{index}]", tool)
+        for index, tool in enumerate(pb.tools_json)
+    )
     if pb.template_variables_json:
-        field = "chat.template_variables_json"
-        found = [*_json_violations(field, pb.template_variables_json)]
-        yield from found
-        taken = sorted(
-            OWN_VARIABLES & (set() if found else {*json_object(pb.template_variables_json)})
-        )
-        if taken:
-            yield FieldViolation(field, f"{taken[0]!r} is not the client's to give")
-    if pb.HasField("now") and not 0 <= pb.now.seconds <= config.UNIX_TIME_MAX_S:
-        limit = f"{pb.now.seconds} s is outside [0, {config.UNIX_TIME_MAX_S}] after 1970"
-        yield FieldViolation("chat.now", limit)
+        yield from _variable_violations("chat.template_variables_json", pb.template_variables_json)
+    if pb.HasField("now"):
+        yield from moment_violations(pb.now, "chat.now")
     if pb.continue_final_message:
         if pb.add_generation_prompt:
             problem = "not with continue_final_message"
@@ -157,6 +158,11 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
         if pb.messages[-1].role != ASSISTANT:
             problem = "the last message must be an assistant's"
             yield FieldViolation("chat.continue_final_message", problem)
+
+
+def _first_of(entries: Iterable[Iterator[FieldViolation]]) -> list[FieldViolation]:
+    """Return what is wrong with the first entry of a list that is not right."""
+    return next((found for entry in entries if (found := [*entry])), [])
 
 
 def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[FieldViolation]:
@@ -168,17 +174,23 @@ def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[F
                 yield FieldViolation(f"{place}.{name}", f"a message of an {ASSISTANT} has it")
     if pb.role != "tool" and pb.tool_call_id:
         yield FieldViolation(f"{place}.tool_call_id", "a message of a tool has it")
-    for index, call in enumerate(pb.tool_calls):
-        if not call.name:
-            yield FieldViolation(f"{place}.tool_calls[{index}].name", "is empty")
-        yield from _json_violations(
-            f"{place}.tool_calls[{index}].arguments_json", call.arguments_json or "{}"
-        )
+    yield from _first_of(
+        _call_violations(call, f"{place}.tool_calls[{index}]")
+        for index, call in enumerate(pb.tool_calls)
+    )
 
 
-def _tool_violations(field: str, tool: dict[str, Any]) -> Iterator[FieldViolation]:
+def _call_violations(pb: inference_pb2.ToolCall, place: str) -> Iterator[FieldViolation]:
+    if not pb.name:
+        yield FieldViolation(f"{place}.name", "is empty")
+    yield from _object_of(f"{place}.arguments_json", pb.arguments_json or "{}")[1]
+
+
+def _tool_violations(field: str, text: str) -> Iterator[FieldViolation]:
     """Yield what is wrong with a function; tools of other kinds are the template's matter."""
-    if "function" not in tool and tool.get("type", "function") != "function":
+    tool, found = _object_of(field, text)
+    yield from found
+    if found or ("function" not in tool and tool.get("type", "function") != "function"):
         return
     function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
@@ -186,8 +198,21 @@ def _tool_violations(field: str, tool: dict[str, Any]) -> Iterator[FieldViolatio
         yield FieldViolation(field, "no function that has a name")
 
 
-def _json_violations(field: str, text: str) -> Iterator[FieldViolation]:
+def _variable_violations(field: str, text: str) -> Iterator[FieldViolation]:
+    variables, found = _object_of(field, text)
+    yield from found
+    taken = next((name for name in sorted(OWN_VARIABLES) if name in variables), None)
+    if taken is not None:
+        yield FieldViolation(field, f"{taken!r} is not the client's to give")
+
+
+def _object_of(field: str, text: str) -> tuple[dict[str, Any], list[FieldViolation]]:
+    """Return the object that a text spells, or what is wrong with it."""
+    if len(text) > config.CHAT_JSON_TEXT_CHARS_MAX:
+        limit = f"at most {config.CHAT_JSON_TEXT_CHARS_MAX} characters"
+        return {}, [FieldViolation(field, limit)]
     try:
-        json_object(text)
+        return json_object(text), []
     except ValueError as error:
-        yield FieldViolation(field, f"no JSON object: {error}"[: config.CHAT_PROBLEM_CHARS_MAX])
+        problem = f"no JSON object: {error}"[: config.CHAT_PROBLEM_CHARS_MAX]
+        return {}, [FieldViolation(field, problem)]

@@ -25,15 +25,19 @@ def embed_from_pb(pb: inference_pb2.EmbedRequest) -> EmbedSpec:
     Raises:
         InvalidRequest: fields out of range, each with its limit.
     """
+    count = f"1 to {config.EMBED_TEXTS_MAX} texts"
+    if len(pb.texts) > config.EMBED_TEXTS_MAX:
+        raise InvalidRequest.of("texts", count)
+    texts = tuple(pb.texts)
     found: list[FieldViolation] = []
     if len(pb.model) > config.MODEL_NAME_CHARS_MAX:
         found.append(FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters"))
-    if not 1 <= len(pb.texts) <= config.EMBED_TEXTS_MAX:
-        found.append(FieldViolation("texts", f"1 to {config.EMBED_TEXTS_MAX} texts"))
-    empty = next((index for index, text in enumerate(pb.texts) if not text), None)
+    if not texts:
+        found.append(FieldViolation("texts", count))
+    empty = next((index for index, text in enumerate(texts) if not text), None)
     if empty is not None:
         found.append(FieldViolation(f"texts[{empty}]", "the text is empty"))
-    if sum(map(len, pb.texts)) > config.PROMPT_CHARS_MAX:
+    if sum(map(len, texts)) > config.PROMPT_CHARS_MAX:
         limit = f"at most {config.PROMPT_CHARS_MAX} characters in all texts"
         found.append(FieldViolation("texts", limit))
     if pb.HasField("dimensions") and pb.dimensions == 0:
@@ -44,7 +48,7 @@ def embed_from_pb(pb: inference_pb2.EmbedRequest) -> EmbedSpec:
         raise InvalidRequest(tuple(found))
     return EmbedSpec(
         model=pb.model,
-        texts=tuple(pb.texts),
+        texts=texts,
         pooling=POOLING_FROM_PB[pb.pooling],
         dimensions=pb.dimensions if pb.HasField("dimensions") else None,
         normalize=pb.normalize if pb.HasField("normalize") else None,

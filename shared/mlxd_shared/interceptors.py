@@ -1,25 +1,28 @@
-"""One server interceptor: every exception becomes a status with details, and nothing leaks.
+"""One server interceptor: requests come in by `intake`, every exception becomes a status.
 
 MlxdError travels as `status.to_status` says. Anything else is a bug: the log gets the traceback
-under an error id, the client gets INTERNAL with that id. A request that cannot be read is
-InvalidRequest. CancelledError is re-raised untouched: swallowing it leaks the call's objects in
-grpc.aio.
+under an error id, the client gets INTERNAL with that id; nothing leaks. Requests reach the guard as
+bytes: gRPC would parse them unseen on the event loop, and call a failure to do so UNKNOWN.
+CancelledError is re-raised untouched: swallowing it leaks the call's objects in grpc.aio.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from mlxd_shared.errors import InternalError, InvalidRequest, MlxdError
+from mlxd_shared.errors import InternalError, MlxdError
+from mlxd_shared.intake import Intake, Reader
 from mlxd_shared.logs import get_logger
 from mlxd_shared.status import RemoteError, shorten, to_status
+from mlxd_shared.wire_scan import Limits
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = get_logger("rpc")
@@ -34,7 +37,11 @@ async def abort(context: Context, error: MlxdError) -> NoReturn:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps exceptions of all four kinds of method."""
+    """Takes requests in and maps exceptions, of all four kinds of method."""
+
+    def __init__(self, intake: Intake | None = None) -> None:
+        """Share `intake` among all methods."""
+        self._intake = intake or Intake()
 
     async def intercept_service(
         self,
@@ -47,10 +54,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED
             return handler
-        return _wrap(handler, handler_call_details.method)
+        return _wrap(handler, handler_call_details.method, self._intake)
 
 
-def _wrap(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401
+def _wrap(
+    handler: Any,  # noqa: ANN401
+    method: str,
+    intake: Intake,
+) -> grpc.RpcMethodHandler[Any, Any]:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -63,44 +74,44 @@ def _wrap(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:  # noqa
         (True, False): handler.stream_unary,
         (True, True): handler.stream_stream,
     }[handler.request_streaming, handler.response_streaming]
-    read = handler.request_deserializer
     guard = _guard_stream if handler.response_streaming else _guard_unary
+    reader = _reader_of(handler.request_deserializer, intake.limits)
+    each = handler.request_deserializer if reader is None else reader.whole
     wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-        guard(behaviour, method),
-        request_deserializer=read if handler.request_streaming else _lenient(read),
+        guard(behaviour, method, partial(_taken, intake, reader)),
+        request_deserializer=each if handler.request_streaming or reader is None else None,
         response_serializer=handler.response_serializer,
     )
     return wrapped
 
 
-class _Unreadable:
-    """Stands for a request that is no message of the method's type."""
+_Taken = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
-def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Let what cannot be read reach the guard: outside it, the failure would be UNKNOWN."""
-    if deserialize is None:
-        return None
+def _reader_of(deserialize: Any, limits: Limits) -> Reader[Any] | None:  # noqa: ANN401
+    """Return what reads a method's requests; None where they are no messages."""
+    kind = getattr(deserialize, "__self__", None)
+    if isinstance(kind, type) and issubclass(kind, Message):
+        return Reader(kind, limits)
+    return None
 
-    def read(raw: bytes) -> Any:  # noqa: ANN401
+
+def _taken(
+    intake: Intake,
+    reader: Reader[Any] | None,
+    request: Any,  # noqa: ANN401
+) -> AbstractAsyncContextManager[Any]:
+    """Take a request in that comes as bytes; a stream of them is read one by one."""
+    if reader is None or not isinstance(request, bytes):
+        return nullcontext(request)
+    return intake.taken(request, reader)
+
+
+def _guard_unary(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: ANN401
+    async def guarded(raw: Any, context: Context) -> Any:  # noqa: ANN401
         try:
-            return deserialize(raw)
-        except DecodeError:
-            return _Unreadable()
-
-    return read
-
-
-def _check_readable(request: object) -> None:
-    if isinstance(request, _Unreadable):
-        raise InvalidRequest.of("request", "is not a message of this method's type")
-
-
-def _guard_unary(behaviour: Any, method: str) -> Any:  # noqa: ANN401
-    async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
-        try:
-            _check_readable(request)
-            return await behaviour(request, context)
+            async with taken(raw) as request:
+                return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the one place where bugs become INTERNAL
@@ -109,11 +120,10 @@ def _guard_unary(behaviour: Any, method: str) -> Any:  # noqa: ANN401
     return guarded
 
 
-def _guard_stream(behaviour: Any, method: str) -> Any:  # noqa: ANN401
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+def _guard_stream(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: ANN401
+    async def guarded(raw: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
         try:
-            _check_readable(request)
-            async with aclosing(behaviour(request, context)) as messages:
+            async with taken(raw) as request, aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     yield message
         except grpc.aio.AbortError:

@@ -15,13 +15,14 @@ PORT_MAX = 65535
 
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", config.MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", config.MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", config.KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", config.KEEPALIVE_TIMEOUT_MS),
 )
 
+# Of what is longer gRPC reads no more than the length.
 SERVER_OPTIONS: Options = (
     *_COMMON,
+    ("grpc.max_receive_message_length", config.RELAYED_REQUEST_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
     ("grpc.so_reuseport", 0),
@@ -32,6 +33,7 @@ SERVER_OPTIONS: Options = (
 # is no back-off, for all its name: gRPC gives each attempt to connect, handshakes and all, so long.
 CHANNEL_OPTIONS: Options = (
     *_COMMON,
+    ("grpc.max_receive_message_length", config.MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", config.CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),

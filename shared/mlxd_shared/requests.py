@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from mlxd_shared.chats import Chat
@@ -224,7 +225,9 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
         *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
     ]
     for token_id, bias in options.logit_bias:
-        found += LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
+        broken = LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
+        if broken:  # one of a list is enough
+            return found + broken
     return found
 
 
@@ -286,14 +289,12 @@ def check_vocabulary(spec: GenerateSpec, vocab_size: int) -> None:
         InvalidRequest: naming the first bad id of each field and the limit.
     """
     limit = f"the vocabulary has {vocab_size} tokens"
-    found = [
-        FieldViolation(f"sampling.logit_bias[{i}]", limit)
-        for i, _ in spec.sampling.logit_bias
-        if i >= vocab_size
-    ]
-    bad = [("stop_token_ids", i) for i in spec.stop_token_ids if i >= vocab_size][:1]
-    if isinstance(spec.prompt, tuple):
-        bad += [("tokens.ids", i) for i in spec.prompt if i >= vocab_size][:1]
-    found += [FieldViolation(name, f"{i} is not a token id; {limit}") for name, i in bad]
+    beyond = (i for i, _ in spec.sampling.logit_bias if i >= vocab_size)
+    found = [FieldViolation(f"sampling.logit_bias[{i}]", limit) for i in islice(beyond, 1)]
+    ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
+    for name, given in (("stop_token_ids", spec.stop_token_ids), ("tokens.ids", ids)):
+        bad = next((i for i in given if i >= vocab_size), None)
+        if bad is not None:
+            found.append(FieldViolation(name, f"{bad} is not a token id; {limit}"))
     if found:
         raise InvalidRequest(tuple(found))

@@ -13,10 +13,12 @@ from grpc_reflection.v1alpha import reflection
 from mlxd_shared import config
 from mlxd_shared.bearer import TokenInterceptor
 from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.intake import Intake
 from mlxd_shared.interceptors import ErrorInterceptor
 from mlxd_shared.listeners import OPEN, ListenerSecurity
 from mlxd_shared.net import SERVER_OPTIONS, Address
 from mlxd_shared.unix_socket import claimed
+from mlxd_shared.wire_scan import FROM_CLIENTS, Limits
 
 
 class Health:
@@ -40,12 +42,14 @@ def make_server(
     services: Iterable[ServiceDescriptor],
     *,
     security: ListenerSecurity = OPEN,
+    limits: Limits = FROM_CLIENTS,
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
-    Where `security` has a token, no call passes without it, whatever its method.
+    Where `security` has a token, no call passes without it, whatever its method. No request holds
+    more than `limits`.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(Intake(limits))]
     if security.token is not None:
         open_health = security.files.open_health
         interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))

@@ -6,8 +6,10 @@ is refused by name with UNIMPLEMENTED. Serving a field means deleting its row he
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from mlxd_shared.errors import FieldNotServed
@@ -24,6 +26,8 @@ def refuse_unserved(message: Message, *, prefix: str = "") -> None:
     Raises:
         FieldNotServed: naming the field by its path from the request.
     """
+    if not _concerned(message.DESCRIPTOR):
+        return
     neutral = UNSERVED.get(message.DESCRIPTOR.full_name, {})
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
@@ -31,6 +35,20 @@ def refuse_unserved(message: Message, *, prefix: str = "") -> None:
             raise FieldNotServed(path)
         for inner in _messages(field, value):
             refuse_unserved(inner, prefix=f"{path}.")
+
+
+@lru_cache(maxsize=256)
+def _concerned(descriptor: Descriptor) -> bool:
+    """Return whether there is a row for a type, or for one within it: else nothing is walked."""
+    seen, left = set[str](), [descriptor]
+    while left:
+        kind = left.pop()
+        if kind.full_name in UNSERVED:
+            return True
+        if kind.full_name not in seen:
+            seen.add(kind.full_name)
+            left += [field.message_type for field in kind.fields if field.message_type is not None]
+    return False
 
 
 def _messages(field: Any, value: Any) -> list[Message]:  # noqa: ANN401 - of any field

@@ -308,3 +308,37 @@ def test_the_least_priority_is_a_choice_and_absent_is_none() -> None:
     assert load_from_pb(types_pb2.LoadOptions(priority=0)).priority == 0
     assert load_from_pb(types_pb2.LoadOptions(priority=-3)).priority == -3
     assert load_from_pb(types_pb2.LoadOptions()).priority is None
+
+
+@pytest.mark.parametrize(
+    ("duration", "field"),
+    [
+        (Duration(nanos=10**9), "keep_alive.nanos"),
+        (Duration(seconds=1, nanos=-1), "keep_alive.nanos"),
+        (Duration(seconds=1 << 60), "keep_alive.seconds"),
+        (Duration(seconds=-(1 << 60)), "keep_alive.seconds"),
+    ],
+)
+def test_a_duration_that_is_none_names_its_part(duration: Duration, field: str) -> None:
+    """Seconds and nanoseconds have bounds and one sign, as the type says."""
+    assert [*refused(generate(keep_alive=duration))] == [field]
+
+
+def test_of_a_list_one_violation_is_told() -> None:
+    """A list that is too long is not looked into; of another the first bad entry is named."""
+    assert [*refused(generate(stop=[""] * (config.STOP_STRINGS_MAX + 1)))] == ["stop"]
+    assert [*refused(generate(stop=["a", "", ""]))] == ["stop[1]"]
+    biases = types_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(9), 1e9))
+    assert len(refused(generate(sampling=biases))) == 1
+    many = types_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(config.LOGIT_BIAS_MAX + 1), 1))
+    with pytest.raises(InvalidRequest) as caught:
+        load_from_pb(types_pb2.LoadOptions(sampling=many))
+    assert [v.field for v in caught.value.violations] == ["options.sampling.logit_bias"]
+
+
+def test_ids_are_those_that_were_sent() -> None:
+    """However many pieces they are taken in; and who only relays them has no copy."""
+    ids = tuple(range(200_000))
+    request = inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=ids))
+    assert generate_from_pb(request).prompt == ids
+    assert generate_from_pb(request, with_prompt=False).prompt == ""

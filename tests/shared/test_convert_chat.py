@@ -81,12 +81,15 @@ def test_bad_options_name_their_fields() -> None:
         '{"name": "f"}', '{"type": "function", "function": {"name": "f"}}', '{"type": "search"}',
         "[]", "{}", '{"function": []}', '{"name": ""}', '{"type": "function", "function": {}}',
     ]  # fmt: skip
-    assert [*refused(USER, tools_json=tools)] == [f"chat.tools_json[{i}]" for i in range(3, 8)]
+    for bad in tools[3:]:
+        assert [*refused(USER, tools_json=[*tools[:3], bad])] == ["chat.tools_json[3]"]
     variables = "chat.template_variables_json"
     assert [*refused(USER, template_variables_json="no")] == [variables]
     assert "'tools'" in refused(USER, template_variables_json='{"tools": []}')[variables]
     for seconds in (-1, 1 << 50):
         assert [*refused(USER, now=Timestamp(seconds=seconds))] == ["chat.now"]
+    for nanos in (-1, 10**9, (1 << 31) - 1):
+        assert [*refused(USER, now=Timestamp(nanos=nanos))] == ["chat.now.nanos"]
     both = {"continue_final_message": True, "add_generation_prompt": True}
     assert [*refused(USER, **both)] == [
         "chat.add_generation_prompt",

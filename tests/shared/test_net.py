@@ -93,9 +93,11 @@ def test_is_loopback_takes_hosts_only() -> None:
 
 
 def test_both_ends_agree_on_the_size_of_a_message() -> None:
-    """A message that one end may send, the other may receive."""
-    for name in ("grpc.max_send_message_length", "grpc.max_receive_message_length"):
-        assert dict(SERVER_OPTIONS)[name] == dict(CHANNEL_OPTIONS)[name] == 64 << 20
+    """An answer that a server may send, its client may receive; a request is refused earlier."""
+    sent, received = "grpc.max_send_message_length", "grpc.max_receive_message_length"
+    assert dict(SERVER_OPTIONS)[sent] == dict(CHANNEL_OPTIONS)[received] == 64 << 20
+    assert dict(SERVER_OPTIONS)[received] == config.RELAYED_REQUEST_BYTES_MAX
+    assert config.RELAYED_REQUEST_BYTES_MAX > config.REQUEST_BYTES_MAX
 
 
 async def health_over(target: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from mlxd_shared.errors import InvalidRequest, ModelUnloaded
+from mlxd_shared.intake import paced
 from mlxd_shared.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.constraint import Constraint
@@ -53,12 +54,12 @@ async def generate(
         MlxdError: whatever ended the stream.
     """
     accepted_s = time.monotonic()
-    check_vocabulary(spec, loaded.vocab_size)
+    await paced(check_vocabulary, spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         told = await prompt_of(worker, spec, loaded, request_id)
         prompt = told.ids
-        _check_resumed(spec, loaded, prompt)
+        await paced(_check_resumed, spec, loaded, prompt)
         constraint = await _constraint(worker, spec, loaded)
         if worker.loaded is not loaded:
             raise ModelUnloaded(loaded.job.name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from mlxd_shared.chats import Chat
 from mlxd_shared.errors import InvalidRequest, NoChatTemplate
+from mlxd_shared.intake import paced
 from mlxd_shared.requests import GenerateSpec
 from mlxd_worker.chat.answer import Answer
 from mlxd_worker.chat.format import ChatFormat
@@ -46,13 +47,17 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
     match spec.prompt:
         case str(text):
             check_length(len(text), loaded, field="text")
-            ids = await asyncio.to_thread(loaded.tokenizer.encode, text)
-            prompt = Prompt(_checked(tuple(ids), spec, loaded, field="text"))
+            ids = await asyncio.to_thread(_encoded, loaded, text)
+            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="text"))
         case Chat() as chat:
             prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
         case ids:
-            prompt = Prompt(_checked(ids, spec, loaded, field="tokens"))
+            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="tokens"))
     return prompt
+
+
+def _encoded(loaded: Loaded, text: str) -> tuple[int, ...]:
+    return tuple(loaded.tokenizer.encode(text))
 
 
 async def _chat_prompt(
@@ -64,11 +69,11 @@ async def _chat_prompt(
     chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.rendered(wanted, chat)
-    ids = _checked(rendered.ids, spec, loaded, field="chat")
+    ids = await paced(_checked, rendered.ids, spec, loaded, field="chat")
     if not chat.parses:
         return Prompt(ids)
     continued = chat.messages[-1].content if chat.continues else None
-    tools = tools_of(chat.tools_json)
+    tools = await paced(tools_of, chat.tools_json)
     parser = _output(wanted, spec).parser(tools, prompt=rendered.tail, continued=continued)
     answer = Answer(parser, request_id)
     if spec.resumed:

@@ -14,6 +14,7 @@ from mlxd.v1 import (
 )
 from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.serving import Health, make_server
+from mlxd_shared.wire_scan import RELAYED
 from mlxd_worker.metrics import WorkerMetrics
 from mlxd_worker.servicers.control import ControlServicer
 from mlxd_worker.servicers.inference import InferenceServicer
@@ -29,7 +30,7 @@ SERVICES = (
 
 def new_server(health: Health, security: ListenerSecurity) -> grpc.aio.Server:
     """Return a server that offers the worker's services, without any of them yet."""
-    return make_server(health, SERVICES, security=security)
+    return make_server(health, SERVICES, security=security, limits=RELAYED)
 
 
 def add_services(server: grpc.aio.Server, worker: Worker) -> None:

@@ -22,13 +22,15 @@ from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
-from mlxd_controller.services.quarantine import Quarantine
+from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_shared import config
 from mlxd_shared.convert import generate_from_pb
+from mlxd_shared.convert_bounds import check_text
 from mlxd_shared.convert_embed import embed_from_pb
 from mlxd_shared.errors import DuplicateRequest, InvalidRequest, MlxdError
+from mlxd_shared.intake import paced
 from mlxd_shared.interceptors import Context
 from mlxd_shared.status import RemoteError
 
@@ -55,7 +57,7 @@ class InferenceService:
         meter = Meter(self._runtime.metrics, self._clock)
         with meter:
             _refuse_private(request)
-            spec = generate_from_pb(request)
+            spec = await paced(generate_from_pb, request, with_prompt=False)
             _note_time(request)
             ref = await self._catalog.find(spec.model)
             meter.model, meter.resumed = ref.name, len(spec.resumed)
@@ -69,6 +71,7 @@ class InferenceService:
                     spec=spec,
                     request=request,
                     meter=meter,
+                    key=await paced(key_of, request, ref.digest),
                 )
                 async with aclosing(relay.frames(context)) as frames:
                     async for frame in frames:
@@ -80,8 +83,7 @@ class InferenceService:
     ) -> inference_pb2.TokenizeResponse:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
-        if len(request.text) > config.PROMPT_CHARS_MAX:
-            raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+        await paced(check_text, request)
         return await self._asked(
             request.model,
             context,
@@ -106,7 +108,7 @@ class InferenceService:
     ) -> inference_pb2.EmbedResponse:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
-        spec = embed_from_pb(request)
+        spec = await paced(embed_from_pb, request)
         return await self._asked(
             spec.model,
             context,

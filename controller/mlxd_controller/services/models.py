@@ -24,7 +24,7 @@ from mlxd_controller.runtime import Lease, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
 from mlxd_shared import config
-from mlxd_shared.convert import duration_from_pb, load_from_pb
+from mlxd_shared.convert import checked_duration_s, load_from_pb
 from mlxd_shared.errors import InvalidModel, InvalidRequest
 from mlxd_shared.interceptors import Context
 from mlxd_shared.requests import LoadSpec
@@ -97,7 +97,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         """Unload a model; answers when its process is gone."""
         grace_s = config.UNLOAD_GRACE_DEFAULT_S
         if request.HasField("grace"):
-            grace_s = duration_from_pb(request.grace)
+            grace_s = checked_duration_s(request.grace, "grace")
         if not 0 <= grace_s <= UNLOAD_GRACE_MAX_S:
             limit = f"{grace_s:g} s is outside [0, {UNLOAD_GRACE_MAX_S:g}]"
             raise InvalidRequest.of("grace", limit)

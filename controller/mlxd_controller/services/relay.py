@@ -21,7 +21,7 @@ from mlxd_controller.runtime import Lease, Runtime
 from mlxd_controller.services.journal import Journal
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
-from mlxd_controller.services.quarantine import Quarantine, key_of
+from mlxd_controller.services.quarantine import Quarantine
 from mlxd_shared.convert import duration_to_pb
 from mlxd_shared.errors import (
     MlxdError,
@@ -51,7 +51,10 @@ class _BadWorker(Exception):
 
 
 class Relay:
-    """Serves one request. `request` is changed with each worker that it is sent to."""
+    """Serves one request. `request` is changed with each worker that it is sent to.
+
+    `key` names its prompt to the quarantine.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Relay:
         spec: GenerateSpec,
         request: inference_pb2.GenerateRequest,
         meter: Meter,
+        key: bytes,
     ) -> None:
         self._runtime = runtime
         self._quarantine = quarantine
@@ -69,7 +73,7 @@ class Relay:
         self._spec = spec
         self._request = request
         self._meter = meter
-        self._key = key_of(request, ref.digest)
+        self._key = key
         self._journal = Journal(spec.resumed)
         self._moves = self._migrations = self._starts = 0
         self._waited_s = self._queued_s = 0.0

@@ -26,7 +26,7 @@ from mlxd_controller.services.gauges import gauges
 from mlxd_controller.services.worker_view import worker_to_pb
 from mlxd_controller.workers import Worker
 from mlxd_shared import config
-from mlxd_shared.convert import duration_from_pb, timestamp_to_pb
+from mlxd_shared.convert import checked_duration_s, timestamp_to_pb
 from mlxd_shared.errors import InvalidRequest, QueueFull
 from mlxd_shared.interceptors import Context
 
@@ -55,7 +55,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         """Return the status now and at every interval."""
         interval_s = config.WATCH_INTERVAL_DEFAULT_S
         if request.HasField("interval"):
-            interval_s = duration_from_pb(request.interval)
+            interval_s = checked_duration_s(request.interval, "interval")
         if not config.WATCH_INTERVAL_MIN_S <= interval_s < float("inf"):
             limit = f"at least {config.WATCH_INTERVAL_MIN_S} s"
             raise InvalidRequest.of("interval", limit)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlxd.v1 import worker_pb2, worker_pb2_grpc
 from mlxd_shared import config
-from mlxd_shared.convert import duration_from_pb, load_from_pb
+from mlxd_shared.convert import checked_duration_s, load_from_pb
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.interceptors import Context
 from mlxd_shared.known_process import ProcessMark
@@ -59,7 +59,7 @@ class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._check(request.worker_incarnation)
         grace_s = config.UNLOAD_GRACE_DEFAULT_S
         if request.HasField("grace"):
-            grace_s = duration_from_pb(request.grace)
+            grace_s = checked_duration_s(request.grace, "grace")
         return worker_pb2.DrainResponse(streams_left=await self._worker.drain(grace_s))
 
     async def Shutdown(

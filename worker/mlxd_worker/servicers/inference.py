@@ -21,9 +21,11 @@ from mlxd_shared.convert import (
     duration_to_pb,
     generate_from_pb,
 )
+from mlxd_shared.convert_bounds import check_text
 from mlxd_shared.convert_chat import call_to_pb
 from mlxd_shared.convert_embed import embed_from_pb
 from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.intake import paced
 from mlxd_shared.interceptors import Context
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.embedding import embed
@@ -46,7 +48,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream one completion."""
         with self._metrics.request(self._worker.model_name) as record:
-            spec = generate_from_pb(request)
+            spec = await paced(generate_from_pb, request)
             self._worker.check_incarnation(spec.worker_incarnation)
             loaded = self._worker.admit(spec.model)
             left_s = context.time_remaining()
@@ -63,8 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Return the ids of a text."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
-        if len(request.text) > config.PROMPT_CHARS_MAX:
-            raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+        await paced(check_text, request)
         add_special = not request.HasField("add_special_tokens") or request.add_special_tokens
         ids = await asyncio.to_thread(
             loaded.tokenizer.encode,
@@ -82,11 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         loaded = self._worker.check_model(request.model)
         if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
             raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
-        ids = list(request.token_ids)
-        bad = next((i for i in ids if i >= loaded.vocab_size), None)
-        if bad is not None:
-            limit = f"{bad} is not a token id; the vocabulary has {loaded.vocab_size} tokens"
-            raise InvalidRequest.of("token_ids", limit)
+        ids = await paced(_known_ids, request, loaded.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         text = await asyncio.to_thread(loaded.tokenizer.decode, ids, skip_special=skip)
         return inference_pb2.DetokenizeResponse(text=text, model_digest=loaded.job.digest)
@@ -95,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
         """Return the vectors of texts."""
-        spec = embed_from_pb(request)
+        spec = await paced(embed_from_pb, request)
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
         done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
@@ -104,6 +101,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_tokens=done.prompt_tokens,
             model_digest=loaded.job.digest,
         )
+
+
+def _known_ids(request: inference_pb2.DetokenizeRequest, vocab_size: int) -> list[int]:
+    """Return the ids of a request, all of which the model has."""
+    ids: list[int] = []
+    for token_id in request.token_ids:
+        if token_id >= vocab_size:
+            limit = f"{token_id} is not a token id; the vocabulary has {vocab_size} tokens"
+            raise InvalidRequest.of("token_ids", limit)
+        ids.append(token_id)
+    return ids
 
 
 def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from mlxd.v1 import status_pb2, status_pb2_grpc
 from mlxd_shared import config
-from mlxd_shared.convert import duration_from_pb
+from mlxd_shared.convert import checked_duration_s
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.interceptors import Context
 from mlxd_worker.metrics import WorkerMetrics
@@ -56,7 +56,7 @@ def watch_interval_s(request: status_pb2.WatchStatusRequest) -> float:
     """
     if not request.HasField("interval"):
         return config.WATCH_INTERVAL_DEFAULT_S
-    interval_s = duration_from_pb(request.interval)
+    interval_s = checked_duration_s(request.interval, "interval")
     if not config.WATCH_INTERVAL_MIN_S <= interval_s <= config.LOAD_TOTAL_TIMEOUT_S:
         limit = f"{config.WATCH_INTERVAL_MIN_S} s to {config.LOAD_TOTAL_TIMEOUT_S} s"
         raise InvalidRequest.of("interval", limit)
