@@ -9,7 +9,7 @@ from llguidance import LLParserLimits
 REASON_CHARS_MAX: Final = 300
 
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
-"""Before each source: every token that fits is allowed, not only what the tokenizer would choose."""
+"""Before each source. Every token that fits is allowed, not only the tokenizer's own choice."""
 
 JSON_START: Final = "start: %json "
 """How the library's notation of a JSON schema begins, after the header."""

@@ -6,8 +6,8 @@ Invariants:
 - A mask allows exactly the tokens that a complete output may go on with, and those that end the
   text where it is complete. A token without text is never allowed.
 - No token is consumed that a mask has not allowed: the library bounds by its own counts what it
-  does for a mask (`limits_of`), and so what a token takes that is in one. A resumed stream meets the
-  same bounds as the stream that it goes on with.
+  does for a mask (`limits_of`), and so what a token takes that is in one. A resumed stream meets
+  the same bounds as the stream that it goes on with.
 - The library does not raise: a matcher that it gives up on is found out after each call, and fails
   its own row.
 """
@@ -154,8 +154,8 @@ class Advance:
     """Why the row cannot go on."""
     since_s: float | None = None
     """Since when it is at one token and the mask after it."""
-    thread_id: int | None = None
-    """Who performs it, by the system's number; None before."""
+    begun: bool = False
+    """Whether a thread is at it, or was."""
     done: bool = False
     passed: bool = False
     """Whether steps go on without waiting for it."""

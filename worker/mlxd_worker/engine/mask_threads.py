@@ -6,7 +6,8 @@ Invariants:
   (`Matcher.is_slow`), it is not waited for at all beside others.
 - Slow rows share one thread, in the order in which they ask. The threads that are passed by in the
   middle of a mask are replaced, so that they keep nobody else waiting, and end with it; there are
-  at most CONSTRAINT_STUCK_MAX. All these stand back for others, where threads have priorities.
+  at most CONSTRAINT_STUCK_MAX.
+- All threads have one priority: one that was preempted with the interpreter would hold all others.
 - Nothing here can be interrupted. What the library does for one mask is bounded by its own counts;
   a row that has gone leaves it no more than the call at hand.
 - A thread is started with the first work for it, and none outlives this object and its work.
@@ -14,20 +15,14 @@ Invariants:
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
 
 from mlxd_shared import config
 from mlxd_worker.engine.constraint import Advance
-
-NICENESS: Final = 10
-"""Whoever else wants a processor has ten times as much of it."""
 
 
 class MaskThreads:
@@ -38,7 +33,7 @@ class MaskThreads:
         self._threads = threads
         self._clock = clock
         self._quick = _Lane(threads, self._perform)
-        self._slow = ThreadPoolExecutor(1, "slow-mask", initializer=_stand_back)
+        self._slow = ThreadPoolExecutor(1, "slow-mask")
         self._stuck: list[Advance] = []
         self._change = threading.Condition()
         self._awaited: frozenset[Advance] = frozenset()
@@ -80,18 +75,16 @@ class MaskThreads:
         late = [work for work in works if not work.done]
         for work in late:
             work.passed = True
-        begun = [work for work in late if work.thread_id is not None]
+        begun = [work for work in late if work.begun]
         self._stuck = [work for work in self._stuck if not work.done] + begun
         if not begun or len(self._stuck) > config.CONSTRAINT_STUCK_MAX:
             return
         lane, self._quick = self._quick, _Lane(self._threads, self._perform)
         self._quick.todo.extend(lane.retire())
         self._quick.call()
-        for work in begun:
-            _stand_back(work.thread_id)
 
     def _perform(self, work: Advance) -> None:
-        work.thread_id = threading.get_native_id()
+        work.begun = True
         try:
             work.perform(self._clock)
         finally:
@@ -134,10 +127,3 @@ class _Lane:
         with suppress(IndexError):
             while True:
                 yield self.todo.popleft()
-
-
-def _stand_back(thread_id: int | None = None) -> None:
-    """Lower a thread's priority, this one's by default; only Linux has one for each."""
-    if sys.platform == "linux":
-        with suppress(ProcessLookupError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, thread_id or threading.get_native_id(), NICENESS)
