@@ -3,7 +3,7 @@
 Invariants:
 - Any thread; two compilations may run at once, never two for the same format that began together.
 - Nothing here can be interrupted: our work is bounded by the sizes that each reader names, the
-  library's by `LIMITS`, and by a trial in a process that can be killed.
+  library's by `limits_of`, and by a trial in a process that can be killed.
 - What is wrong with a format is told by its field on the wire, and the place in it.
 """
 
@@ -23,13 +23,19 @@ from mlxd_shared.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
 from mlxd_worker.constraints.json_schema import read_schema
 from mlxd_worker.constraints.lark import to_lark
-from mlxd_worker.constraints.limits import LIMITS, REASON_CHARS_MAX, reason
+from mlxd_worker.constraints.limits import (
+    HEADER,
+    JSON_START,
+    REASON_CHARS_MAX,
+    limits_of,
+    reason,
+)
 from mlxd_worker.constraints.pattern_reader import PatternError
 from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
 from mlxd_worker.constraints.schema_places import SchemaError
 from mlxd_worker.constraints.trials import TrialError, Trials
 from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
-from mlxd_worker.engine.constraint import Constraint, MaskSize
+from mlxd_worker.engine.constraint import Constraint
 from mlxd_worker.spelling import UnknownDecoder
 from mlxd_worker.tokenizer import Tokenizer
 
@@ -37,9 +43,6 @@ BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
 Without bounds some models write nothing else."""
 WORD_NBYTES: Final = 4
-
-# Every token that fits is allowed, not only the one that the tokenizer would choose.
-_HEADER: Final = '%llguidance {"no_forcing": true}\n'
 
 
 class Constraints:
@@ -100,19 +103,18 @@ class _Vocabulary:
         eos_ids = list(tokens.eos_ids)
         if not eos_ids:  # the library wants one: an id beyond those that the model has
             eos_ids, size = [size], size + 1
-        self._size = MaskSize(words * WORD_NBYTES, -(-size // 32) * WORD_NBYTES)
+        self._mask_nbytes = words * WORD_NBYTES
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Adapter(tokens, size, eos_ids[0])), eos_token=eos_ids
         )
 
     def compile(self, source: str, kind: FormatKind) -> Constraint:
         """Return the constraint of a grammar in the library's notation."""
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # what rows begin with, so that their copies know it
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits_of(source))
+        first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidRequest.of(field_of(kind), reason(matcher.get_error()))
-        return Constraint(matcher, self._size)
+        return Constraint(matcher, first_mask[: self._mask_nbytes], field_of(kind))
 
 
 class _Adapter:
@@ -151,7 +153,7 @@ def _source_of(wanted: ResponseFormat) -> str:
         InvalidRequest: it makes no sense, or is not served; with the place.
     """
     try:
-        return _HEADER + _SOURCES[wanted.kind](wanted)
+        return HEADER + _SOURCES[wanted.kind](wanted)
     except (SchemaError, GrammarError, PatternError) as error:
         raise InvalidRequest.of(field_of(wanted.kind), str(error)[:REASON_CHARS_MAX]) from None
     except RecursionError:
@@ -160,7 +162,7 @@ def _source_of(wanted: ResponseFormat) -> str:
 
 def _json_source(schema: dict[str, Any]) -> str:
     options = {"whitespace_pattern": BLANKS}
-    return f"start: %json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}\n"
+    return f"{JSON_START}{json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}\n"
 
 
 def _pattern_source(pattern: str) -> str:

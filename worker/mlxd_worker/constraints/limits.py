@@ -8,21 +8,40 @@ from llguidance import LLParserLimits
 
 REASON_CHARS_MAX: Final = 300
 
-LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=2_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,  # of 1 to 2 kB each, and every row has its own
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
+HEADER: Final = '%llguidance {"no_forcing": true}\n'
+"""Before each source. Every token that fits is allowed, not only the tokenizer's own choice."""
+
+JSON_START: Final = "start: %json "
+"""How the library's notation of a JSON schema begins, after the header."""
+
+JSON_ITEMS_MAX: Final = 2_000
+"""Of the parser at one place: four for each member that an object may have or not."""
+
+GRAMMAR_ITEMS_MAX: Final = 500
+"""Less for a grammar, which may be read in many ways at a time: then a token takes up to their
+third power."""
+
+
+def limits_of(source: str) -> LLParserLimits:
+    """Return what the library may spend on a constraint in its notation."""
+    is_json = source.startswith(HEADER + JSON_START)
+    return LLParserLimits(
+        max_items_in_row=JSON_ITEMS_MAX if is_json else GRAMMAR_ITEMS_MAX,
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,  # of 1 to 2 kB each, and every row has its own
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
 _BEYOND: Final = ("limit", "max is", "too big", "too large", "too many", "too complex")
 _PANIC: Final = "panic: "
 
 
 def is_beyond_limits(message: str) -> bool:
-    """Tell whether the library gave up because of `LIMITS`, and not because of a fault."""
+    """Tell whether the library gave up because of its limits, and not because of a fault."""
     lowered = message.lower()
     return any(sign in lowered for sign in _BEYOND)
 

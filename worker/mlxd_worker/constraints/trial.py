@@ -13,7 +13,7 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer
 
 from mlxd_shared import config
-from mlxd_worker.constraints.limits import LIMITS
+from mlxd_worker.constraints.limits import limits_of
 from mlxd_worker.killable.process import serve
 
 BYTES: Final = 256
@@ -27,7 +27,7 @@ WALK_BYTES: Final = 64
 
 def tried(tokenizer: LLTokenizer, source: str) -> str:
     """Return why a grammar is refused; an empty text where it is good."""
-    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits_of(source))
     for step in range(WALK_BYTES):
         if matcher.is_stopped():  # at its end, or in error
             break

@@ -1,23 +1,27 @@
 """What a stream's output must match: compiled once, and followed token by token by each row.
 
 Invariants:
-- A matcher belongs to one row and to the engine thread. Rows of one constraint share nothing that
-  changes.
+- A matcher belongs to one row. While its row waits for an `Advance` it belongs to the thread that
+  performs that, otherwise to the engine thread. Rows of one constraint share nothing that changes.
 - A mask allows exactly the tokens that a complete output may go on with, and those that end the
   text where it is complete. A token without text is never allowed.
-- A step's masks are made together, by threads of the library.
+- No token is consumed that a mask has not allowed: the library bounds by its own counts what it
+  does for a mask (`limits_of`), and so what a token takes that is in one. A resumed stream meets
+  the same bounds as the stream that it goes on with.
 - The library does not raise: a matcher that it gives up on is found out after each call, and fails
   its own row.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest
 from mlxd_worker.constraints.limits import is_beyond_limits, reason
 
@@ -27,36 +31,37 @@ class ConstraintFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskSize:
-    """How large masks are, in bytes."""
-
-    used_nbytes: int
-    """For the model's vocabulary, in whole 32-bit words."""
-    made_nbytes: int
-    """As the library makes them: it may know of a token more."""
-
-
-@dataclass(frozen=True, slots=True)
 class Constraint:
     """A compiled constraint for one vocabulary. Never changed; rows start from copies."""
 
     prototype: LLMatcher
-    size: MaskSize
+    first_mask: bytes
+    """What any output may begin with, packed as `AllowedTokens` says; all masks are as long."""
+    field: str = "response_format"
+    """What it is called on the wire."""
+    mask_s: float = config.CONSTRAINT_MASK_S
+    """So long a row waits for one mask, by the clock."""
+    stream_s: float = config.CONSTRAINT_STREAM_S
+    """What all masks of a row may take of a processor's time."""
 
     def start(self) -> Matcher:
-        """Return a matcher at the beginning of the output; engine thread."""
-        return Matcher(self.prototype.deep_copy(), self.size)
+        """Return a matcher at the beginning of the output."""
+        return Matcher(self, self.prototype.deep_copy())
 
 
 class Matcher:
-    """Follows one row's output. One owner: the engine thread."""
+    """Follows one row's output. One owner at a time: the engine thread, or who advances it."""
 
-    __slots__ = ("_mask", "native", "size")
+    __slots__ = ("_mask", "constraint", "masks", "native", "spent_s")
 
-    def __init__(self, native: LLMatcher, size: MaskSize) -> None:
+    def __init__(self, constraint: Constraint, native: LLMatcher) -> None:
+        self.constraint = constraint
         self.native = native
-        self.size = size
-        self._mask: memoryview | None = None
+        self.masks = 0
+        """How many masks it has made."""
+        self.spent_s = 0.0
+        """What they have taken of a processor's time."""
+        self._mask: bytes | None = constraint.first_mask
 
     @property
     def is_complete(self) -> bool:
@@ -69,36 +74,40 @@ class Matcher:
         return self.native.is_stopped() and not self.native.is_error()
 
     @property
-    def has_mask(self) -> bool:
-        """Whether the next mask is made already."""
-        return self._mask is not None
+    def is_slow(self) -> bool:
+        """Whether its masks take longer than other rows would wait for."""
+        return self.spent_s > config.CONSTRAINT_QUICK_MASK_S * (self.masks + 1)
 
-    def mask(self) -> memoryview:
+    def mask(self) -> bytes:
         """Return the tokens allowed next, packed as `AllowedTokens` says.
 
         Raises:
-            InvalidRequest: to go on takes more than the library's bounds allow.
+            InvalidRequest: to go on takes more than the bounds allow.
             ConstraintFault: the library has given up for another reason.
         """
         if self._mask is None:
-            self.give(memoryview(self.native.compute_bitmask()))
-        self._check()
-        assert self._mask is not None
+            begun_s = time.thread_time()
+            mask = self.native.compute_bitmask()
+            self._check()
+            self._mask = mask[: len(self.constraint.first_mask)]
+            self.masks += 1
+            self.spent_s += time.thread_time() - begun_s
+            if self.spent_s > self.constraint.stream_s:
+                raise self.too_slow(f"{self.constraint.stream_s:g} s of a processor's time in all")
         return self._mask
-
-    def give(self, mask: memoryview) -> None:
-        """Take the next mask, which somebody else has had the library make."""
-        self._mask = mask[: self.size.used_nbytes]
 
     def accept(self, token_id: int) -> None:
         """Go on with a token that the mask allowed.
 
         Raises:
-            InvalidRequest: to go on takes more than the library's bounds allow.
+            InvalidRequest: to go on takes more than the bounds allow.
             ConstraintFault: the library has given up for another reason.
         """
         self._mask = None
-        self.native.consume_token(token_id)
+        if self.is_slow:
+            _consume_apart(self.native, token_id)
+        else:
+            self.native.consume_token(token_id)
         self._check()
 
     def try_accept(self, token_id: int) -> bool:
@@ -107,44 +116,99 @@ class Matcher:
         Raises:
             InvalidRequest, ConstraintFault: as `accept`.
         """
-        if not self.native.validate_tokens([token_id]):
+        if not self.mask()[token_id >> 3] >> (token_id & 7) & 1:
             return False
         self.accept(token_id)
         return True
+
+    def too_slow(self, limit: str) -> InvalidRequest:
+        """Return the error about masks that take more than a limit of ours."""
+        problem = f"takes too long to follow: its masks, {self.masks} so far, exceed {limit}"
+        return InvalidRequest.of(self.constraint.field, problem)
 
     def _check(self) -> None:
         if not self.native.is_error():
             return
         message = self.native.get_error()
         if is_beyond_limits(message):
-            raise InvalidRequest.of("response_format", f"too much at once: {reason(message)}")
+            problem = f"too much at once: {reason(message)}"
+            raise InvalidRequest.of(self.constraint.field, problem)
         raise ConstraintFault(reason(message))
 
 
-class MaskMaker:
-    """Makes the masks of one step's rows side by side. One owner: the engine thread."""
+@dataclass(slots=True, eq=False)
+class Advance:
+    """A matcher's way to a row's next mask, over the tokens that come before it; made once.
 
-    def __init__(self, threads: int) -> None:
-        """Use so many threads; they are started with the first step that has work for them."""
-        self._threads = threads
-        self._executor: LLExecutor | None = None
+    The engine thread makes it and reads the result, another one performs it: until `done` the
+    matcher is that one's alone.
+    """
 
-    def make(self, matchers: Sequence[Matcher]) -> None:
-        """Give each matcher its next mask; what goes wrong with one, its own `mask` tells."""
-        todo = [matcher for matcher in matchers if not matcher.has_mask]
-        if len(todo) < 2 or self._threads < 2:
-            return  # each is made when it is asked for
-        if self._executor is None:
-            self._executor = LLExecutor(self._threads)
-        size_nbytes = todo[0].size.made_nbytes
-        buffer = bytearray(size_nbytes * len(todo))
-        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self._executor.unsafe_compute_mask_ptr(
-            [(matcher.native, index) for index, matcher in enumerate(todo)],
-            address,
-            size_nbytes,
-            len(todo),
-        )
-        whole = memoryview(buffer)
-        for index, matcher in enumerate(todo):
-            matcher.give(whole[index * size_nbytes : (index + 1) * size_nbytes])
+    matcher: Matcher
+    tokens: tuple[int, ...]
+    taken: int = 0
+    """So many of the tokens were allowed."""
+    over_after: int | None = None
+    """With so many of them the output was complete, and nothing could follow."""
+    error: Exception | None = None
+    """Why the row cannot go on."""
+    since_s: float | None = None
+    """Since when it is at one token and the mask after it."""
+    begun: bool = False
+    """Whether a thread is at it, or was."""
+    done: bool = False
+    passed: bool = False
+    """Whether steps go on without waiting for it."""
+    abandoned: bool = False
+    """Set where nobody wants the result any more: it ends with the call at hand."""
+
+    def perform(self, clock: Callable[[], float]) -> None:
+        """Go on with the tokens, as far as they are allowed, and make the mask behind them."""
+        try:
+            self.since_s = clock()
+            for token_id in self.tokens:
+                if self.abandoned or not self.matcher.try_accept(token_id):
+                    return
+                self.taken += 1
+                if self.over_after is None and self.matcher.is_over:
+                    self.over_after = self.taken
+                self.since_s = clock()
+            self.matcher.mask()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+            self.error = error
+
+    def is_late(self, now_s: float) -> bool:
+        """Tell whether a mask has been in the making for longer than a row waits for one."""
+        began_s = self.since_s
+        return began_s is not None and now_s - began_s > self.matcher.constraint.mask_s
+
+    def check(self) -> None:
+        """Judge what became of it, done or late.
+
+        Raises:
+            Exception: the row cannot go on; whatever it is, it concerns this row alone.
+        """
+        if not self.done:
+            raise self.matcher.too_slow(f"{self.matcher.constraint.mask_s:g} s for one of them")
+        if self.error is not None:
+            raise self.error
+
+
+@cache
+def _apart() -> LLExecutor:
+    """Return a thread of the library's own."""
+    return LLExecutor(1)
+
+
+@cache
+def _nothing() -> LLMatcher:
+    """Return a matcher that takes no token."""
+    return LLMatcher(LLTokenizer("byte"), "", log_level=0)
+
+
+def _consume_apart(native: LLMatcher, token_id: int) -> None:
+    """Go on with a token while other threads have the interpreter.
+
+    The library keeps it where a single matcher is to go on, and gives it up where several are.
+    """
+    _apart().consume_token_par([(native, token_id), (_nothing().deep_copy(), token_id)])

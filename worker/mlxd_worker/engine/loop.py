@@ -1,7 +1,9 @@
 """The step loop of one loaded model: admit, prefill, one decode step for all, emit, tend.
 
 Invariants:
-- Synchronous and on one thread; it never waits for a client, a clock or a lock.
+- Synchronous and on one thread; it never waits for a client. For masks, which other threads make,
+  a step waits at most CONSTRAINT_MASK_WAIT_S, and twice in all: the rows whose masks take longer
+  sit steps out (`advance`), with their last tokens not judged yet.
 - At most `rows_max` rows hold caches; at most `waiting_max` more streams wait (`waiting`).
 - A step evaluates at most one whole chunk of prompt tokens (`prefilling`, `pacing`), so whoever is
   cancelled, or whose deadline has passed, is gone within one chunk. A stream whose deadline passes
@@ -28,9 +30,10 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
-from mlxd_worker.engine.constraint import MaskMaker
+from mlxd_worker.engine.constraint import Advance
 from mlxd_worker.engine.drawing import Drawn
 from mlxd_worker.engine.forward import Carried
+from mlxd_worker.engine.mask_threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer, chunk_widths
 from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
@@ -110,7 +113,9 @@ class Engine:
             widths=chunk_widths(limits.prefill_chunk_tokens) if caches.bounded_shapes else (),
         )
         self._speculator = speculator or Speculator(model, caches, clock=clock, depth_default=0)
-        self._masks = MaskMaker(limits.mask_threads)
+        self._masks = MaskThreads(limits.mask_threads, clock=clock)
+        self._unjudged: dict[StreamId, Run] = {}
+        """What was drawn for rows whose constraints have to go on first."""
         self._decoded_s = 0.0
         """When the last decode step was told: one that is ahead counts from then."""
         self._prefill = Prefill(model, caches, self._prefix, self._pacer, clock)
@@ -157,7 +162,10 @@ class Engine:
     def fail_all(self, error: MlxdError) -> None:
         """End every stream with `error`, touching no cache."""
         ended = [*(row.request for row in self._rows.values()), *self._waiting.take_all()]
+        for row in self._rows.values():
+            _abandon(row)
         self._rows.clear()
+        self._unjudged.clear()
         for request in ended:
             request.sink.put(Failed(error))
 
@@ -218,6 +226,8 @@ class Engine:
                 request.sink.put(_failure(request, error))
                 continue
             self._rows[request.stream] = row
+            if row.advance is not None:
+                self._masks.begin(row.advance)
 
     def _like(self, request: Submit) -> int:
         """Return how many streams of a class are about to have a row, this one included."""
@@ -243,23 +253,58 @@ class Engine:
     def _decode_all(self, carried: Sequence[Carried]) -> None:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
         started_s = self._decoded_s if self._speculator.decoder.ahead else self._clock()
-        rows = [row for row in self._rows.values() if row.decoding]
+        self._go_on(started_s)
+        rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
         drawing = [*rows, *(it.row for it in carried if it.draws)]
-        self._masks.make([row.matcher for row in drawing if row.matcher is not None])
         failed = {row.id for row in drawing if not self._prepared(row)}
         rows = [row for row in rows if row.id not in failed]
         carried = [it for it in carried if it.row.id not in failed]
         if not rows:
             self._prefill.evaluate(carried)
+            if not carried and self._rows and all(row.decoding for row in self._rows.values()):
+                self._masks.wait_for_any(self._advances())
             return
         runs = self._speculator.decode(rows, ahead=self._calm, carried=carried)
         now_s = self._clock()
         self._prefill.carried(carried)
         for run in runs:
-            self._emit(run, now_s)
+            advance = run.row.follow(run.drawn[0].token_id)
+            if advance is None:
+                self._emit(run, now_s)
+            else:
+                self._unjudged[run.row.request.stream] = run
+                self._masks.begin(advance)
+        self._go_on(now_s)
         self._decoded_s = self._clock()
         if not carried:
             self._pacer.decoded(self._decoded_s - started_s)
+
+    def _advances(self) -> list[Advance]:
+        return [row.advance for row in self._rows.values() if row.advance is not None]
+
+    def _go_on(self, now_s: float) -> None:
+        """Judge what was drawn for the rows whose masks are there, or will never be."""
+        advances = self._advances()
+        if not advances:
+            return
+        self._masks.wait(advances)
+        for row in list(self._rows.values()):
+            advance = row.advance
+            if advance is None or not (advance.done or advance.is_late(now_s)):
+                continue
+            run = self._unjudged.pop(row.request.stream, None)
+            if run is not None:
+                self._emit(run, now_s)
+            else:
+                self._begin(row)
+
+    def _begin(self, row: Row) -> None:
+        """Let a resumed row draw; where it cannot go on, end it alone."""
+        try:
+            row.begin()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+            row.request.sink.put(_failure(row.request, error))
+            self._release(row.request.stream)
 
     def _prepared(self, row: Row) -> bool:
         """Make a row ready for its next draw; where that fails, end it alone and return False."""
@@ -298,7 +343,15 @@ class Engine:
 
     def _release(self, stream: StreamId, *, sound: bool = True) -> None:
         row = self._rows.pop(stream)
+        self._unjudged.pop(stream, None)
+        _abandon(row)
         self._prefix.leave(row.id, row.output[row.request.resumed :], sound=sound)
+
+
+def _abandon(row: Row) -> None:
+    """Let what a row's constraint is at end with the call at hand."""
+    if row.advance is not None:
+        row.advance.abandoned = True
 
 
 def _judged(row: Row, given: Drawn, now_s: float) -> Event:

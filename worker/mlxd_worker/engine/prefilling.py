@@ -87,7 +87,7 @@ class Prefill:
                 return joined
             row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
             self.begin(row)
-            if self._joins and self._pacer.gentle and not row.embeds:
+            if self._joins and self._pacer.gentle and not row.embeds and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
             elif not row.decoding and row.prefill_left and not self._advance(row):

@@ -9,6 +9,8 @@ Invariants:
 - Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
 - A token's log-probabilities go with its id, never later, whatever text is held back.
 - prompt + generated never exceed the context: the last generated token is never evaluated.
+- A row whose constraint has to go on first (`advance`) draws nothing meanwhile, and its last token
+  is not judged yet.
 - A resumed row has the state of one that has drawn the tokens before itself: its text, penalties,
   constraint and positions go on where they stood.
 """
@@ -22,7 +24,7 @@ from mlxd_shared.cache_reasons import CacheReason
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.requests import FinishReason
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.engine.constraint import Matcher
+from mlxd_worker.engine.constraint import Advance, Matcher
 from mlxd_worker.engine.masks import AllowedTokens
 from mlxd_worker.engine.penalties import RecentTokens
 from mlxd_worker.engine.pooling import Pool
@@ -64,6 +66,8 @@ class Row:
     """The ids that end the stream, in rising order."""
     matcher: Matcher | None = field(init=False, default=None)
     """Where the output stands in its constraint; None where it has none."""
+    advance: Advance | None = field(init=False, default=None)
+    """What the constraint is at; None where nothing keeps the row from drawing."""
     pool: Pool | None = field(init=False, default=None)
     """What becomes the prompt's vector; None where the row generates."""
     _next_draw: Draw | None = field(init=False, default=None)
@@ -76,13 +80,15 @@ class Row:
         """
         if self.request.pooling is not None:
             self.pool = Pool(self.request.pooling)
-        if self.request.constraint is not None:
-            self.matcher = self.request.constraint.start()
         self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
         self.output = list(self.request.prompt[self.request.prompt_tokens :])
         for index, token_id in enumerate(self.output):
             self._replay(index, token_id)
+        if self.request.constraint is not None:
+            self.matcher = self.request.constraint.start()
+            if self.output:
+                self.advance = Advance(self.matcher, tuple(self.output))
 
     @property
     def generated(self) -> int:
@@ -172,6 +178,28 @@ class Row:
         if self.prefill_started_s is None:
             self.prefill_started_s = now_s
 
+    def follow(self, token_id: int) -> Advance | None:
+        """Return what the constraint has to do before a drawn token can be judged; None: nothing.
+
+        While there is something to do, the row takes no part in steps.
+        """
+        if self.matcher is not None and token_id >= 0:
+            if self.forcing:
+                self.advance = Advance(self.matcher, (self.request.forced[self.generated],))
+            elif token_id not in self.ends:
+                self.advance = Advance(self.matcher, (token_id,))
+        return self.advance
+
+    def begin(self) -> None:
+        """Judge what the constraint makes of the tokens that the row resumes from.
+
+        Raises:
+            Exception: whatever it is, it concerns this row alone.
+        """
+        advance = self._advanced()
+        assert advance is not None, "nothing to judge"
+        self._check_replayed(0, advance)
+
     def take(
         self, token_id: int, now_s: float, logprobs: PositionLogprobs | None = None
     ) -> Tokens | Finished:
@@ -182,16 +210,17 @@ class Row:
 
         Raises:
             ArithmeticError: the logits cannot be drawn from; the model is at fault.
-            InvalidRequest: what the request asks for leaves no token to draw, or cannot have led to
-                the token that is forced.
+            InvalidRequest: what the request asks for leaves no token to draw, cannot have led to
+                the token that is forced, or has masks beyond their bounds.
         """
         self._next_draw = None
+        advance = self._advanced()
         if token_id == TOKEN_INVALID:
             raise ArithmeticError("the model's logits are not numbers")
         if token_id == TOKEN_NONE:
             raise self._impossible()
         if self.forcing:
-            return self._take_forced()
+            return self._take_forced(advance)
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
@@ -204,8 +233,6 @@ class Row:
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
-        if self.matcher is not None:
-            self.matcher.accept(token_id)
         told = () if logprobs is None else (logprobs,)
         piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
         if piece.stop is not None:
@@ -243,9 +270,22 @@ class Row:
         vector = self.pool.vector(len(self.request.prompt))
         return Finished(0, (), "", FinishReason.EOS, self.usage(), embedding=vector)
 
-    def _take_forced(self) -> Tokens:
+    def _advanced(self) -> Advance | None:
+        """Return what the constraint has been at; it is over with it.
+
+        Raises:
+            Exception: the constraint cannot go on.
+        """
+        advance, self.advance = self.advance, None
+        if advance is not None:
+            advance.check()
+        return advance
+
+    def _take_forced(self, advance: Advance | None) -> Tokens:
         index = self.generated
         token_id = self.request.forced[index]
+        if advance is not None:
+            self._check_replayed(index, advance)
         self._replay(index, token_id)
         self.output.append(token_id)
         self.pending = token_id
@@ -254,15 +294,18 @@ class Row:
 
     def _replay(self, index: int, token_id: int) -> None:
         """Take a token that an earlier worker has generated, and told."""
-        problem = ""
-        if self.matcher is not None and not self.matcher.try_accept(token_id):
-            problem = "does not go on with what response_format asks for"
-        elif self.text.push(token_id, may_end=index + 1 >= self.request.min_tokens).stop:
-            problem = "completes a stop string: the stream had ended"
-        elif self._complete(index + 1):
+        if self.text.push(token_id, may_end=index + 1 >= self.request.min_tokens).stop:
+            raise _wrong(index, token_id, "completes a stop string: the stream had ended")
+
+    def _check_replayed(self, first: int, advance: Advance) -> None:
+        """Refuse tokens, from index `first` on, that the constraint cannot have led to."""
+        end, tokens = advance.over_after, advance.tokens
+        if end is not None and first + end >= self.request.min_tokens:
             problem = "completes what response_format asks for: the stream had ended"
-        if problem:
-            raise InvalidRequest.of(f"resume_token_ids[{index}]", f"token {token_id} {problem}")
+            raise _wrong(first + end - 1, tokens[end - 1], problem)
+        if advance.taken < len(tokens):
+            problem = "does not go on with what response_format asks for"
+            raise _wrong(first + advance.taken, tokens[advance.taken], problem)
 
     def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
         return Draw(
@@ -329,3 +372,8 @@ class Row:
             stop_token_id=None if stopped else stop_token_id,
             logprobs=logprobs,
         )
+
+
+def _wrong(index: int, token_id: int, problem: str) -> InvalidRequest:
+    """Return the error about a token that no stream of this request can have had."""
+    return InvalidRequest.of(f"resume_token_ids[{index}]", f"token {token_id} {problem}")
