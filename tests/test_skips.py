@@ -91,3 +91,14 @@ def test_brackets_are_no_wildcards() -> None:
 
     assert entry.covers("a.py::test_x[gpu]")
     assert not entry.covers("a.py::test_xg")
+
+
+@pytest.mark.parametrize(
+    "nodeid", ["a.py::test_x_more", "a.py::test_x[gpu]", "b/a.py::test_x", "a.py::test_"]
+)
+def test_an_entry_is_about_whole_node_ids(nodeid: str) -> None:
+    """Neither a test whose name begins alike, nor one whose path ends alike, may skip with it."""
+    (entry,) = parse_allowed(["a.py::test_x | no GPU"])
+
+    assert entry.covers("a.py::test_x")
+    assert not entry.covers(nodeid)

@@ -11,8 +11,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
+import grpc
+
+from mlxd.v1 import status_pb2
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.state import Progress
+from mlxd_controller.hearing import hear
 from mlxd_controller.metrics import Metrics
 from mlxd_controller.ports import Clock, Connect, Launcher, LoadOrder, WorkerLink, WorkerProcess
 from mlxd_controller.workers import Worker
@@ -21,7 +25,6 @@ from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed, Worke
 from mlxd_shared.logs import get_logger
 from mlxd_shared.requests import LoadSpec
 from mlxd_shared.status import RemoteError
-from mlxd_shared.units import timeout_of
 
 FIRST_STATUS_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -72,8 +75,7 @@ async def load_worker(
             address=process.address, incarnation=worker.incarnation, digest=worker.digest
         )
         await _follow(link, order, process, stall_timeout_s, on_progress)
-        status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
-        worker.note_figures(status, clock.now_s())
+        worker.note_figures(await _first_status(link), clock.now_s())
     except BaseException as error:
         reason = error
         if isinstance(error, RemoteError):
@@ -97,8 +99,7 @@ async def _follow(
     async with aclosing(link.load(order)) as steps:
         while True:
             try:
-                async with asyncio.timeout(timeout_of(stall_timeout_s)):
-                    step = await anext(steps, None)
+                step = await hear(anext(steps, None), limit_s=stall_timeout_s)
             except TimeoutError:
                 lines = process.last_lines()
                 raise WorkerTimedOut(order.name, lines, stall_timeout_s) from None
@@ -108,6 +109,16 @@ async def _follow(
             on_progress(step)
     if last.stage != STAGE_READY:
         raise WorkerStartFailed(order.name, process.last_lines())
+
+
+async def _first_status(link: WorkerLink) -> status_pb2.Status:
+    """Return a worker's first figures; look once more where this process stood still meanwhile."""
+    try:
+        return await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
+    except RemoteError as error:
+        if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+    return await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
 
 
 async def _explain(error: RemoteError, process: WorkerProcess, model: str) -> MlxdError:

@@ -6,7 +6,7 @@ is not never blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -92,14 +92,36 @@ class ModelStore(Protocol):
         """Return the model of a folder as `add` would, without taking it in."""
         ...
 
-    async def add(self, path: Path, *, name: str) -> ModelRef:
+    async def add(
+        self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
+    ) -> ModelRef:
         """Take a folder in under `name` (empty: the folder's own) and return its model.
+
+        Another name may be forgotten for it: that of no model that `in_use` returns at that moment,
+        as digests and paths, and of no alias.
 
         Raises:
             ModelNotFound: no such folder.
             InvalidModel: its files cannot be served.
-            InvalidRequest: the name is taken by another folder, or is not a name.
-            QueueFull: as many models are known as may be.
+            InvalidRequest: the name is taken by another folder, or is not a name; or the folder has
+                as many as may be.
+            QueueFull: there are as many names as may be, and all are needed.
+        """
+        ...
+
+    def use(self, name: str) -> None:
+        """Note that a request has named a model so: names are forgotten by their last use."""
+        ...
+
+    async def forget(
+        self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
+    ) -> tuple[str, ...]:
+        """Forget a name that `add` gave, and return the other names that its folder has.
+
+        Raises:
+            ModelNotFound: no such name.
+            InvalidRequest: the name comes from elsewhere: configuration, an alias, a store.
+            ModelInUse: it is the last name of a model that `in_use` returns.
         """
         ...
 

@@ -5,6 +5,8 @@ Invariants:
   be it an error of the worker's own.
 - Only time in which this process could hear counts: a round of questions that took longer than
   ROUND_MAX_S, since the machine or this process stood still, counts as ROUND_MAX_S.
+- A round in which this process stood still ends nobody: an answer may have come that nobody could
+  hear yet. The next round judges, be it as long.
 - A worker may answer while its engine does not: its figures are then older each time. Since a step
   of a large model on a slow machine may take long, an engine has ENGINE_PATIENCE times the bound.
 - Workers that others started, that load or that are being stopped have bounds of their own.
@@ -20,6 +22,8 @@ from mlxd_shared.logs import get_logger
 
 ROUND_MAX_S = 4.0
 """Twice what a round takes, a pause and a wait of STATUS_POLL_S each."""
+LATE_S = 2.5
+"""A round of this length is a moment in which this process stood still, or was very busy."""
 ENGINE_PATIENCE = 9
 """How many times as long an engine may take for one step as a worker for an answer."""
 _log = get_logger("silence")
@@ -33,6 +37,7 @@ class Silence:
         self._clock = clock
         self._silent_max_s = silent_max_s
         self._judged_s = clock.now_s()
+        self._stood_still = False
 
     def hung(self, workers: Iterable[Worker]) -> list[Worker]:
         """Return those of `workers` that have been silent too long, each of them once.
@@ -40,14 +45,16 @@ class Silence:
         To be called after each round of questions.
         """
         now_s = self._clock.now_s()
-        round_s = min(now_s - self._judged_s, ROUND_MAX_S)
-        self._judged_s = now_s
+        passed_s, self._judged_s = now_s - self._judged_s, now_s
+        round_s = min(passed_s, ROUND_MAX_S)
+        look_again = passed_s >= LATE_S and not self._stood_still
+        self._stood_still = passed_s >= LATE_S
         found = []
         for worker in workers:
             if worker.asked_s is not None:
                 worker.silent_s += min(round_s, now_s - worker.asked_s)
             worker.still_s = worker.still_s + round_s if worker.stands_still else 0.0
-            if worker.stopping or not worker.local or worker.ended_because:
+            if look_again or worker.stopping or not worker.local or worker.ended_because:
                 continue
             if worker.silent_s >= self._silent_max_s:
                 worker.ended_because = f"it gave no answer for {worker.silent_s:.0f} s"

@@ -348,6 +348,12 @@ class Client:
         pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
         return Unloaded(_wire.model_from_pb(pb.model), pb.streams_aborted)
 
+    async def forget(self, name: str) -> tuple[str, ...]:
+        """Take a name away that a load gave to a folder; return those that the folder has left."""
+        request = model_pb2.ForgetModelRequest(name=name)
+        call = self._connection.models.ForgetModel(request, timeout=self._timeout_s)
+        return tuple((await answer(call)).names)
+
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
         found: list[Model] = []

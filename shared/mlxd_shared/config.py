@@ -153,6 +153,8 @@ UNIX_PATH_BYTES_MAX = 103
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
 KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know
 MODELS_MAX = 1024  # a decision looks at every model: 0.34 ms at this many
+FOLDER_NAMES_MAX = 8  # that loads give to one folder
+LOADED_NAMES_MAX = MODELS_MAX // 2  # that loads give in all: other models have room beside them
 MODELS_KNOWN_MAX = 2 * MODELS_MAX  # those too whose files have changed since, the latest
 LOAD_WAITERS_MAX = 512  # as many as Ollama's queue takes; each is a few hundred bytes
 UNLOAD_WAITERS_MAX = 512  # a model

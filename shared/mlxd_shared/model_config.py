@@ -24,7 +24,7 @@ def read_model_config(source: Source) -> dict[str, Any]:
             the packing cannot be told.
     """
     files = files_of(source)
-    if CONFIG_FILE not in files.named:
+    if files.path_of(CONFIG_FILE) is None:
         raise InvalidModel("missing", file=CONFIG_FILE)
     values = files.read_json(CONFIG_FILE)
     packing = blob_quantization(files) if files.by_content and _PACKING not in values else None

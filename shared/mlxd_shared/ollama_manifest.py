@@ -22,7 +22,7 @@ from typing import Any
 from mlxd_shared.config import MANIFEST_BYTES_MAX, MANIFEST_LAYERS_MAX
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_files import parse_json_object, read_file
-from mlxd_shared.stored_files import Blob, StoredFiles, check_inside
+from mlxd_shared.stored_files import READ_FOLDERS, Blob, StoredFiles, check_inside
 
 BLOBS = "blobs"
 MANIFESTS = "manifests"
@@ -171,7 +171,7 @@ def _named(layers: tuple[Layer, ...], places: Mapping[str, Path], file: str) -> 
         name = PARAMETERS_FILE if layer.media_type == _PARAMETERS else layer.name
         if not name:
             raise InvalidModel("a layer without a name", file=file, field=layer.file)
-        if "/" in name:
+        if "/" in name and name.partition("/")[0] not in READ_FOLDERS:
             continue
         if found.setdefault(name, places[layer.digest]) != places[layer.digest]:
             problem = "two layers of one name and of different content"

@@ -5,13 +5,15 @@ Invariants:
   never seen half before and half after.
 - Every path in it lies in the store that it was made of, also where links are followed: one that
   leads out is refused by name, and nothing behind it is opened.
+- A link that leads out or to nothing is never taken for a file that the model does not have: who
+  asks for it, or for a file behind it, is refused by its name.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from mlxd_shared.model_files import parse_json_object, read_file
 
 READ_SUFFIXES = frozenset({".json", ".jinja", ".safetensors"})
 """Of files that are read if they are there; others only where an index names them."""
+READ_FOLDERS = frozenset({"1_Pooling", "additional_chat_templates"})
+"""Of folders in a model's own that are read if they are there."""
 OTHER_WEIGHTS = frozenset(
     {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 )
 """Of weights in formats that are not served, several of which would run code when read."""
 
+TO_NOTHING = "a link to nothing"
 HUB_REPOSITORY_PREFIX = "models--"
 HUB_SNAPSHOTS = "snapshots"
 HUB_SHARED_BLOBS = "blobs"
@@ -56,6 +61,8 @@ class StoredFiles:
     """Weights that have no names of files; empty: they are among `named`."""
     others: tuple[str, ...] = ()
     """Names of weights in formats that are not served."""
+    astray: Mapping[str, str] = field(default_factory=dict)
+    """Links that lead to no file of the model, by name, each with what is wrong with it."""
 
     @property
     def by_content(self) -> bool:
@@ -74,20 +81,32 @@ class StoredFiles:
         name: FOLDER/NAME for a file in one of its folders, which is listed now, on the disk.
 
         Raises:
-            InvalidModel: that folder cannot be listed, or a file in it is a link that leads out.
+            InvalidModel: it, or its folder, is a link that leads out or to nothing; or that folder
+                is none, or cannot be listed.
         """
-        folder, slash, own = name.partition("/")
-        if name in self.named or not slash or folder not in self.named:
-            return self.named.get(name)
-        if not os.path.isdir(self.named[folder]):  # noqa: PTH112 - no error but false
+        folder, slash, _ = name.partition("/")
+        found = self.named.get(name)
+        if found is not None:
+            return found
+        for part in (name, folder):
+            if part in self.astray:
+                raise InvalidModel(self.astray[part], file=part)
+        if not slash or folder not in self.named:
             return None
-        return open_folder(self.named[folder], inside=_inside(self.path)).named.get(own)
+        return self._below(folder).path_of(name)
+
+    def _below(self, folder: str) -> StoredFiles:
+        """Return the files of one of the model's folders, by FOLDER/NAME, as they are now."""
+        path = self.named[folder]
+        if not os.path.isdir(path):  # noqa: PTH112 - no error but false
+            raise InvalidModel("is no folder", file=folder)
+        return open_folder(path, inside=_inside(self.path), prefix=f"{folder}/")
 
     def read(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> bytes | None:
         """Return a file's bytes; None where the model has no such file. Blocks on the disk.
 
         Raises:
-            InvalidModel: over `bytes_max`, unreadable, or not a regular file.
+            InvalidModel: as `path_of`; or over `bytes_max`, unreadable, or not a regular file.
         """
         path = self.path_of(name)
         if path is None:
@@ -115,9 +134,11 @@ class StoredFiles:
         """Return what changes when a file does.
 
         Raises:
-            InvalidModel: a file has gone.
+            InvalidModel: a file has gone, or one of READ_FOLDERS cannot be listed.
         """
         paths = {**self.named, **{blob.path.name: blob.path for blob in self.blobs}}
+        for folder in READ_FOLDERS & self.named.keys():
+            paths |= self._below(folder).named
         if self.by_content:
             paths[""] = self.path
         found = []
@@ -130,16 +151,18 @@ class StoredFiles:
         return tuple(found)
 
 
-def open_folder(folder: Path, *, inside: tuple[Path, ...] = ()) -> StoredFiles:
+def open_folder(folder: Path, *, inside: tuple[Path, ...] = (), prefix: str = "") -> StoredFiles:
     """Return the files of a folder; a snapshot of a hub's cache may link to its repository's.
 
     inside: where its links may lead; empty: where those of a model's folder may.
+    prefix: what stands before each name: the folder's own and a slash, where it is one of a model.
 
     Raises:
         InvalidModel: the folder cannot be listed, or a file in it is a link that leads out.
     """
     named: dict[str, Path] = {}
     others: list[str] = []
+    astray: dict[str, str] = {}
     inside = inside or _inside(folder)
     for entry in _entries(folder):
         suffix = os.path.splitext(entry.name)[1]  # noqa: PTH122 - a name, not a path
@@ -147,11 +170,15 @@ def open_folder(folder: Path, *, inside: tuple[Path, ...] = ()) -> StoredFiles:
         if suffix in OTHER_WEIGHTS:
             others.append(entry.name)
             continue
-        if entry.is_symlink() and not _stays(path, inside, read=suffix in READ_SUFFIXES):
-            continue
-        if _is_there(path):
-            named[entry.name] = path
-    return StoredFiles(folder, named, others=tuple(sorted(others)))
+        name = prefix + entry.name
+        problem = _link_problem(path, inside, name=name) if entry.is_symlink() else None
+        if problem is None:
+            named[name] = path
+        elif problem.problem != TO_NOTHING and _is_read(entry.name, suffix):
+            raise problem
+        else:
+            astray[name] = problem.problem  # refused where somebody asks for it
+    return StoredFiles(folder, named, others=tuple(sorted(others)), astray=astray)
 
 
 def check_inside(path: Path, *inside: Path, name: str) -> None:
@@ -168,15 +195,18 @@ def check_inside(path: Path, *inside: Path, name: str) -> None:
         raise InvalidModel(f"a link that leads out of {inside[0].name or inside[0]}", file=name)
 
 
-def _stays(path: Path, inside: Sequence[Path], *, read: bool) -> bool:
-    """Return whether a link may be followed; one that leads out is refused if it would be read."""
+def _is_read(name: str, suffix: str) -> bool:
+    """Return whether a model's files of this name are read if they are there."""
+    return suffix in READ_SUFFIXES or name in READ_FOLDERS
+
+
+def _link_problem(path: Path, inside: Sequence[Path], *, name: str) -> InvalidModel | None:
+    """Return why a link may not be followed; None where it may."""
     try:
-        check_inside(path, *inside, name=path.name)
-    except InvalidModel:
-        if read:
-            raise
-        return False
-    return True
+        check_inside(path, *inside, name=name)
+    except InvalidModel as error:
+        return error
+    return None if _is_there(path) else InvalidModel(TO_NOTHING, file=name)
 
 
 def _inside(folder: Path) -> tuple[Path, ...]:

@@ -50,7 +50,7 @@ def read_weights(source: Source) -> Weights:
     files = files_of(source)
     if files.by_content:
         return Weights(*read_blobs(files))
-    if INDEX_FILE not in files.named:
+    if files.path_of(INDEX_FILE) is None:
         return Weights(read_header(_single_file(files)))
     placed = _read_index(files)
     shards = sorted(set(placed.values()))
@@ -63,7 +63,7 @@ def read_weights(source: Source) -> Weights:
 
 
 def _single_file(files: StoredFiles) -> Path:
-    path = files.named.get(SINGLE_FILE)
+    path = files.path_of(SINGLE_FILE)
     if path is not None:
         return path
     if files.others:
@@ -83,7 +83,7 @@ def _read_index(files: StoredFiles) -> dict[str, str]:
         if not isinstance(shard, str) or Path(shard).name != shard or shard in {"", ".", ".."}:
             problem = f"{shard!r} is not a file name inside the model's folder"
             raise InvalidModel(problem, file=INDEX_FILE, field=name)
-        if shard not in files.named:
+        if files.path_of(shard) is None:
             raise InvalidModel(f"its shard {shard!r} is missing", file=INDEX_FILE, field=name)
     return weight_map
 

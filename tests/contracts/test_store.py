@@ -9,7 +9,13 @@ import pytest
 from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.model_library import Library
-from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.errors import (
+    InvalidModel,
+    InvalidRequest,
+    MlxdError,
+    ModelInUse,
+    ModelNotFound,
+)
 from tests.fakes.store import FakeStore
 from tests.support.model_facts import facts
 from tests.support.tiny_model import write_tiny_model
@@ -104,6 +110,30 @@ async def test_a_folder_is_inspected_without_being_taken_in(kind: str, tmp_path:
     assert seen == added == again
     assert (await store.resolve("mine")).digest == added.digest
     assert (await store.add(paths["d"], name="")).aliases == ("mine",)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_name_that_was_given_can_be_forgotten(kind: str, tmp_path: Path) -> None:
+    """The folder's others are returned and stay; one of other origin, one that nobody has, and the
+    last one of a model in use are refused, each by its own error."""
+    store, paths = make_store(kind, tmp_path)
+    digest = (await store.add(paths["d"], name="mine")).digest
+    await store.add(paths["d"], name="yours")
+
+    assert await store.forget("mine", in_use=lambda: [digest]) == ("yours",)
+    for in_use in (digest, str(paths["d"])):
+        with pytest.raises(ModelInUse):
+            await store.forget("yours", in_use=lambda text=in_use: [text])  # type: ignore[misc]
+    assert (await store.resolve("yours")).digest == digest
+    assert await store.forget("yours") == ()
+    for name in ("mine", "yours", "nobody"):
+        with pytest.raises(ModelNotFound):
+            await store.forget(name)
+        with pytest.raises(ModelNotFound):
+            await store.resolve(name)
+    with pytest.raises(InvalidRequest):
+        await store.forget("a")
 
 
 @pytest.mark.asyncio

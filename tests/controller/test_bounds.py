@@ -87,10 +87,12 @@ def calls_with_a_long_name(stack: Stack) -> list[Any]:
 async def test_the_name_of_a_model_is_bounded_everywhere() -> None:
     """No log line and no answer carries a name of megabytes."""
     async with controller_stack() as stack:
-        for call in calls_with_a_long_name(stack):
+        calls = [(call, "model") for call in calls_with_a_long_name(stack)]
+        forget = stack.models.ForgetModel(model_pb2.ForgetModelRequest(name=LONG))
+        for call, field in [*calls, (forget, "name")]:
             error = await error_of(call)
             assert isinstance(error, InvalidRequest)
-            assert [violation.field for violation in error.violations] == ["model"]
+            assert [violation.field for violation in error.violations] == [field]
 
 
 def test_models_that_were_are_forgotten() -> None:

@@ -196,6 +196,26 @@ async def test_unload_sends_grace_and_force() -> None:
 
 
 @pytest.mark.asyncio
+async def test_forget_tells_what_names_are_left() -> None:
+    """As a line, or as JSON; what the server refuses is its error."""
+    answer = model_pb2.ForgetModelResponse(names=["a", "b"])
+    async with serving(Answers(forget=answer)) as fake:
+        ran = await mlxd("forget", "c", "--address", fake.address)
+        assert only(fake, model_pb2.ForgetModelRequest).name == "c"
+        programs = await mlxd("forget", "c", "--json", "--address", fake.address)
+        fake.answers.forget = model_pb2.ForgetModelResponse()
+        last = await mlxd("forget", "c", "--address", fake.address)
+        fake.answers.forget = errors.ModelNotFound("c", "no load has given this name")
+        missing = await mlxd("forget", "c", "--address", fake.address)
+
+    assert (ran.code, ran.out) == (0, "c is forgotten; also known as a, b\n")
+    assert programs.objects == [{"name": "c", "names": ["a", "b"]}]
+    assert last.out == "c is forgotten\n"
+    assert (missing.code, missing.out) == (3, "")
+    assert "no load has given this name" in missing.err
+
+
+@pytest.mark.asyncio
 async def test_status_shows_memory_and_the_math_library() -> None:
     """What a user asks first: how much is held, by what, on which BLAS, and what went wrong."""
     async with serving(Answers(statuses=[replies.status()])) as fake:

@@ -58,6 +58,28 @@ def test_time_in_which_nobody_could_hear_does_not_count() -> None:
     assert rounds_until_hung(a_worker(), round_s=300.0) == LIMIT_S / ROUND_MAX_S
 
 
+@pytest.mark.parametrize("limit_s", [0.5, 2.0, ROUND_MAX_S])
+@pytest.mark.parametrize("gap_s", [3.0, 300.0])
+def test_whoever_could_not_hear_looks_once_more(gap_s: float, limit_s: float) -> None:
+    """However short the limit: a server that stood still just when it had asked ends no worker that
+    answers then, and does end one that does not."""
+    for answers in (True, False):
+        clock, worker = FakeClock(), a_worker()
+        silence = Silence(clock, silent_max_s=limit_s)
+        worker.asked_s = clock.now_s()
+        clock.now += gap_s
+        assert not silence.hung([worker])
+        if answers:
+            worker.note_answer()
+        clock.now += 2.0
+        assert silence.hung([worker]) == ([] if answers else [worker])
+
+
+def test_a_server_that_is_always_slow_still_judges() -> None:
+    """It looks once more once: its rounds are what it has."""
+    assert rounds_until_hung(a_worker(), round_s=3.0, limit_s=2.0) == 2
+
+
 @pytest.mark.parametrize("given", [{"local": False}, {"stopping": True}])
 def test_some_have_other_bounds(given: dict[str, bool]) -> None:
     """Those of others are watched elsewhere; those that are being stopped are ended anyway."""

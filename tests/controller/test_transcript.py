@@ -37,3 +37,17 @@ def test_what_a_chat_logs_is_bounded() -> None:
     with capture_logs() as logged, Transcript(wanted=True).of(pb.GenerateRequest(chat=chat)):
         pass
     assert len(logged[0]["prompt"]) == config.LOGGED_CHARS_MAX
+
+
+@pytest.mark.parametrize("frame_chars", [7, 1000, 3 * config.LOGGED_CHARS_MAX])
+def test_what_an_answer_logs_is_bounded(frame_chars: int) -> None:
+    """However long the answer, and in whatever pieces it comes: its beginning, no more than may be;
+    what comes after that is not even parsed."""
+    text = "".join(chr(ord("a") + i % 26) for i in range(3 * config.LOGGED_CHARS_MAX))
+    transcript = Transcript(wanted=True)
+    with capture_logs() as logged, transcript.of(pb.GenerateRequest(text="p")):
+        for begin in range(0, 2 * config.LOGGED_CHARS_MAX, frame_chars):
+            piece = text[begin : begin + frame_chars]
+            transcript.saw_frame(pb.GenerateResponse(text=piece).SerializeToString())
+        transcript.saw_frame(b"no message")
+    assert logged[0]["output"] == text[: config.LOGGED_CHARS_MAX]

@@ -48,6 +48,9 @@ class Answers:
     unload: model_pb2.UnloadModelResponse | MlxdError = field(
         default_factory=model_pb2.UnloadModelResponse
     )
+    forget: model_pb2.ForgetModelResponse | MlxdError = field(
+        default_factory=model_pb2.ForgetModelResponse
+    )
     models: Sequence[types_pb2.Model] = ()
     page_size: int = 2
     statuses: Script[status_pb2.Status] = ()
@@ -145,6 +148,14 @@ class FakeServer(
         if isinstance(self.answers.unload, MlxdError):
             raise self.answers.unload
         return self.answers.unload
+
+    async def ForgetModel(
+        self, request: model_pb2.ForgetModelRequest, context: Context
+    ) -> model_pb2.ForgetModelResponse:
+        self.requests.append(request)
+        if isinstance(self.answers.forget, MlxdError):
+            raise self.answers.forget
+        return self.answers.forget
 
     async def WatchModels(
         self, request: model_pb2.WatchModelsRequest, context: Context

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.ports import BrokenRef, ModelRef
-from mlxd_shared.errors import InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.errors import InvalidRequest, MlxdError, ModelInUse, ModelNotFound
 from mlxd_shared.requests import SamplingOptions
 
 
@@ -19,6 +19,7 @@ class FakeStore:
         self._names = {name: Path("/models") / name for name in folders}
         self._folders = {Path("/models") / name: found for name, found in folders.items()}
         self._refs: dict[str, ModelRef] = {}
+        self._given: set[str] = set()
 
     def put(self, path: Path, digest: str, facts: ModelFacts | MlxdError) -> None:
         """Make a folder, or change what is in it."""
@@ -47,11 +48,38 @@ class FakeStore:
             raise facts
         return ModelRef(digest, name, (), path, facts, SamplingOptions())
 
-    async def add(self, path: Path, *, name: str) -> ModelRef:
+    async def add(
+        self,
+        path: Path,
+        *,
+        name: str,
+        in_use: Callable[[], Collection[str]] = tuple,
+    ) -> ModelRef:
         """Take a folder in."""
         name = (await self.inspect(path, name=name)).name
+        if name not in self._names:
+            self._given.add(name)
         self._names[name] = path
         return self._ref(path)
+
+    def use(self, name: str) -> None:
+        """Nothing: no name makes room for another."""
+
+    async def forget(
+        self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
+    ) -> tuple[str, ...]:
+        """Forget a name that a load gave."""
+        if name not in self._names:
+            raise ModelNotFound(name, "no such name")
+        if name not in self._given:
+            raise InvalidRequest.of("name", f"{name!r} was there from the beginning")
+        path = self._names[name]
+        left = tuple(sorted({n for n, other in self._names.items() if other == path} - {name}))
+        if not left and not {self._folders[path][0], str(path)}.isdisjoint(in_use()):
+            raise ModelInUse(name)
+        del self._names[name]
+        self._given.remove(name)
+        return left
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once."""

@@ -21,7 +21,7 @@ from mlxd.client import (
 )
 from mlxd.messages import FitTerm, MetricKind, ModelState, ProcessRole
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import InvalidRequest, ModelNotFound, ModelTooLarge
+from mlxd_shared.errors import InvalidRequest, ModelInUse, ModelNotFound, ModelTooLarge
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 
@@ -177,6 +177,19 @@ async def test_unload_sends_grace_and_force() -> None:
     assert (forced.grace.ToMilliseconds(), forced.force) == (1500, True)
     assert isinstance(patient, model_pb2.UnloadModelRequest)
     assert patient.grace.seconds == -1
+
+
+@pytest.mark.asyncio
+async def test_forget_returns_what_names_are_left() -> None:
+    """And raises the server's own error."""
+    answer = model_pb2.ForgetModelResponse(names=["a", "b"])
+    async with serving(Answers(forget=answer)) as fake, Client(fake.address) as client:
+        assert await client.forget("c") == ("a", "b")
+        fake.answers.forget = ModelInUse("c")
+        with pytest.raises(ModelInUse, match="unload it first"):
+            await client.forget("c")
+
+    assert fake.requests == [model_pb2.ForgetModelRequest(name="c")] * 2
 
 
 @pytest.mark.asyncio

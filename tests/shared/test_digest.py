@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_shared.digest import model_digest
+from mlxd_shared.digest import SAMPLE_BYTES_MAX, model_digest
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.weights import read_model_dir
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -31,6 +32,28 @@ def test_a_fine_tune_is_another_model(tmp_path: Path) -> None:
     two = write_tiny_model(tmp_path / "b", seed=2)
 
     assert model_digest(one) != model_digest(two)
+
+
+def test_of_a_large_tensor_its_middle_counts(tmp_path: Path) -> None:
+    """So many bytes around it, from the first of them to the last, and none beside them: beginnings
+    are alike in fine-tunes that pad their embedding, and reading all would take minutes."""
+    folder = write_tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    tensor = max(read_model_dir(folder), key=lambda fact: fact.nbytes)
+    first = (tensor.nbytes - SAMPLE_BYTES_MAX) // 2
+    assert 0 < first < first + SAMPLE_BYTES_MAX < tensor.nbytes
+    before, content = model_digest(folder), weights.read_bytes()
+
+    def counts(place: int) -> bool:
+        changed = bytearray(content)
+        changed[tensor.begin + place] ^= 1
+        weights.write_bytes(changed)
+        return model_digest(folder) != before
+
+    beside = (0, first - 1, first + SAMPLE_BYTES_MAX, tensor.nbytes - 1)
+    assert [counts(place) for place in beside] == [False] * 4
+    inside = (first, tensor.nbytes // 2, first + SAMPLE_BYTES_MAX - 1)
+    assert [counts(place) for place in inside] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,23 @@ def test_the_digest_is_of_the_content(folder: Path, store: OllamaStore) -> None:
     assert model_digest(store.manifest("four", other)) != one
 
 
+def test_another_manifest_of_the_same_blobs_is_another_signature(
+    folder: Path, store: OllamaStore
+) -> None:
+    """Where it alone names the tensors, two that change places are another model."""
+    layers = store.layers_of(folder, nameless=True)
+    manifest = store.manifest("tiny", layers)
+    before, digest = open_manifest(manifest).signature(), model_digest(manifest)
+    swapped = {"model.embed_tokens.weight": "lm_head.weight"}
+    swapped |= {other: one for one, other in swapped.items()}
+    for layer in layers:
+        layer["name"] = swapped.get(layer["name"], layer["name"])
+    store.manifest("tiny", layers)
+
+    assert model_digest(manifest) != digest
+    assert open_manifest(manifest).signature() != before
+
+
 def _set(index: int, **values: Any) -> Change:
     return lambda _, layers: layers[index].update(values)
 

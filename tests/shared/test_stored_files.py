@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -48,6 +49,84 @@ def test_a_link_that_leads_out_is_named_and_not_followed(
     with pytest.raises(InvalidModel, match="leads out of") as caught:
         open_folder(folder)
     assert caught.value.file == name
+
+
+@pytest.mark.parametrize(
+    ("link", "inner"),
+    [
+        ("1_Pooling", "config.json"),
+        ("additional_chat_templates", "tool_use.jinja"),
+        ("1_Pooling/config.json", ""),
+        ("additional_chat_templates/tool_use.jinja", ""),
+    ],
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_folder_that_leads_out_is_named_and_never_passed_over(
+    link: str, inner: str, cached: bool, tmp_path: Path
+) -> None:
+    """Nor is a file in one: the model would be another without it, with nothing said."""
+    folder = write_tiny_model(tmp_path / "m")
+    if cached:
+        folder = write_hub_model(tmp_path / "hub", "o/m", folder, commit=commit_of("1"))
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / inner).parent.mkdir(parents=True, exist_ok=True)
+    (elsewhere / inner if inner else elsewhere).write_text("{}")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(elsewhere)
+
+    with pytest.raises(InvalidModel, match="leads out of") as caught:
+        model_digest(folder)
+    assert caught.value.file == link
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "1_Pooling",
+     "1_Pooling/config.json"],
+)  # fmt: skip
+def test_a_link_to_nothing_is_not_a_file_that_is_absent(name: str, tmp_path: Path) -> None:
+    """Such as one to a blob that was removed: whoever asks for the file is told of the link."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to("gone")
+
+    with pytest.raises(InvalidModel, match="a link to nothing") as caught:
+        model_digest(folder)
+    assert caught.value.file == name
+
+
+def test_a_shard_behind_a_link_that_leads_out_is_told_as_that(tmp_path: Path) -> None:
+    """Also where its name says nothing of its format."""
+    folder = write_tiny_model(tmp_path / "m")
+    (tmp_path / "shard").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "shard").symlink_to(tmp_path / "shard")
+    placed = {fact.name: "shard" for fact in read_model_dir(folder)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+
+    with pytest.raises(InvalidModel, match="leads out of") as caught:
+        read_model_dir(folder)
+    assert caught.value.file == "shard"
+
+
+def test_a_file_where_a_folder_belongs_is_told(tmp_path: Path) -> None:
+    """It is not as if there were nothing."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "1_Pooling").write_text("{}")
+    with pytest.raises(InvalidModel, match="is no folder") as caught:
+        model_digest(folder)
+    assert caught.value.file == "1_Pooling"
+
+
+def test_a_change_in_a_folder_of_the_model_changes_the_signature(tmp_path: Path) -> None:
+    """Its files are read too, and a folder's own times tell nothing of what is in its files."""
+    folder = write_tiny_model(tmp_path / "m")
+    settings = folder / "1_Pooling" / "config.json"
+    settings.parent.mkdir()
+    settings.write_text('{"pooling_mode": "mean"}')
+    before = open_folder(folder).signature()
+    settings.write_text('{"pooling_mode": "lasttoken"}')
+    assert open_folder(folder).signature() != before
 
 
 def test_what_is_not_read_may_lead_anywhere(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_idle_time_tells_nothing_of_the_rate() -> None:
     assert made.interval_s(now_s + 4 * ROWS * 0.02, rows_max=ROWS) == pytest.approx(0.02, rel=0.1)
 
 
+def test_a_server_that_was_not_full_meanwhile_begins_to_guess_anew() -> None:
+    """How long streams last is guessed from when it last became full, not from the first time."""
+    made = Appointments()
+    made.give(0.0, rows_max=1)
+    made.ended(1.0, rows_max=1, others_waited=False)
+
+    assert made.give(1000.0, rows_max=1) == pytest.approx(GUESS_S * MARGIN)
+
+
 def test_appointments_are_as_far_apart_as_places_come() -> None:
     """Clients refused together come back one by one, slower than places are given back."""
     made, now_s = busy(each_s=0.05)

@@ -176,7 +176,10 @@ def test_an_unload_gives_everything_back(hosted: Hosted) -> None:
     while not running.events:
         hosted.host.step()
 
+    held_nbytes = mx.get_active_memory()
+    mx.reset_peak_memory()
     after = hosted.host.unload(ModelUnloaded("tiny"))
+    assert mx.get_peak_memory() <= held_nbytes, "nothing was made on the way"
     assert abs(after - before) <= 64 << 10
     assert set(accounts_of(hosted.host.settle()).values()) == {0}
     assert hosted.host.figures().prefix_snapshots == 0

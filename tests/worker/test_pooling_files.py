@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from mlxd_controller.store.facts import read_folder
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.requests import EmbedSpec, Pooling
 from mlxd_worker.pooling_files import EmbedDefaults, read_embed_defaults
+from tests.support.made_stores import JSON, OllamaStore
 from tests.support.tiny_model import write_tiny_model
 
 SPEC = EmbedSpec("m", ("a",))
@@ -68,7 +70,7 @@ def test_the_files_say_how_texts_become_vectors(
         (None, FLAGS | MEAN | LAST, "1_Pooling/config.json", "several"),
         (None, FLAGS, "1_Pooling/config.json", "none is chosen"),
         (None, [], "1_Pooling/config.json", "not a JSON object"),
-        ([POOLING, {**NORMALIZE, "type": f"{PREFIX}Dense"}], None, "modules.json", "Dense"),
+        ([POOLING, {**NORMALIZE, "type": f"{PREFIX}Dense"}], LAST, "modules.json", "Dense"),
         ([{**POOLING, "path": "../x"}], None, "modules.json", "'../x'"),
         (["x"], None, "modules.json", "no list"),
         ({}, None, "modules.json", "no list"),
@@ -84,6 +86,33 @@ def test_what_is_not_served_is_told_to_who_leaves_it_open(
     assert caught.value.file == file
     assert told in caught.value.problem
     assert found.pooling_of(EmbedSpec("m", ("a",), pooling=Pooling.MEAN)) is Pooling.MEAN
+
+
+def test_a_pooling_that_is_named_and_missing_refuses_the_model(tmp_path: Path) -> None:
+    """Whoever reckons with it and whoever loads it: by another pooling, vectors would be others."""
+    folder = folder_of(write_tiny_model(tmp_path / "m"), [TRANSFORMER, POOLING], None)
+    for read in (read_embed_defaults, read_folder):
+        with pytest.raises(InvalidModel, match="missing") as caught:
+            read(folder)
+        assert caught.value.file == "1_Pooling/config.json"
+
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(FLAGS | MEAN))
+    assert read_embed_defaults(folder).pooling is Pooling.MEAN
+    assert read_folder(folder).digest == model_digest(folder)
+
+
+def test_a_store_of_blobs_has_the_pooling_too(tmp_path: Path) -> None:
+    """Its manifest names files of the model's folders by FOLDER/NAME; those of others stay out."""
+    folder = folder_of(write_tiny_model(tmp_path / "m"), [TRANSFORMER, POOLING], None)
+    store = OllamaStore(tmp_path / "ollama")
+    layers = store.layers_of(folder)
+    other = store.layer(JSON, "text_encoder/config.json", b"[]")
+    with pytest.raises(InvalidModel, match="missing"):
+        read_embed_defaults(store.manifest("without", [*layers, other]))
+    pooling = store.layer(JSON, "1_Pooling/config.json", json.dumps(FLAGS | MEAN).encode())
+    found = read_embed_defaults(store.manifest("with", [*layers, other, pooling]))
+    assert found.pooling is Pooling.MEAN
 
 
 def test_models_of_other_vectors_are_other_models(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ Sources, first that says it wins
 
 Invariants:
 - What is not served is told by name to who asks for vectors and leaves the pooling open, and to
-  nobody else: the model generates all the same.
+  nobody else: the model generates all the same. A file that is named and missing is another matter:
+  that model is not whole, and refused.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object
 from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.modules import (
+    MODULES_FILE,
+    POOLING,
+    POOLING_FILE,
+    POOLING_FOLDER,
+    Module,
+    check_modules,
+    read_modules,
+)
 from mlxd_shared.requests import EmbedSpec, Pooling
-from mlxd_shared.stored_files import StoredFiles
 
-MODULES_FILE: Final = "modules.json"
-POOLING_FOLDER: Final = "1_Pooling"
-POOLING_FILE: Final = f"{POOLING_FOLDER}/config.json"
-_SERVED: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+_SERVED: Final = frozenset({"Transformer", POOLING, "Normalize"})
 _MODE: Final = "pooling_mode"
 _MEAN_FLAG: Final = "pooling_mode_mean_tokens"
 _MODES: Final[Mapping[str, Pooling]] = MappingProxyType(
@@ -63,12 +68,18 @@ class EmbedDefaults:
 
 
 def read_embed_defaults(source: Source) -> EmbedDefaults:
-    """Return what a model's files say about vectors. Blocks on the disk."""
+    """Return what a model's files say about vectors. Blocks on the disk.
+
+    Raises:
+        InvalidModel: a file that they name is missing, or a link that cannot be followed.
+    """
     files = files_of(source)
+    check_modules(files)
     try:
-        kinds = _modules(files)
+        modules = read_modules(files)
+        kinds = None if modules is None else [_served(module) for module in modules]
         normalize = kinds is None or "Normalize" in kinds
-        pools = kinds is None or "Pooling" in kinds
+        pools = kinds is None or POOLING in kinds
         if not pools or files.path_of(POOLING_FILE) is None:
             return EmbedDefaults(normalize=normalize)
         return EmbedDefaults(_pooling(files.read_json(POOLING_FILE)), normalize)
@@ -76,30 +87,15 @@ def read_embed_defaults(source: Source) -> EmbedDefaults:
         return EmbedDefaults(problem=error)
 
 
-def _modules(files: StoredFiles) -> tuple[str, ...] | None:
-    """Return the kinds of a model's modules; None where no file names them."""
-    raw = files.read(MODULES_FILE)
-    if raw is None:
-        return None
-    # A list, where our reader of files knows objects.
-    listed = parse_json_object(b'{"modules": %b}' % raw, file=MODULES_FILE)["modules"]
-    kinds: list[str] = []
-    for item in listed if isinstance(listed, list) else [listed]:
-        match item:
-            case {"type": str(kind), "path": str(path)}:
-                kinds.append(_kind(kind.rpartition(".")[2], path))
-            case _:
-                raise InvalidModel("no list of modules with their types and paths", MODULES_FILE)
-    return tuple(kinds)
-
-
-def _kind(kind: str, path: str) -> str:
-    if kind not in _SERVED:
-        raise InvalidModel(f"a module {kind} ({path}) is not served", MODULES_FILE, "type")
-    if kind == "Pooling" and path != POOLING_FOLDER:
-        problem = f"its pooling is in {path!r}; read from {POOLING_FOLDER} alone"
+def _served(module: Module) -> str:
+    """Return a module's kind, if it is served from where it is."""
+    if module.kind not in _SERVED:
+        problem = f"a module {module.kind} ({module.path}) is not served"
+        raise InvalidModel(problem, MODULES_FILE, "type")
+    if module.kind == POOLING and module.path != POOLING_FOLDER:
+        problem = f"its pooling is in {module.path!r}; read from {POOLING_FOLDER} alone"
         raise InvalidModel(problem, MODULES_FILE, "path")
-    return kind
+    return module.kind
 
 
 def _pooling(settings: Mapping[str, Any]) -> Pooling:

@@ -13,7 +13,7 @@ from mlxd_controller.cli.embed import embed
 from mlxd_controller.cli.generate import generate, tokenize
 from mlxd_controller.cli.health import health
 from mlxd_controller.cli.load import fit, load
-from mlxd_controller.cli.models import models, ps, unload
+from mlxd_controller.cli.models import forget, models, ps, unload
 from mlxd_controller.cli.protos import protos
 from mlxd_controller.cli.pull import pull
 from mlxd_controller.cli.run import run
@@ -70,7 +70,7 @@ def version() -> None:
 
 
 for command in (
-    serve, pull, alias, load, unload, ps, models, run, generate, embed, tokenize, status, health,
-    fit, protos, version,
+    serve, pull, alias, load, unload, forget, ps, models, run, generate, embed, tokenize, status,
+    health, fit, protos, version,
 ):  # fmt: skip
     app.command()(command)

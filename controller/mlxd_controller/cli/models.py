@@ -1,4 +1,4 @@
-"""`mlxd models`, `ps` and `unload`: which models there are, and which live in memory."""
+"""`mlxd models`, `ps`, `unload`, `forget`: which models there are, and which live in memory."""
 
 from __future__ import annotations
 
@@ -127,4 +127,26 @@ async def _unload(
     ended = unloaded.streams_aborted
     streams = f"; {ended} stream{'s' if ended != 1 else ''} ended" if ended else ""
     typer.echo(f"{unloaded.model.name} is {show.state(unloaded.model)}{streams}")
+    return ExitCode.OK
+
+
+def forget(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` gave.")],
+    *,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Take a name away that a load gave to a folder. Its files stay."""
+    where = server(context, address)
+    run(_forget(where, name, as_json=as_json), address=where.address)
+
+
+async def _forget(where: Server, name: str, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
+        left = await client.forget(name)
+    if as_json:
+        show.json_line({"name": name, "names": left})
+        return ExitCode.OK
+    typer.echo(f"{name} is forgotten" + (f"; also known as {', '.join(left)}" if left else ""))
     return ExitCode.OK

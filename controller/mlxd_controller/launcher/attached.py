@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import grpc
 
 from mlxd.v1 import status_pb2, status_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from mlxd_controller.hearing import hear
 from mlxd_controller.launcher.attached_link import AttachedLink
 from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
 from mlxd_controller.ports import Holding
@@ -189,8 +190,7 @@ class Station:
         call = self._statuses.WatchStatus(status_pb2.WatchStatusRequest(interval=interval))
         try:
             while True:
-                async with asyncio.timeout(SILENCE_S_MAX):
-                    message = await call.read()
+                message = await hear(call.read(), limit_s=SILENCE_S_MAX)
                 if not isinstance(message, status_pb2.WatchStatusResponse):
                     return
                 self._hear(message.status)

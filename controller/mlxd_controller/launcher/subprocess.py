@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 
 from structlog.typing import FilteringBoundLogger
 
+from mlxd_controller.hearing import heard
 from mlxd_controller.launcher import child
 from mlxd_controller.launcher.environment import device_environment, own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
@@ -29,7 +30,6 @@ from mlxd_shared import config
 from mlxd_shared.errors import WorkerExited, WorkerStartFailed, WorkerTimedOut
 from mlxd_shared.known_process import mark_of
 from mlxd_shared.logs import get_logger
-from mlxd_shared.units import timeout_of
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 _log = get_logger("launcher")
@@ -142,11 +142,7 @@ class SubprocessLauncher:
         line = asyncio.create_task(_read_line(ready))
         ended = asyncio.create_task(worker.wait_exited())
         try:
-            await asyncio.wait(
-                {line, ended},
-                timeout=timeout_of(self._stall_timeout_s),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await heard({line, ended}, limit_s=self._stall_timeout_s)
             if line.done() and line.result():
                 return parse_ready_line(line.result(), model=model)
             if line.done():

@@ -1,4 +1,4 @@
-"""ModelService: what models there are, and loading, unloading and watching them.
+"""ModelService: what models there are; loading, unloading, forgetting and watching them.
 
 Invariants:
 - A load belongs to the scheduler: a client that goes away leaves it running.
@@ -104,6 +104,12 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         ref = await self._catalog.find(request.model)
         aborted = await self._runtime.unload(ref.digest, grace_s=grace_s, force=request.force)
         return model_pb2.UnloadModelResponse(model=self._view(ref), streams_aborted=aborted)
+
+    async def ForgetModel(
+        self, request: model_pb2.ForgetModelRequest, context: Context
+    ) -> model_pb2.ForgetModelResponse:
+        """Forget a name that a load gave to a folder."""
+        return model_pb2.ForgetModelResponse(names=await self._catalog.forget(request.name))
 
     async def WatchModels(
         self, request: model_pb2.WatchModelsRequest, context: Context

@@ -37,6 +37,7 @@ from mlxd_shared.digest import model_digest
 from mlxd_shared.generation_defaults import read_generation_defaults
 from mlxd_shared.model_config import read_model_config
 from mlxd_shared.model_source import Source, files_of
+from mlxd_shared.modules import check_modules
 from mlxd_shared.nested_text import NESTED, TEXT_CONFIG, text_config, text_name
 from mlxd_shared.packed_weights import unpacked_weight_values
 from mlxd_shared.pass_sizes import PassSizes
@@ -87,9 +88,11 @@ def read_folder(source: Source) -> Folder:
     """Return a model's digest and facts. Blocks on the disk.
 
     Raises:
-        InvalidModel: config.json, generation_config.json or a weight file cannot be served.
+        InvalidModel: config.json, generation_config.json or a weight file cannot be served, or a
+            file that another one names is missing.
     """
     files = files_of(source)
+    check_modules(files)
     values = read_model_config(files)
     facts = _facts(values, read_model_dir(files), tokenizer_bytes=files.nbytes(TOKENIZER_FILE))
     return Folder(model_digest(files), facts, read_generation_defaults(files))

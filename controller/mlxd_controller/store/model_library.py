@@ -6,22 +6,26 @@ Invariants:
   listed so where another has its name.
 - Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
 - One broken model hides no other: it is listed with its error, and refused when asked for.
+- What was named when the server began stays; a name that a load gave is forgotten when a client
+  says so, or to make room for another, if nobody needs it: no model in use, and no alias.
 - Shelves are looked at anew whenever somebody asks; what has not changed is not read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlxd_controller.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
 from mlxd_controller.store.facts import Folder
+from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.readings import Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
+from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelInUse, ModelNotFound, QueueFull
 from mlxd_shared.logs import get_logger
 
 NAMES_IN_HINT_MAX = 8
@@ -47,19 +51,25 @@ class Library:
             InvalidRequest: a name is given twice, or is not a name; or a path is not text.
             QueueFull: more names than MODELS_MAX.
         """
-        self._named: dict[str, Path] = {}
+        self._configured: dict[str, Path] = {}
+        self._loaded = LoadedNames()
         self._seen: dict[str, Place] = {}
         self._readings = Readings()
         self._refs: dict[str, ModelRef] = {}
         self._shelves = tuple(shelves)
         self._aliases = aliases
         for name, path in models:
-            if name in self._named:
+            if name in self._configured:
                 raise InvalidRequest.of("models", f"the name {name!r} is given twice")
-            self._take(name, _resolved(path))
+            check_name(name)
+            if len(self._configured) >= config.MODELS_MAX:
+                raise QueueFull("models", config.MODELS_MAX)
+            self._configured[name] = _resolved(path)
+            self._seen[name] = _folder(name, self._configured[name])
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
+        self.use(name)
         place = await asyncio.to_thread(self._find, name, dict(self._named))
         if place is not None:
             return await self._ref(place)
@@ -71,9 +81,10 @@ class Library:
 
     def only_name(self) -> str:
         """Return the name to take where none is given: the only one named to the server."""
-        if len(set(self._named.values())) == 1:
-            return min(self._named)
-        raise InvalidRequest.of("model", f"name one: {len(self._named)} models are configured")
+        named = self._named
+        if len(set(named.values())) == 1:
+            return min(named)
+        raise InvalidRequest.of("model", f"name one: {len(named)} models are configured")
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
         """Return the model of a folder without taking it in; see the port."""
@@ -81,12 +92,37 @@ class Library:
         folder = await self._readings.read_good(path)
         return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
 
-    async def add(self, path: Path, *, name: str) -> ModelRef:
+    async def add(
+        self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
+    ) -> ModelRef:
         """Take a folder in; see the port. A folder that cannot be served is not taken in."""
         path = await self._checked(path, name)
         await self._readings.read_good(path)
-        self._take(name or path.name, path)
-        return await self._ref(Place(name or path.name, path, StoreKind.FOLDER))
+        name = name or path.name
+        if name not in self._configured:
+            self._give(name, path, await asyncio.to_thread(self._alias_targets), in_use())
+        return await self._ref(_folder(name, path))
+
+    def use(self, name: str) -> None:
+        """Note that somebody asked for this name; see the port."""
+        self._loaded.use(name)
+
+    async def forget(
+        self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
+    ) -> tuple[str, ...]:
+        """Forget a name that a load gave; see the port."""
+        if name not in self._loaded:
+            origin = await asyncio.to_thread(self._origin, name, dict(self._named))
+            if not origin:
+                raise ModelNotFound(name, "no load has given this name")
+            raise InvalidRequest.of("name", f"{name!r} {origin}")
+        path = self._loaded[name]
+        left = sorted(other for other, place in self._named.items() if place == path)
+        left.remove(name)
+        if not left and self._is_in_use(path, in_use()):
+            raise ModelInUse(name)
+        self._drop(name, path)
+        return tuple(left)
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
@@ -115,6 +151,11 @@ class Library:
 
     # --- names -----------------------------------------------------------------------------------
 
+    @property
+    def _named(self) -> dict[str, Path]:
+        """All folders that were named one by one."""
+        return {**self._loaded, **self._configured}
+
     def _look(self, named: Mapping[str, Path]) -> dict[str, Place]:
         """Return every name that there is, on a thread."""
         places = {name: _folder(name, path) for name, path in named.items()}
@@ -136,6 +177,15 @@ class Library:
             return _folder(name, named[name])
         aliased = self._alias_places(named, name).get(name)
         return aliased or self._shelved(name)
+
+    def _origin(self, name: str, named: Mapping[str, Path]) -> str:
+        """Return where a name comes from that no load gave, on a thread; "" if it is none."""
+        if name in self._configured:
+            return "was named when the server began"
+        if self._alias_places(named, name):
+            return "is an alias: `mlxd alias --remove` takes it away"
+        place = self._shelved(name)
+        return "" if place is None else f"is what the store {place.kind} has"
 
     def _shelved(self, name: str) -> Place | None:
         """Return what a shelf has under a name, or under a name behind its kind."""
@@ -213,12 +263,48 @@ class Library:
 
     # --- folders that were named -----------------------------------------------------------------
 
-    def _take(self, name: str, path: Path) -> None:
-        check_name(name)
-        if name not in self._named and len(self._named) >= config.MODELS_MAX:
-            raise QueueFull("models", config.MODELS_MAX)
-        self._named[name] = path
+    def _give(
+        self, name: str, path: Path, aliased: Collection[str], in_use: Collection[str]
+    ) -> None:
+        """Take in a name that a load gives, in the place of one that nobody needs, if need be."""
+
+        def needed(known: str, place: Path) -> bool:
+            return known in aliased or self._is_in_use(place, in_use)
+
+        former = self._loaded.give(name, path, needed=needed)
         self._seen[name] = _folder(name, path)
+        if former is not None:
+            _log.info("name forgotten", model=former, instead=name)
+            self._unsee(former)
+
+    def _drop(self, name: str, path: Path) -> None:
+        self._loaded.forget(name)
+        _log.info("name forgotten", model=name, path=str(path))
+        self._unsee(name)
+
+    def _unsee(self, name: str) -> None:
+        """Have no model be known by a name that was forgotten."""
+        self._seen.pop(name, None)
+        for digest, ref in tuple(self._refs.items()):
+            names = (ref.name, *ref.aliases)
+            left = tuple(known for known in names if known != name)
+            if not left:
+                del self._refs[digest]
+            elif left != names:
+                self._refs[digest] = replace(ref, name=left[0], aliases=left[1:])
+
+    def _is_in_use(self, path: Path, in_use: Collection[str]) -> bool:
+        entry = self._readings.last(path)
+        return str(path) in in_use or (entry is not None and entry.digest in in_use)
+
+    def _alias_targets(self) -> frozenset[str]:
+        """Return what aliases mean, on a thread; those of a damaged file mean nothing."""
+        if self._aliases is None:
+            return frozenset()
+        try:
+            return frozenset(read_aliases(self._aliases).values())
+        except InvalidModel:
+            return frozenset()
 
     async def _checked(self, path: Path, name: str) -> Path:
         """Return the folder itself, if it may be served under `name`."""

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from mlxd.v1 import types_pb2 as mlxd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mlxd/v1/model.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"1\n\x10GetModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"\xb7\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x1c\n\x14\x63\x61ncel_on_disconnect\x18\x04 \x01(\x08\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x19\n\x0crequire_full\x18\x06 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_require_full\"S\n\x11LoadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x1f\n\x03\x66it\x18\x02 \x01(\x0b\x32\x12.mlxd.v1.FitReport\"\\\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"M\n\x13UnloadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"#\n\x12WatchModelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13WatchModelsResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model2\xf2\x02\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.mlxd.v1.ListModelsRequest\x1a\x1b.mlxd.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.mlxd.v1.GetModelRequest\x1a\x19.mlxd.v1.GetModelResponse\x12\x44\n\tLoadModel\x12\x19.mlxd.v1.LoadModelRequest\x1a\x1a.mlxd.v1.LoadModelResponse0\x01\x12H\n\x0bUnloadModel\x12\x1b.mlxd.v1.UnloadModelRequest\x1a\x1c.mlxd.v1.UnloadModelResponse\x12J\n\x0bWatchModels\x12\x1b.mlxd.v1.WatchModelsRequest\x1a\x1c.mlxd.v1.WatchModelsResponse0\x01\x42Q\n\x0b\x64\x65v.mlxd.v1B\nModelProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mlxd/v1/model.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"1\n\x10GetModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"\xb7\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x1c\n\x14\x63\x61ncel_on_disconnect\x18\x04 \x01(\x08\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x19\n\x0crequire_full\x18\x06 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_require_full\"S\n\x11LoadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x1f\n\x03\x66it\x18\x02 \x01(\x0b\x32\x12.mlxd.v1.FitReport\"\\\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"M\n\x13UnloadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"\"\n\x12\x46orgetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x13\x46orgetModelResponse\x12\r\n\x05names\x18\x01 \x03(\t\"#\n\x12WatchModelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13WatchModelsResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model2\xbc\x03\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.mlxd.v1.ListModelsRequest\x1a\x1b.mlxd.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.mlxd.v1.GetModelRequest\x1a\x19.mlxd.v1.GetModelResponse\x12\x44\n\tLoadModel\x12\x19.mlxd.v1.LoadModelRequest\x1a\x1a.mlxd.v1.LoadModelResponse0\x01\x12H\n\x0bUnloadModel\x12\x1b.mlxd.v1.UnloadModelRequest\x1a\x1c.mlxd.v1.UnloadModelResponse\x12H\n\x0b\x46orgetModel\x12\x1b.mlxd.v1.ForgetModelRequest\x1a\x1c.mlxd.v1.ForgetModelResponse\x12J\n\x0bWatchModels\x12\x1b.mlxd.v1.WatchModelsRequest\x1a\x1c.mlxd.v1.WatchModelsResponse0\x01\x42Q\n\x0b\x64\x65v.mlxd.v1B\nModelProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,10 +50,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADMODELREQUEST']._serialized_end=672
   _globals['_UNLOADMODELRESPONSE']._serialized_start=674
   _globals['_UNLOADMODELRESPONSE']._serialized_end=751
-  _globals['_WATCHMODELSREQUEST']._serialized_start=753
-  _globals['_WATCHMODELSREQUEST']._serialized_end=788
-  _globals['_WATCHMODELSRESPONSE']._serialized_start=790
-  _globals['_WATCHMODELSRESPONSE']._serialized_end=842
-  _globals['_MODELSERVICE']._serialized_start=845
-  _globals['_MODELSERVICE']._serialized_end=1215
+  _globals['_FORGETMODELREQUEST']._serialized_start=753
+  _globals['_FORGETMODELREQUEST']._serialized_end=787
+  _globals['_FORGETMODELRESPONSE']._serialized_start=789
+  _globals['_FORGETMODELRESPONSE']._serialized_end=825
+  _globals['_WATCHMODELSREQUEST']._serialized_start=827
+  _globals['_WATCHMODELSREQUEST']._serialized_end=862
+  _globals['_WATCHMODELSRESPONSE']._serialized_start=864
+  _globals['_WATCHMODELSRESPONSE']._serialized_end=916
+  _globals['_MODELSERVICE']._serialized_start=919
+  _globals['_MODELSERVICE']._serialized_end=1363
 # @@protoc_insertion_point(module_scope)

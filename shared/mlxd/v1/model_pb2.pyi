@@ -123,7 +123,10 @@ class LoadModelRequest(_message.Message):
     cancel_on_disconnect: _builtins.bool
     """End the load when this client goes away and nobody else waits for it."""
     name: _builtins.str
-    """The name to serve a path under; default: the folder's name."""
+    """The name to serve a path under; default: the folder's name. A folder has at most 8 names that
+    loads gave, all folders 512: for one more the name is forgotten that was used longest ago, of a
+    model that is neither in use nor pinned nor meant by an alias.
+    """
     require_full: _builtins.bool
     """Place the whole model on one device or refuse. Default true. False allows a part of it
     elsewhere; there are no partial placements, so both values do the same.
@@ -228,6 +231,48 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class ForgetModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A name that a load gave; required."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetModelRequest: _TypeAlias = ForgetModelRequest  # noqa: Y015
+
+@_typing.final
+class ForgetModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names that the folder has left, if any, in alphabetical order."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetModelResponse: _TypeAlias = ForgetModelResponse  # noqa: Y015
 
 @_typing.final
 class WatchModelsRequest(_message.Message):

@@ -55,6 +55,11 @@ class ModelServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.ForgetModel = channel.unary_unary(
+                '/mlxd.v1.ModelService/ForgetModel',
+                request_serializer=mlxd_dot_v1_dot_model__pb2.ForgetModelRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_model__pb2.ForgetModelResponse.FromString,
+                _registered_method=True)
         self.WatchModels = channel.unary_stream(
                 '/mlxd.v1.ModelService/WatchModels',
                 request_serializer=mlxd_dot_v1_dot_model__pb2.WatchModelsRequest.SerializeToString,
@@ -93,6 +98,15 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetModel(self, request, context):
+        """Takes a name away that a load gave to a folder; its files and other names stay. A name of
+        other origin (configuration, an alias, a store) is refused, and so is the last name of a model
+        that is not unloaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchModels(self, request, context):
         """Sends every model once, then each change.
         """
@@ -122,6 +136,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=mlxd_dot_v1_dot_model__pb2.UnloadModelRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_model__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'ForgetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetModel,
+                    request_deserializer=mlxd_dot_v1_dot_model__pb2.ForgetModelRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_model__pb2.ForgetModelResponse.SerializeToString,
             ),
             'WatchModels': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchModels,
@@ -238,6 +257,33 @@ class ModelService(object):
             '/mlxd.v1.ModelService/UnloadModel',
             mlxd_dot_v1_dot_model__pb2.UnloadModelRequest.SerializeToString,
             mlxd_dot_v1_dot_model__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlxd.v1.ModelService/ForgetModel',
+            mlxd_dot_v1_dot_model__pb2.ForgetModelRequest.SerializeToString,
+            mlxd_dot_v1_dot_model__pb2.ForgetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

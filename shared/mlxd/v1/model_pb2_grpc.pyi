@@ -41,6 +41,11 @@ class ModelServiceStub:
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
     """Idempotent: a model that is not loaded is a success."""
+    ForgetModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.ForgetModelRequest, _model_pb2.ForgetModelResponse]
+    """Takes a name away that a load gave to a folder; its files and other names stay. A name of
+    other origin (configuration, an alias, a store) is refused, and so is the last name of a model
+    that is not unloaded.
+    """
     WatchModels: _grpc.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]
     """Sends every model once, then each change."""
 
@@ -57,6 +62,11 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Idempotent: a model that is not loaded is a success."""
+    ForgetModel: _aio.UnaryUnaryMultiCallable[_model_pb2.ForgetModelRequest, _model_pb2.ForgetModelResponse]  # type: ignore[assignment]
+    """Takes a name away that a load gave to a folder; its files and other names stay. A name of
+    other origin (configuration, an alias, a store) is refused, and so is the last name of a model
+    that is not unloaded.
+    """
     WatchModels: _aio.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]  # type: ignore[assignment]
     """Sends every model once, then each change."""
 
@@ -94,6 +104,17 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]:
         """Idempotent: a model that is not loaded is a success."""
+
+    @_abc_1.abstractmethod
+    def ForgetModel(
+        self,
+        request: _model_pb2.ForgetModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.ForgetModelResponse, _abc.Awaitable[_model_pb2.ForgetModelResponse]]:
+        """Takes a name away that a load gave to a folder; its files and other names stay. A name of
+        other origin (configuration, an alias, a store) is refused, and so is the last name of a model
+        that is not unloaded.
+        """
 
     @_abc_1.abstractmethod
     def WatchModels(

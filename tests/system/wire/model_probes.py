@@ -153,6 +153,18 @@ async def unload_is_idempotent_and_may_be_forced(wire: Wire) -> None:
     assert answer.streams_aborted == 1
 
 
+@covering("ForgetModelRequest.name")
+async def a_name_that_a_load_gave_is_forgotten(wire: Wire) -> None:
+    """The folder's others stay, and the model serves on under them."""
+    for name in ("third", "fourth"):
+        await load(wire, model_pb2.LoadModelRequest(model=str(wire.folder), name=name))
+    request = model_pb2.ForgetModelRequest(name="third")
+    answer = wire.recorder.see(await wire.models.ForgetModel(request))
+    assert "fourth" in answer.names
+    assert isinstance(await refusal(wire.models.ForgetModel(request)), ModelNotFound)
+    assert (await get(wire, "fourth")).path == str(wire.folder)
+
+
 def _endless(model: str) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(model=model, text="Once", ignore_eos=True)
 

@@ -162,6 +162,7 @@ def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
         (early[Kind.STANDARD], late[Kind.STANDARD]),
         (late[Kind.STANDARD], early[Kind.STANDARD]),
         (early[Kind.STANDARD], early[Kind.STANDARD]),
+        (early[Kind.ROTATING], early[Kind.ROTATING]),  # which would stand for itself, closed
         (early[Kind.RECURRENT], late[Kind.ROTATING]),
     ]:
         with pytest.raises(SnapshotError):
