@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxd_shared.chats import Chat
@@ -46,8 +46,10 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
     match spec.prompt:
         case str(text):
             check_length(len(text), loaded, field="text")
-            ids = await asyncio.to_thread(loaded.tokenizer.encode, text)
-            prompt = Prompt(_checked(tuple(ids), spec, loaded, field="text"))
+            found = await worker.tokens.encoded(
+                loaded.tokenizer, text, field="text", kind="generate"
+            )
+            prompt = Prompt(_checked(found, spec, loaded, field="text"))
         case Chat() as chat:
             prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
         case ids:
@@ -63,7 +65,7 @@ async def _chat_prompt(
         raise NoChatTemplate(loaded.job.name)
     chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
-    rendered = await worker.chats.rendered(wanted, chat)
+    rendered = await worker.chats.rendered(wanted, chat, worker.tokens)
     ids = _checked(rendered.ids, spec, loaded, field="chat")
     if not chat.parses:
         return Prompt(ids)
@@ -104,7 +106,7 @@ def _read_again(
 
 
 def _checked(
-    prompt: tuple[int, ...], spec: GenerateSpec, loaded: Loaded, *, field: str
+    prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
 ) -> tuple[int, ...]:
     """Return a prompt's ids if the model can read them, and answer behind them."""
     if not prompt:
@@ -127,14 +129,16 @@ def _checked(
             f"its vocabulary has {loaded.vocab_size} tokens"
         )
         raise InvalidRequest.of(field, limit)
-    return prompt
+    return tuple(prompt)
 
 
-def check_length(chars: int, loaded: Loaded, *, field: str) -> None:
+def check_length(chars: int, loaded: Loaded, *, field: str, chars_max: int | None = None) -> None:
     """Refuse a text that the context could not hold if every token were the longest there is.
 
     To tokenise it first could take a minute, and memory for every one of its tokens.
     """
+    if chars_max is not None and chars > chars_max:
+        raise InvalidRequest.of(field, f"at most {chars_max} characters")
     chars_max = loaded.tokenizer.chars_max(loaded.context_length)
     if chars > chars_max:
         limit = (

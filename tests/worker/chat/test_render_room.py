@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxd_shared.chats import Chat, ChatMessage
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, QueueFull
-from mlxd_worker.chat.format import ChatFormat, ChatPrompt
+from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.render_process import answered
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import ChatTemplate
@@ -150,7 +150,7 @@ class HeldRoom(RenderRoom):
         super().__init__(renders_max=1, waiting_max=1, limit_s=LONG_S)
         self.go = threading.Event()
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> ChatPrompt:
+    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str]:
         assert self.go.wait(LONG_S)
         return super()._render(wanted, chat)
 
