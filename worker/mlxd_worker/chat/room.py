@@ -39,6 +39,7 @@ class RenderRoom:
         self._room = renders_max + waiting_max
         self._waiting_max = waiting_max
         self._limit_s = limit_s
+        self._tokens = TokenRoom()
 
     async def rendered(
         self, wanted: ChatFormat, chat: Chat, tokens: TokenRoom | None = None
@@ -65,7 +66,7 @@ class RenderRoom:
         task.add_done_callback(self._over)
         text, nonce = await asyncio.shield(task)
         wanted.check_length(text, nonce)
-        ids = await (tokens or TokenRoom()).encoded_chat(
+        ids = await (tokens or self._tokens).encoded_chat(
             wanted.tokenizer,
             text,
             nonce=nonce,
@@ -77,6 +78,7 @@ class RenderRoom:
     def close(self) -> None:
         """End the children; nothing is rendered any more."""
         self._children.close()
+        self._tokens.forget()
 
     def _over(self, task: asyncio.Task[tuple[str, str]]) -> None:
         self._turns.release()
