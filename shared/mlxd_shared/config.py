@@ -87,8 +87,8 @@ CHAT_RENDERS_WAITING_MAX = 256
 CHAT_RENDER_S = 5.0
 CHAT_RENDER_BYTES_MAX = GIB  # of address space
 # Text becomes tokens, and tokens text: short ones on threads of the worker, long ones in a child.
-TOKENIZE_SHORT_CHARS_MAX = 16 * KIB  # some 10 ms of one core, and 10 MiB
-TOKENIZE_SHORT_IDS_MAX = 4 * KIB
+TOKENIZE_SHORT_CHARS_MAX = 64 * KIB  # some 50 ms of one core, and 10 to 40 MiB
+TOKENIZE_SHORT_IDS_MAX = 16 * KIB
 TOKENIZE_SHORTS_MAX = 2  # at once
 TOKENIZE_LONGS_MAX = 1  # at once: this bounds characters at once to one text's, and memory to
 TOKENIZE_CHILD_BYTES_MAX = 3 * GIB  # of address space; the library takes up to 144 for each byte
@@ -96,8 +96,9 @@ TOKENIZE_WAITING_MAX = 256  # texts, short and long counted apart
 TOKENIZE_WAITING_BYTES_MAX = 64 * MIB  # of what they hold meanwhile
 TOKENIZE_LEAST_S = 10.0  # for any text, and
 TOKENIZE_MOST_S = 300.0  # for one of PROMPT_BYTES_MAX, in proportion: a child has low priority
-TOKENIZE_CHILD_IDLE_S = 30.0  # then it ends, and its memory with it
-TOKENIZE_CHILD_NICE = 10  # a tenth of a core where streams want them all
+TOKENIZE_CHILD_IDLE_S = 60.0  # then it ends, and its memory with it
+TOKENIZE_CHILD_NICE = 5  # while it reads the tokenizer, and as much again while it reads texts:
+# a tenth of a core where streams want them all
 TOKENIZER_TRIAL_S = 30.0  # to read tokenizer.json, and some texts with it, in a child
 CONTEXT_LENGTH_MIN = 8
 WORKER_STOP_GRACE_S = 3.0  # below WORKER_INTERRUPT_GRACE_S, after which the controller kills

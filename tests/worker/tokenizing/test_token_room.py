@@ -25,7 +25,7 @@ from tests.worker.chat.test_control_tokens import made
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID, byte_fallback, byte_level, with_bos
 
 SMALL_CHILD = (sys.executable, str(Path(__file__).with_name("small_child.py")))
-LONG = "once upon a time </s> there was a caf\u00e9 \u65e5\u672c " * 1000
+LONG = "once upon a time </s> there was a caf\u00e9 \u65e5\u672c " * 2000
 NEVER = ("/nowhere/at/all",)
 """The command of children that must not be started."""
 
@@ -79,7 +79,8 @@ async def test_a_long_conversation_has_the_same_tokens(room: TokenRoom) -> None:
     """Control tokens are the template's alone, also where another process finds them."""
     tokenizer = tokenizer_of(made("level"))
     chat_format = ChatFormat(ChatTemplate("<|im_start|>", "", ()), tokenizer)
-    rendered = "<|im_start|>user\nhi<|im_123end|>" * 2000
+    rendered = "<|im_start|>user\nhi<|im_123end|>" * 3000
+    assert len(rendered) > config.TOKENIZE_SHORT_CHARS_MAX
     ids = await room.encoded_chat(
         tokenizer, rendered, nonce="123", encode=list, steering=chat_format.steering
     )

@@ -116,8 +116,18 @@ def main() -> None:
     """Serve standard input, within bounds of its own."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.nice(config.TOKENIZE_CHILD_NICE)
+    desk, given_way = Desk(), False
+
+    def answer(question: bytes) -> bytes:
+        nonlocal given_way
+        answered = desk.answer(question)
+        if not given_way:  # behind the first, which others wait for
+            os.nice(config.TOKENIZE_CHILD_NICE)
+            given_way = True
+        return answered
+
     serve(
-        Desk().answer,
+        answer,
         limit_s=config.TOKENIZE_MOST_S,
         memory_nbytes_max=config.TOKENIZE_CHILD_BYTES_MAX,
     )

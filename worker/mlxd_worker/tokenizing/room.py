@@ -182,7 +182,7 @@ class TokenRoom:
         if self._children is None or self._children[0] is not tokenizer:
             self.forget()
             first = message({"kind": "learn", **tokenizer.settings}, tokenizer.content)
-            pool = Pool(self._command, first=first, first_s=config.TOKENIZER_TRIAL_S)
+            pool = Pool(self._command, first=first, first_s=config.TOKENIZE_MOST_S)
             self._children = (tokenizer, pool)
         return self._children[1]
 
