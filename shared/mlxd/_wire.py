@@ -126,7 +126,6 @@ def generate_to_pb(
     Raises:
         InvalidRequest: a number, or half a character, that its field cannot carry.
     """
-    ids = () if isinstance(prompt, str | Chat) else tuple(prompt)
     _refuse(
         *_prompt_violations(prompt),
         *_texts("stop", *stop),
@@ -166,7 +165,7 @@ def generate_to_pb(
     elif isinstance(prompt, Chat):
         request.chat.CopyFrom(chat_to_pb(prompt))
     else:
-        request.tokens.ids.extend(ids)
+        request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
     return request
 
