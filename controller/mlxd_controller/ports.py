@@ -265,14 +265,14 @@ class WorkerLink(Protocol):
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.TokenizeResponse:
-        """Ask the worker's tokenizer."""
+    ) -> bytes:
+        """Ask the worker's tokenizer; the answer is a message's bytes."""
         ...
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.DetokenizeResponse:
-        """Ask the worker's tokenizer."""
+    ) -> bytes:
+        """Ask the worker's tokenizer; the answer is a message's bytes."""
         ...
 
     async def embed(

@@ -1,4 +1,4 @@
-"""The gRPC connection to one worker: protobuf stops here, but for Generate, which stays bytes.
+"""The gRPC connection to one worker: protobuf stops here, and what may be large stays bytes.
 
 Invariants:
 - Every request names the model's digest and the worker's incarnation; a process that happens to
@@ -34,10 +34,14 @@ from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.status import RemoteError, from_call
 
 GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
+TOKENIZE_METHOD = "/mlxd.v1.InferenceService/Tokenize"
+DETOKENIZE_METHOD = "/mlxd.v1.InferenceService/Detokenize"
 _T = TypeVar("_T")
 
 
 Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[inference_pb2.GenerateRequest, bytes]
+Tokenize: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[inference_pb2.TokenizeRequest, bytes]
+Detokenize: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[inference_pb2.DetokenizeRequest, bytes]
 RawCall: TypeAlias = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, bytes]
 
 
@@ -84,6 +88,17 @@ class GrpcLink:
             request_serializer=inference_pb2.GenerateRequest.SerializeToString,
             response_deserializer=None,
         )
+        # Their answers may be millions of ids, or megabytes of text: nobody here reads them.
+        self._tokenize: Tokenize = self._channel.unary_unary(
+            TOKENIZE_METHOD,
+            request_serializer=inference_pb2.TokenizeRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        self._detokenize: Detokenize = self._channel.unary_unary(
+            DETOKENIZE_METHOD,
+            request_serializer=inference_pb2.DetokenizeRequest.SerializeToString,
+            response_deserializer=None,
+        )
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._status = status_pb2_grpc.StatusServiceStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
@@ -119,19 +134,19 @@ class GrpcLink:
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.TokenizeResponse:
-        """Ask the worker's tokenizer."""
+    ) -> bytes:
+        """Ask the worker's tokenizer; the answer is a message's bytes."""
         request.model = self._digest
         request.worker_incarnation = self._incarnation
-        return await self._ask(self._inference.Tokenize, request, timeout_s)
+        return await self._ask(self._tokenize, request, timeout_s)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.DetokenizeResponse:
-        """Ask the worker's tokenizer."""
+    ) -> bytes:
+        """Ask the worker's tokenizer; the answer is a message's bytes."""
         request.model = self._digest
         request.worker_incarnation = self._incarnation
-        return await self._ask(self._inference.Detokenize, request, timeout_s)
+        return await self._ask(self._detokenize, request, timeout_s)
 
     async def embed(
         self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None

@@ -1,7 +1,7 @@
 """The client's edge of the wire: requests to protobuf, answers to `messages`. No defaults here.
 
-What a request's field cannot carry at all (a negative seed, a token id above 32 bits) is refused
-here with the field's name; every other range is the server's to check.
+What a request's field cannot carry at all (a negative seed, a token id above 32 bits, half a
+character) is refused here with the field's name; every other range is the server's to check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.chats import Chat
+from mlxd_shared.chats import Chat, chat_texts, half_character
 from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.convert import (
     CACHE_REASON_FROM_PB,
@@ -74,6 +74,30 @@ def _seconds(field: str, value: float | None) -> list[FieldViolation]:
     return [FieldViolation(field, f"{value:g} s is outside [0, {DURATION_MAX_S:.0f}]")]
 
 
+def _texts(field: str, *texts: str) -> list[FieldViolation]:
+    """Return what keeps texts from being on the wire, which carries whole characters alone."""
+    problems = filter(None, map(half_character, texts))
+    return [FieldViolation(field, problem) for problem in problems][:1]
+
+
+def _prompt_violations(prompt: Prompt) -> list[FieldViolation]:
+    if isinstance(prompt, str):
+        return _texts("text", prompt)
+    if isinstance(prompt, Chat):
+        return [bad for field, text in chat_texts(prompt) for bad in _texts(field, text)]
+    return _UINT32.check("tokens.ids", prompt)
+
+
+def text_to_pb(field: str, text: str) -> str:
+    """Return a text that the wire can carry.
+
+    Raises:
+        InvalidRequest: it cannot; names `field`.
+    """
+    _refuse(*_texts(field, text))
+    return text
+
+
 def generate_to_pb(
     prompt: Prompt,
     *,
@@ -100,11 +124,11 @@ def generate_to_pb(
     resume: the output so far, where an interrupted stream goes on.
 
     Raises:
-        InvalidRequest: a number that its field cannot carry.
+        InvalidRequest: a number, or half a character, that its field cannot carry.
     """
-    ids = () if isinstance(prompt, str | Chat) else tuple(prompt)
     _refuse(
-        *_UINT32.check("tokens.ids", ids),
+        *_prompt_violations(prompt),
+        *_texts("stop", *stop),
         *_INT32.check("max_tokens", (max_tokens,)),
         *_UINT32.check("stop_token_ids", stop_token_ids),
         *_UINT32.check("min_tokens", (min_tokens,)),
@@ -141,7 +165,7 @@ def generate_to_pb(
     elif isinstance(prompt, Chat):
         request.chat.CopyFrom(chat_to_pb(prompt))
     else:
-        request.tokens.ids.extend(ids)
+        request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
     return request
 

@@ -254,7 +254,7 @@ class Client:
         """Return the token ids of `text`; the model is loaded if need be."""
         request = inference_pb2.TokenizeRequest(
             model=model,
-            text=text,
+            text=_wire.text_to_pb("text", text),
             add_special_tokens=add_special_tokens,
             parse_special_tokens=parse_special_tokens,
         )
@@ -291,7 +291,7 @@ class Client:
         """Return a vector for each of `texts`; the model is loaded if need be."""
         request = inference_pb2.EmbedRequest(
             model=model,
-            texts=texts,
+            texts=[_wire.text_to_pb("texts", text) for text in texts],
             dimensions=dimensions,
             pooling=POOLING_TO_PB[pooling],
             normalize=normalize,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from mlxd_shared.errors import InvalidRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
@@ -93,6 +95,58 @@ def answer_of(parts: Iterable[AnswerPart]) -> ChatMessage:
     )
 
 
+def half_character(text: str) -> str:
+    """Return what is wrong with a text that no encoding holds; empty where nothing is.
+
+    JSON and Python can spell half a character: a surrogate without the other one of its pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"half a character (a lone surrogate) at character {error.start}"
+    return ""
+
+
+def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
+    """Yield every text of a conversation, and before it the field that it is on the wire."""
+    for index, message in enumerate(chat.messages):
+        place = f"chat.messages[{index}]"
+        for name in ("role", "content", "reasoning", "tool_call_id", "name"):
+            yield f"{place}.{name}", getattr(message, name)
+        for number, call in enumerate(message.tool_calls):
+            for name in ("id", "name", "arguments_json"):
+                yield f"{place}.tool_calls[{number}].{name}", getattr(call, name)
+    for index, tool in enumerate(chat.tools_json):
+        yield f"chat.tools_json[{index}]", tool
+    yield "chat.template_variables_json", chat.variables_json
+
+
+def refuse_half_characters(chat: Chat) -> None:
+    """Refuse a conversation whose texts no message could carry, those within its JSON included.
+
+    Raises:
+        InvalidRequest: half a character in a text; names the field.
+    """
+    for field, text in chat_texts(chat):
+        is_json = "_json" in field
+        problem = half_character(text) or (_json_half(text) if is_json else "")
+        if problem:
+            raise InvalidRequest.of(field, problem)
+
+
+def _json_half(text: str) -> str:
+    """Return what is wrong with a text within JSON; what is no JSON is somebody else's to say."""
+    if _SURROGATE_ESCAPE not in text.lower():
+        return ""
+    try:
+        return half_character(json.dumps(json.loads(text), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return ""
+
+
+_SURROGATE_ESCAPE = "\\ud"
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return the object that `text` spells.
 
@@ -103,9 +157,11 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_no_number)
         # JSON can spell half a character, and numbers that are read as infinite.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        problem = half_character(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+    if problem:
+        raise ValueError(problem)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - of the text, not of a type
     return value

@@ -121,9 +121,11 @@ async def test_cancelling_the_reader_is_a_cancellation(kind: str) -> None:
 async def test_text_goes_to_ids_and_back(kind: str) -> None:
     """Tokenize and Detokenize reach the worker."""
     async with pair(kind) as its:
-        ids = await its.link.tokenize(inference_pb2.TokenizeRequest(text="hi"), timeout_s=TIMEOUT_S)
+        raw = await its.link.tokenize(inference_pb2.TokenizeRequest(text="hi"), timeout_s=TIMEOUT_S)
+        ids = inference_pb2.TokenizeResponse.FromString(raw)
         back = inference_pb2.DetokenizeRequest(token_ids=ids.token_ids)
-        assert (await its.link.detokenize(back, timeout_s=TIMEOUT_S)).text == "hi"
+        raw = await its.link.detokenize(back, timeout_s=TIMEOUT_S)
+        assert inference_pb2.DetokenizeResponse.FromString(raw).text == "hi"
 
 
 @pytest.mark.asyncio

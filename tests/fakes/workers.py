@@ -252,17 +252,19 @@ class FakeLink:
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.TokenizeResponse:
+    ) -> bytes:
         """Return one id a byte."""
         self._check_text()
-        return inference_pb2.TokenizeResponse(token_ids=list(request.text.encode()))
+        ids = list(request.text.encode())
+        return inference_pb2.TokenizeResponse(token_ids=ids).SerializeToString()
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.DetokenizeResponse:
+    ) -> bytes:
         """Undo tokenize."""
         self._check_text()
-        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+        text = bytes(request.token_ids).decode()
+        return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
 
     async def embed(
         self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None

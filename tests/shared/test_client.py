@@ -21,6 +21,7 @@ from mlxd.client import (
 )
 from mlxd.messages import FitTerm, MetricKind, ModelState, ProcessRole
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd_shared.chats import Chat, ChatMessage
 from mlxd_shared.errors import InvalidRequest, ModelInUse, ModelNotFound, ModelTooLarge
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
@@ -65,6 +66,18 @@ async def test_tokenize_and_detokenize() -> None:
             "sampling.logit_bias",
         ),
         (lambda c: c.detokenize([1 << 32]), "token_ids"),
+        (lambda c: c.complete("a\ud800"), "text"),
+        (lambda c: c.complete("a", stop=["\udfff"]), "stop"),
+        (lambda c: c.tokenize("\ud800"), "text"),
+        (lambda c: c.embed(["a", "\ud800"]), "texts"),
+        (
+            lambda c: c.complete(Chat((ChatMessage("user", "a"), ChatMessage("user", "\ud800")))),
+            "chat.messages[1].content",
+        ),
+        (
+            lambda c: c.complete(Chat((ChatMessage("user", "a"),), tools_json=("{}", "\ud800"))),
+            "chat.tools_json[1]",
+        ),
         (lambda c: c.fit("m", options=LoadSpec(context_length=-1)), "options.context_length"),
         (lambda c: c.fit("m", options=LoadSpec(rows_max=-1)), "options.rows_max"),
         (lambda c: c.fit("m", options=LoadSpec(priority=1 << 31)), "options.priority"),
@@ -80,7 +93,7 @@ async def test_tokenize_and_detokenize() -> None:
 async def test_what_the_wire_cannot_carry_is_refused_by_name(
     call: Callable[[Client], Awaitable[object]], field: str
 ) -> None:
-    """A number that its field cannot hold is InvalidRequest, and nothing is sent."""
+    """A number, or a text, that its field cannot hold is InvalidRequest, and nothing is sent."""
     async with serving(Answers()) as fake, Client(fake.address) as client:
         with pytest.raises(InvalidRequest) as caught:
             await call(client)

@@ -75,6 +75,15 @@ def test_a_bad_message_names_its_field(message: pb.ChatMessage, field: str) -> N
     assert [*refused(USER, message)] == [f"chat.messages[1].{field}"]
 
 
+def test_half_a_character_is_told_for_what_it_is() -> None:
+    """JSON can spell one, which no text holds: the field that has it is named."""
+    half = "half a character (a lone surrogate)"
+    tool = '{"name": "f", "description": "\\udc00"}'
+    assert half in refused(USER, tools_json=['{"name": "f"}', tool])["chat.tools_json[1]"]
+    field = "chat.template_variables_json"
+    assert half in refused(USER, template_variables_json=SURROGATE)[field]
+
+
 def test_bad_options_name_their_fields() -> None:
     """Tools and variables are JSON objects; the server's own variables are its own."""
     tools = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd.v1 import inference_pb2
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidRequest, QueueFull
 from mlxd_shared.status import from_call
 from mlxd_worker.tokenizer import Tokenizer
 from tests.support.tiny_model import write_tiny_model
-from tests.support.worker_process import WorkerProcess, running_worker
+from tests.support.worker_process import DIGEST, WorkerProcess, running_worker
 from tests.worker.made_tokenizers import byte_fallback, byte_level
 
 CONTEXT = 64
@@ -76,3 +79,69 @@ async def test_a_text_beyond_every_context_is_not_tokenised(tmp_path: Path) -> N
         assert "1000000 characters" in await refusal(worker, "a" * 1_000_000)
         counted = await refusal(worker, "a" * (2 * CONTEXT))
         assert f"tokens; the context of {CONTEXT} takes at most" in counted
+
+
+async def trouble(call: Awaitable[object]) -> tuple[str, str]:
+    """Return the one field that a call is refused for, and why."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = from_call(caught.value)
+    assert isinstance(error, InvalidRequest)
+    (violation,) = error.violations
+    return violation.field, violation.description
+
+
+@pytest.mark.asyncio
+async def test_tokenize_and_detokenize_are_bounded_like_prompts(tmp_path: Path) -> None:
+    """A text that no context of the model holds is not read; ids and texts in bounds are whole."""
+    pb = inference_pb2
+    async with running_worker() as worker:
+        await worker.load(write_tiny_model(tmp_path / "m", context_max=8192))
+        ask, back = worker.inference.Tokenize, worker.inference.Detokenize
+        field, told = await trouble(ask(pb.TokenizeRequest(text="a" * 4_000_000)))
+        assert (field, "4000000 characters; the context of 8192" in told) == ("text", True)
+        field, told = await trouble(back(pb.DetokenizeRequest(token_ids=[5] * 70_000 + [999])))
+        assert (field, "999 is not a token id" in told) == ("token_ids", True)
+
+        text = TEXT * 2000  # a child's
+        answer = await ask(pb.TokenizeRequest(text=text))
+        ids = answer.token_ids
+        assert answer.model_digest == DIGEST
+        assert len(ids) > config.TOKENIZE_SHORT_IDS_MAX
+        again = await back(pb.DetokenizeRequest(token_ids=[*ids] * 3))
+        assert (again.text, again.model_digest) == (text * 3, DIGEST)
+        embedded = await worker.inference.Embed(pb.EmbedRequest(texts=[TEXT]))
+        assert embedded.prompt_tokens == len((await ask(pb.TokenizeRequest(text=TEXT))).token_ids)
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_long_texts_is_refused_beyond_its_account(tmp_path: Path) -> None:
+    """One is read, as many wait as their bytes allow, the rest come again; short ones go on."""
+    text = "a " * (4 * 1024 * 1024)
+    floods = 2 + config.TOKENIZE_WAITING_BYTES_MAX // len(text)
+    async with running_worker() as worker:
+        await worker.load(write_tiny_model(tmp_path / "m", context_max=1 << 19))
+        request = inference_pb2.TokenizeRequest(text=text)
+        calls = [worker.inference.Tokenize(request) for _ in range(floods)]
+        tasks = [asyncio.ensure_future(_ended(call)) for call in calls]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        refused = next(iter(done)).result()
+        assert isinstance(refused, QueueFull)
+        assert refused.queue == "bytes of long texts to tokenise"
+        assert refused.retry_after_s > 0
+        short = await worker.inference.Tokenize(inference_pb2.TokenizeRequest(text=TEXT))
+        assert short.token_ids
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        last = await worker.inference.Tokenize(inference_pb2.TokenizeRequest(text=TEXT * 2000))
+        assert len(last.token_ids) - 1 == 2000 * (len(short.token_ids) - 1)  # but for BOS
+
+
+async def _ended(call: Awaitable[object]) -> Exception | None:
+    """Return what a call was refused for; None where it came to something else."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return from_call(error)
+    return None

@@ -116,6 +116,7 @@ async def serve(
         )
         stack.callback(worker.formats.close)
         stack.callback(worker.chats.close)
+        stack.callback(worker.tokens.forget)
         add_services(server, worker)
         await server.start()
         await announce(health)

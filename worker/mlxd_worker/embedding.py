@@ -56,7 +56,7 @@ async def embed(
     deadline_s = None if left_s is None else time.monotonic() + left_s
     turns = asyncio.Semaphore(config.EMBED_STREAMS_MAX)
     prompts = [
-        await _prompt(text, loaded, field=f"texts[{index}]")
+        await _prompt(worker, text, loaded, field=f"texts[{index}]")
         for index, text in enumerate(spec.texts)
     ]
 
@@ -75,10 +75,10 @@ async def embed(
     return Embedded(tuple(vectors), sum(map(len, prompts)))
 
 
-async def _prompt(text: str, loaded: Loaded, *, field: str) -> tuple[int, ...]:
+async def _prompt(worker: Worker, text: str, loaded: Loaded, *, field: str) -> tuple[int, ...]:
     """Return a text's ids, which the context holds."""
     check_length(len(text), loaded, field=field)
-    ids = tuple(await asyncio.to_thread(loaded.tokenizer.encode, text))
+    ids = await worker.tokens.encoded(loaded.tokenizer, text, field=field, kind="embed")
     if not ids:
         raise InvalidRequest.of(field, "the text has no tokens; at least one is needed")
     if len(ids) >= loaded.context_length:
@@ -90,7 +90,7 @@ async def _prompt(text: str, loaded: Loaded, *, field: str) -> tuple[int, ...]:
     if max(ids) >= loaded.vocab_size:
         limit = f"token {max(ids)} is beyond the model's vocabulary of {loaded.vocab_size}"
         raise InvalidRequest.of(field, limit)
-    return ids
+    return tuple(ids)
 
 
 async def _vector(

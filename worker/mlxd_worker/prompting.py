@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxd_shared.chats import Chat
@@ -47,17 +47,15 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
     match spec.prompt:
         case str(text):
             check_length(len(text), loaded, field="text")
-            ids = await asyncio.to_thread(_encoded, loaded, text)
+            ids = await worker.tokens.encoded(
+                loaded.tokenizer, text, field="text", kind="generate"
+            )
             prompt = Prompt(await paced(_checked, ids, spec, loaded, field="text"))
         case Chat() as chat:
             prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
         case ids:
             prompt = Prompt(await paced(_checked, ids, spec, loaded, field="tokens"))
     return prompt
-
-
-def _encoded(loaded: Loaded, text: str) -> tuple[int, ...]:
-    return tuple(loaded.tokenizer.encode(text))
 
 
 async def _chat_prompt(
@@ -68,7 +66,7 @@ async def _chat_prompt(
         raise NoChatTemplate(loaded.job.name)
     chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
-    rendered = await worker.chats.rendered(wanted, chat)
+    rendered = await worker.chats.rendered(wanted, chat, worker.tokens)
     ids = await paced(_checked, rendered.ids, spec, loaded, field="chat")
     if not chat.parses:
         return Prompt(ids)
@@ -109,7 +107,7 @@ def _read_again(
 
 
 def _checked(
-    prompt: tuple[int, ...], spec: GenerateSpec, loaded: Loaded, *, field: str
+    prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
 ) -> tuple[int, ...]:
     """Return a prompt's ids if the model can read them, and answer behind them."""
     if not prompt:
@@ -132,7 +130,7 @@ def _checked(
             f"its vocabulary has {loaded.vocab_size} tokens"
         )
         raise InvalidRequest.of(field, limit)
-    return prompt
+    return tuple(prompt)
 
 
 def check_length(chars: int, loaded: Loaded, *, field: str) -> None:

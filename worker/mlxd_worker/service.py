@@ -6,7 +6,6 @@ import grpc
 
 from mlxd.v1 import (
     inference_pb2,
-    inference_pb2_grpc,
     status_pb2,
     status_pb2_grpc,
     worker_pb2,
@@ -17,7 +16,7 @@ from mlxd_shared.serving import Health, make_server
 from mlxd_shared.wire_scan import RELAYED
 from mlxd_worker.metrics import WorkerMetrics
 from mlxd_worker.servicers.control import ControlServicer
-from mlxd_worker.servicers.inference import InferenceServicer
+from mlxd_worker.servicers.inference import InferenceServicer, add_to_server
 from mlxd_worker.servicers.status import StatusServicer
 from mlxd_worker.worker import Worker
 
@@ -36,9 +35,7 @@ def new_server(health: Health, security: ListenerSecurity) -> grpc.aio.Server:
 def add_services(server: grpc.aio.Server, worker: Worker) -> None:
     """Put the worker behind the server; before it starts."""
     metrics = WorkerMetrics()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        InferenceServicer(worker, metrics), server
-    )
+    add_to_server(InferenceServicer(worker, metrics), server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(StatusServicer(worker, metrics), server)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(ControlServicer(worker), server)
 

@@ -76,12 +76,22 @@ class Tokenizer:
         bos_id: int | None,
         add_bos: bool | None,
         eos_ids: tuple[int, ...],
+        content: bytes | None = None,
+        is_plain: bool = True,
     ) -> None:
+        """Take the library's tokenizer.
+
+        content: the tokenizer.json that it was read from; None: it was made otherwise.
+        is_plain: whether what it costs is known (`tokenizing.rules`).
+        """
         raw.encode_special_tokens = True
         self._raw = raw
         self._parsing: RawTokenizer | None = None
         self._parsing_lock = threading.Lock()
         self._add_bos = add_bos
+        self._content = content
+        self.is_plain = is_plain
+        """Whether a text of known length takes a known time."""
         self.bos_id = bos_id
         """The id that begins a text, or None."""
         self.eos_ids = eos_ids
@@ -92,6 +102,16 @@ class Tokenizer:
         """The longest spelling in the vocabulary; no id stands for more characters of a text."""
         self._spell = _spell_of(raw)
         self._added = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
+
+    @property
+    def content(self) -> bytes:
+        """A tokenizer.json of which the same tokenizer can be read."""
+        return self._raw.to_str().encode() if self._content is None else self._content
+
+    @property
+    def settings(self) -> dict[str, int | bool | None]:
+        """What another process has to know beside, to encode alike."""
+        return {"bos_id": self.bos_id, "add_bos": self._add_bos}
 
     def encode(
         self, text: str, *, begin_text: bool = True, parse_special: bool = False

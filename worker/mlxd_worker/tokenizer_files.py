@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
+from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_source import Source, files_of
 from mlxd_shared.stored_files import StoredFiles
 from mlxd_worker.tokenizer import Tokenizer, library_faults
+from mlxd_worker.tokenizing.rules import check_tokenizer, read_settings
+from mlxd_worker.tokenizing.trial import try_tokenizer
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
@@ -47,7 +49,8 @@ def load_tokenizer(source: Source) -> Tokenizer:
         file and the field.
     """
     stored = files_of(source)
-    raw = _read_tokenizer(stored)
+    content, plain = _read_content(stored)
+    raw = _read_tokenizer(stored, content)
     names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
     files = {name: stored.read_json(name) for name in sorted(names)}
     eos_ids = _first_ids(raw, files, _EOS_SOURCES)
@@ -60,15 +63,33 @@ def load_tokenizer(source: Source) -> Tokenizer:
             "asks for a BOS that no file names", TOKENIZER_CONFIG_FILE, "add_bos_token"
         )
     with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
-        return Tokenizer(
-            raw, bos_id=bos_ids[0] if bos_ids else None, add_bos=add_bos, eos_ids=eos_ids
+        tokenizer = Tokenizer(
+            raw,
+            bos_id=bos_ids[0] if bos_ids else None,
+            add_bos=add_bos,
+            eos_ids=eos_ids,
+            content=content,
+            is_plain=plain,
         )
+    if tokenizer.piece_chars_max > TOKENIZER_PIECE_CHARS_MAX:
+        problem = f"a token of {tokenizer.piece_chars_max} characters; at most"
+        raise InvalidModel(f"{problem} {TOKENIZER_PIECE_CHARS_MAX}", stored.label(TOKENIZER_FILE))
+    return tokenizer
 
 
-def _read_tokenizer(stored: StoredFiles) -> RawTokenizer:
+def _read_content(stored: StoredFiles) -> tuple[bytes, bool]:
+    """Return tokenizer.json, and whether it is plain; one that is not has stood its trial."""
     content = stored.read(TOKENIZER_FILE, bytes_max=TOKENIZER_FILE_BYTES_MAX)
     if content is None:
         raise InvalidModel("is missing; mlxd reads this format only", TOKENIZER_FILE)
+    label = stored.label(TOKENIZER_FILE)
+    plain = check_tokenizer(read_settings(content, file=label), file=label)
+    if not plain:
+        try_tokenizer(content, file=label)
+    return content, plain
+
+
+def _read_tokenizer(stored: StoredFiles, content: bytes) -> RawTokenizer:
     with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
         raw = RawTokenizer.from_buffer(content)
         raw.no_truncation()  # limits left over from training would cut prompts in silence

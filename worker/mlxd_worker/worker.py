@@ -39,6 +39,7 @@ from mlxd_worker.lifeline import Lifeline
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.output import new_output
 from mlxd_worker.streams import Streams
+from mlxd_worker.tokenizing.room import TokenRoom
 
 LOAD_RETRY_S = 1.0
 _log = get_logger("worker")
@@ -91,6 +92,7 @@ class Worker:
         self.streams = Streams(waiting_max=waiting_max)
         self.formats = CompileRoom()
         self.chats = RenderRoom()
+        self.tokens = TokenRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it takes no new stream then."""
         self.lifeline: Lifeline | None = None
@@ -294,6 +296,7 @@ class Worker:
             await self._close()
             self.phase = Phase.UNLOADING
             active_nbytes = await self.engine.unload(ModelUnloaded(name))
+            self.tokens.forget()
             self.loaded = self._job = self._loading = None
             self.phase, self.progress = Phase.EMPTY, Progress("")
         _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)

@@ -54,13 +54,13 @@ class AttachedLink:
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.TokenizeResponse:
+    ) -> bytes:
         """Ask the worker's tokenizer."""
         return await self._link.tokenize(request, timeout_s=timeout_s)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> inference_pb2.DetokenizeResponse:
+    ) -> bytes:
         """Ask the worker's tokenizer."""
         return await self._link.detokenize(request, timeout_s=timeout_s)
 

@@ -78,9 +78,7 @@ class InferenceService:
                         transcript.saw_frame(frame)
                         yield frame
 
-    async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: Context
-    ) -> inference_pb2.TokenizeResponse:
+    async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
         await paced(check_text, request)
@@ -90,9 +88,7 @@ class InferenceService:
             lambda link: link.tokenize(request, timeout_s=context.time_remaining()),
         )
 
-    async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, context: Context
-    ) -> inference_pb2.DetokenizeResponse:
+    async def detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
         _refuse_incarnation(request.worker_incarnation)
         if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
@@ -174,7 +170,7 @@ def _refuse_incarnation(incarnation: str) -> None:
 
 
 def add_to_server(service: InferenceService, server: grpc.aio.Server) -> None:
-    """Register the methods; Generate's messages leave as the bytes that came from the worker."""
+    """Register the methods; what may be large leaves as the bytes that came from the worker."""
     unary, stream = (
         grpc.unary_unary_rpc_method_handler,
         grpc.unary_stream_rpc_method_handler,
@@ -182,16 +178,8 @@ def add_to_server(service: InferenceService, server: grpc.aio.Server) -> None:
     pb = inference_pb2
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Generate": stream(service.generate, pb.GenerateRequest.FromString, None),
-        "Tokenize": unary(
-            service.tokenize,
-            pb.TokenizeRequest.FromString,
-            pb.TokenizeResponse.SerializeToString,
-        ),
-        "Detokenize": unary(
-            service.detokenize,
-            pb.DetokenizeRequest.FromString,
-            pb.DetokenizeResponse.SerializeToString,
-        ),
+        "Tokenize": unary(service.tokenize, pb.TokenizeRequest.FromString, None),
+        "Detokenize": unary(service.detokenize, pb.DetokenizeRequest.FromString, None),
         "Embed": unary(
             service.embed, pb.EmbedRequest.FromString, pb.EmbedResponse.SerializeToString
         ),

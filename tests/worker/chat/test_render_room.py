@@ -11,9 +11,9 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxd_shared.chats import Chat, ChatMessage
+from mlxd_shared.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, QueueFull
-from mlxd_worker.chat.format import ChatFormat, ChatPrompt
+from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.render_process import answered
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import ChatTemplate
@@ -100,6 +100,32 @@ async def test_a_template_that_does_not_end_is_stopped(template: str) -> None:
     assert "takes longer than 1 s" in error.violations[0].description
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("chat", "field"),
+    [
+        (Chat((ChatMessage("user", "a\ud800"),)), "chat.messages[0].content"),
+        (Chat((ChatMessage("user"),), tools_json=('{"a": "\\ud800"}',)), "chat.tools_json[0]"),
+        (
+            Chat((ChatMessage("user"),), variables_json='{"\\udfff": 1}'),
+            "chat.template_variables_json",
+        ),
+        (
+            Chat((ChatMessage("assistant", tool_calls=(ToolCall("f", '{"a": "\\ud8ff"}'),)),)),
+            "chat.messages[0].tool_calls[0].arguments_json",
+        ),
+    ],
+)
+async def test_half_a_character_is_no_fault_of_the_models(
+    room: RenderRoom, chat: Chat, field: str
+) -> None:
+    """It is the request's field that has it, not the template that writes it out."""
+    error = await trouble(room, "{{ messages }}{{ tools }}", chat)
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == field
+    assert "half a character" in error.violations[0].description
+
+
 BITS = (
     "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% else %}", "{% endif %}",
     "{{ m.a }}",
@@ -150,7 +176,7 @@ class HeldRoom(RenderRoom):
         super().__init__(renders_max=1, waiting_max=1, limit_s=LONG_S)
         self.go = threading.Event()
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> ChatPrompt:
+    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str]:
         assert self.go.wait(LONG_S)
         return super()._render(wanted, chat)
 

@@ -42,6 +42,12 @@ CASES: Final[dict[str, Case]] = {
         {"type": "number", "minimum": -1.5, "exclusiveMaximum": 20},
         (-1.5, 0, 19.999, 7), (-1.51, 20, 20.0, 100, "1"),
     ),
+    "vast bounds": Case(
+        {"type": "number", "minimum": -1e308, "maximum": 1e308}, (-1e15, 0.5, 1e15), ("1", None)
+    ),
+    "whole vast bounds": Case(
+        {"type": "integer", "maximum": (1 << 63) - 1}, ((1 << 53) - 1, -5), (1.5, "1")
+    ),
     "old bounds": Case(
         {"$schema": DRAFT_4, "type": "integer", "minimum": 3, "exclusiveMinimum": True},
         (4, 1000), (3, -4, 3.5),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ import pytest
 
 from mlxd_shared.config import GIB
 from mlxd_worker.killable.framing import write_message
-from mlxd_worker.killable.pool import Died, Late, Pool
+from mlxd_worker.killable.pool import Died, Late, Pool, Stop, Stopped
 
 LONG_S = 60.0
 """More than any answer here takes."""
@@ -164,3 +165,47 @@ def test_a_child_ends_with_its_input() -> None:
 
     assert said == b"5\nhello"
     assert child.returncode == 0
+
+
+def test_every_child_is_told_first_what_all_are_told() -> None:
+    """Once, before its first question, and again where another has to be started."""
+    pool = Pool(command(), first=b"say first", first_s=LONG_S)
+    late = Pool(command(), first=b"hang", first_s=0.1)
+    try:
+        first = pid(pool)
+        assert pid(pool) == first
+        pool.rest()
+        assert is_gone(first)
+        assert asked(pool, b"say hello") == b"hello"
+        with pytest.raises(Late):
+            asked(late, b"say hello")
+    finally:
+        pool.close()
+        late.close()
+
+
+def test_a_question_that_is_stopped_ends_its_child_or_never_begins(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Another thread says so; a question that was answered meanwhile is left alone."""
+    stop, path = Stop(), tmp_path / "pipe"
+    first = pid(pool)
+    os.mkfifo(path)
+
+    def end() -> None:
+        with path.open("wb"):  # it is reading: the question has begun
+            stop.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(Stopped):
+        pool.ask(b"read " + str(path).encode(), limit_s=LONG_S, stop=stop)
+    thread.join()
+    assert is_gone(first)
+    with pytest.raises(Stopped):
+        pool.ask(b"say hello", limit_s=LONG_S, stop=stop)
+
+    later = Stop()
+    second = int(pool.ask(b"pid", limit_s=LONG_S, stop=later))
+    later.set()
+    assert pid(pool) == second

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mlxd_shared import config
-from mlxd_shared.chats import ASSISTANT, Chat, ChatMessage, ToolCall, json_object
+from mlxd_shared.chats import (
+    ASSISTANT,
+    Chat,
+    ChatMessage,
+    ToolCall,
+    json_object,
+    refuse_half_characters,
+)
 from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_worker.chat.control_tokens import ControlTokens, new_nonce
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
@@ -68,8 +75,11 @@ class ChatFormat:
         self.template = template
         self._chars_max = chars_max
         written = f"{template.text}\n{template.tool_text}"
-        named = {text for _, text in template.special}
-        self.control: ControlTokens = tokenizer.control_tokens(written=written, named=named)
+        named = sorted({text for _, text in template.special})
+        self.tokenizer = tokenizer
+        self.steering: dict[str, Any] = {"written": written, "named": named}
+        """What another process makes the same control tokens of."""
+        self.control: ControlTokens = tokenizer.control_tokens(**self.steering)
         self.output: OutputFormat = output_format(written)
         """How the model's answers are told apart."""
         self._allowed = frozenset(self.output.marks) - self.control.special
@@ -80,8 +90,9 @@ class ChatFormat:
         """Return what is to be rendered.
 
         Raises:
-            InvalidRequest: JSON that is nested too deep.
+            InvalidRequest: JSON that is nested too deep, or a text that is none.
         """
+        refuse_half_characters(chat)
         nonce = new_nonce()
 
         def mark(text: str) -> str:
@@ -111,20 +122,36 @@ class ChatFormat:
             nonce=nonce,
         )
 
-    def prompt(self, rendered: str, nonce: str) -> ChatPrompt:
-        """Return the prompt of a rendered job.
+    def check_length(self, rendered: str, nonce: str) -> None:
+        """Refuse a rendered job that is too long for any tokens of the context.
 
         Raises:
-            InvalidRequest: it is too long for any tokens of the context.
-            InvalidModel: the tokenizer cannot read it.
+            InvalidRequest: it is.
         """
         if len(rendered) > self._chars_max:
             chars = len(rendered.replace(nonce, ""))
             if chars > self._chars_max:
                 limit = f"the prompt has {chars} characters; the context takes at most"
                 raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
+
+    def encode(self, rendered: str, nonce: str) -> list[int]:
+        """Return the ids of a rendered job.
+
+        Raises:
+            InvalidModel: the tokenizer cannot read it.
+        """
         with library_faults("cannot read a chat"):
-            ids = tuple(self.control.encode(rendered, nonce))
+            return self.control.encode(rendered, nonce)
+
+    def prompt(self, rendered: str, nonce: str, ids: tuple[int, ...] | None = None) -> ChatPrompt:
+        """Return the prompt of a rendered job; `ids` are its, None: find them here.
+
+        Raises:
+            InvalidRequest, InvalidModel: as `check_length` and `encode`.
+        """
+        if ids is None:
+            self.check_length(rendered, nonce)
+            ids = tuple(self.encode(rendered, nonce))
         tail = rendered.rstrip()[-TAIL_CHARS:]
         return ChatPrompt(ids, rendered.replace(nonce, ""), tail)
 

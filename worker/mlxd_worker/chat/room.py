@@ -18,6 +18,7 @@ from mlxd_shared.chats import Chat
 from mlxd_shared.errors import QueueFull
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.killable.pool import Died, Late, Pool
+from mlxd_worker.tokenizing.room import TokenRoom
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.chat.render_process")
 
@@ -38,9 +39,14 @@ class RenderRoom:
         self._room = renders_max + waiting_max
         self._waiting_max = waiting_max
         self._limit_s = limit_s
+        self._tokens = TokenRoom()
 
-    async def rendered(self, wanted: ChatFormat, chat: Chat) -> ChatPrompt:
+    async def rendered(
+        self, wanted: ChatFormat, chat: Chat, tokens: TokenRoom | None = None
+    ) -> ChatPrompt:
         """Return a conversation as the model reads it.
+
+        tokens: where what is rendered becomes tokens; None: in a room of its own.
 
         Raises:
             InvalidRequest: the template refuses it, fails on it, or takes too long.
@@ -58,19 +64,30 @@ class RenderRoom:
         # It keeps its turn to its end, whoever has left: a thread cannot be stopped.
         task = asyncio.create_task(asyncio.to_thread(self._render, wanted, chat))
         task.add_done_callback(self._over)
-        return await asyncio.shield(task)
+        text, nonce = await asyncio.shield(task)
+        wanted.check_length(text, nonce)
+        ids = await (tokens or self._tokens).encoded_chat(
+            wanted.tokenizer,
+            text,
+            nonce=nonce,
+            encode=lambda: wanted.encode(text, nonce),
+            steering=wanted.steering,
+        )
+        return wanted.prompt(text, nonce, tuple(ids))
 
     def close(self) -> None:
         """End the children; nothing is rendered any more."""
         self._children.close()
+        self._tokens.forget()
 
-    def _over(self, task: asyncio.Task[ChatPrompt]) -> None:
+    def _over(self, task: asyncio.Task[tuple[str, str]]) -> None:
         self._turns.release()
         self._room += 1
         if not task.cancelled():
             task.exception()  # whoever waits has it; where nobody does, nobody is to be warned
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> ChatPrompt:
+    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str]:
+        """Return the text, and what marks people's parts in it."""
         job = wanted.job(chat)
         asked = {
             "template": job.template,
@@ -89,4 +106,4 @@ class RenderRoom:
         told: dict[str, str] = json.loads(answer)
         if "text" not in told:
             raise wanted.refusal(told["kind"], told["problem"], job.nonce)
-        return wanted.prompt(told["text"], job.nonce)
+        return told["text"], job.nonce

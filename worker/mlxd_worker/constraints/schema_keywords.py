@@ -83,6 +83,8 @@ class _Reader:
     def reference(self, keyword: str, value: Json) -> str:
         if not isinstance(value, str):
             self._place.refuse("a reference is a text", keyword)
+        if self._place.document.leads_back(self._place):
+            self._place.refuse("leads back to itself, and to nothing else", keyword)
         return self._place.document.name_of(self._place, value)
 
     def types(self, keyword: str, value: Json) -> list[str]:

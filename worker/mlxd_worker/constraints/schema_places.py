@@ -78,6 +78,8 @@ class Document:
         """What numbers are to be multiples of, somewhere."""
         self._names: dict[str, str] = {}
         self._base = ""
+        self._ends: set[str] = set()
+        """Parts that are known to demand something of their own in the end."""
         self._anchors: dict[str, list[str]] | None = None
         """The places of each anchor, once somebody has asked."""
 
@@ -122,6 +124,40 @@ class Document:
             place.refuse("a reference is a text", "$ref")
         found = self._find(place, self._pointer(place, reference), reference)
         return place.moved(found)
+
+    def leads_back(self, place: Place) -> bool:
+        """Tell whether a part means itself before it demands anything of a value's parts.
+
+        Each part is looked at once, however often this is asked.
+
+        Raises:
+            SchemaError: a reference leads nowhere.
+        """
+        return self._leads_back(place, frozenset())
+
+    def _leads_back(self, place: Place, before: frozenset[str]) -> bool:
+        pointer, content = place.pointer, place.content
+        if pointer in before:
+            return True
+        if pointer in self._ends or not isinstance(content, dict):
+            return False
+        if len(before) == DEPTH_MAX:
+            raise SchemaError(pointer, f"references more than {DEPTH_MAX} deep")
+        here = before | {pointer}
+        reference = content.get("$ref")
+        if isinstance(reference, str):
+            found = self._find(place, self._pointer(place, reference), reference)
+            if self._leads_back(found, here):
+                return True
+        if not isinstance(reference, str) or self.draft > Draft.DRAFT_7:
+            if any(self._leads_back(inner, here) for inner in place.listed("allOf")):
+                return True
+            for keyword in ("anyOf", "oneOf"):
+                options = place.listed(keyword)
+                if options and all(self._leads_back(inner, here) for inner in options):
+                    return True
+        self._ends.add(pointer)
+        return False
 
     def _pointer(self, place: Place, reference: str) -> str:
         """Return the pointer from the root that a reference means."""
@@ -199,6 +235,22 @@ class Place:
         """
         embedded = self.embedded or _is_embedded(content, self.document.draft)
         return self.moved(Place(self.document, self._pointer_to(path), content, embedded=embedded))
+
+    def listed(self, keyword: str) -> list[Place]:
+        """Return the places of a keyword's schemas, uncounted; none where it has no list."""
+        found = self.content.get(keyword)
+        if not isinstance(found, list):
+            return []
+        embedded = (_is_embedded(content, self.document.draft) for content in found)
+        return [
+            replace(
+                self,
+                pointer=self._pointer_to((keyword, index)),
+                content=content,
+                embedded=self.embedded or own,
+            )
+            for index, (content, own) in enumerate(zip(found, embedded, strict=True))
+        ]
 
     def moved(self, place: Place) -> Place:
         """Return another place as one step deeper than this one.

@@ -18,6 +18,8 @@ EXACT_INTEGER_MAX: Final = 1 << 53
 BOUND_MAX: Final = (1 << 63) - 1
 BOUND_MIN: Final = -(1 << 63) + 1024
 """The library counts bounds in 64 bits: the least double whose negative is such a number."""
+FRACTION_BOUND_MAX: Final = -BOUND_MIN
+"""The most for numbers with fractions, which the library bounds in doubles."""
 ITEMS_MAX: Final = 10_000
 """What minItems and maxItems may say; the library makes something for each item."""
 COUNT_MAX: Final = 1 << 31
@@ -77,7 +79,10 @@ def bound(
         place.refuse("a number is needed", keyword)
     if (value > BOUND_MAX) if least else (value < BOUND_MIN):
         place.refuse(f"nothing beyond {BOUND_MAX if least else BOUND_MIN} is served", keyword)
-    return max(value, BOUND_MIN) if least else min(value, BOUND_MAX)
+    most = BOUND_MAX if place.content.get("type") == "integer" else FRACTION_BOUND_MAX
+    served = max(value, BOUND_MIN) if least else min(value, most)
+    # A double of that size is whole; the library reads its shortest spelling as another one.
+    return int(served) if abs(served) > EXACT_INTEGER_MAX else served
 
 
 def multiple(place: Place, keyword: str, value: Json) -> int | float:

@@ -32,24 +32,92 @@ class Died(NoAnswer):
     """Its child ended instead, most often for want of memory or of stack."""
 
 
+class Stopped(NoAnswer):
+    """Whoever asked wants no answer any more."""
+
+
+class Stop:
+    """Ends a question that another thread asks, begun or not. Any thread."""
+
+    def __init__(self) -> None:
+        """Let it be asked."""
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """Kill the child that looks for the answer; let none begin."""
+        with self._lock:
+            self._is_set = True
+            if self._child is not None:
+                self._child.kill()
+
+    def check(self) -> None:
+        """Raise where it is set.
+
+        Raises:
+            Stopped: it is.
+        """
+        with self._lock:
+            if self._is_set:
+                raise Stopped
+
+    def watch(self, child: subprocess.Popen[bytes]) -> None:
+        """Know whom to kill.
+
+        Raises:
+            Stopped: it is set already.
+        """
+        with self._lock:
+            if self._is_set:
+                raise Stopped
+            self._child = child
+
+    def forget(self) -> None:
+        """Kill nobody from here on."""
+        with self._lock:
+            self._child = None
+
+
 class Pool:
     """As many children as threads ask at once. Any thread."""
 
-    def __init__(self, command: tuple[str, ...]) -> None:
-        """Start nothing yet; `command` starts a child, which must `serve` (see `process`)."""
+    def __init__(
+        self, command: tuple[str, ...], *, first: bytes | None = None, first_s: float = 0.0
+    ) -> None:
+        """Start nothing yet; `command` starts a child, which must `serve` (see `process`).
+
+        first: what every child is asked before anything else, for at most `first_s`; its answer is
+        nobody's.
+        """
         self._command = command
+        self._first = first
+        self._first_s = first_s
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def ask(self, question: bytes, *, limit_s: float) -> bytes:
+    def ask(self, question: bytes, *, limit_s: float, stop: Stop | None = None) -> bytes:
         """Return a child's answer; waits for it, and where there is none to ask, for its start.
 
         Raises:
             Late: it took longer than `limit_s`.
             Died: the child ended instead.
+            Stopped: `stop` was set.
         """
-        child = self._taken()
+        stop = stop or Stop()
+        stop.check()
+        child, is_new = self._taken()
+        if is_new and self._first is not None:
+            self._answer(child, self._first, limit_s=self._first_s, stop=stop)
+        answer = self._answer(child, question, limit_s=limit_s, stop=stop)
+        self._give_back(child)
+        return answer
+
+    def _answer(
+        self, child: subprocess.Popen[bytes], question: bytes, *, limit_s: float, stop: Stop
+    ) -> bytes:
+        """Return an answer of this child, which is ended where there is none."""
         late = threading.Event()
 
         def end() -> None:
@@ -59,39 +127,49 @@ class Pool:
         timer = threading.Timer(limit_s, end)
         timer.start()
         try:
+            stop.watch(child)
             answer = _asked(child, question)
+            stop.forget()
+            stop.check()
         except BaseException:
+            stop.forget()
             _end(child)
             raise
         finally:
             timer.cancel()
         if answer is not None and not late.is_set():
-            self._give_back(child)
             return answer
         _end(child)
         raise Late if late.is_set() else Died
+
+    def rest(self) -> None:
+        """End the children that wait for a question; the next one starts another."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            _end(child)
 
     def close(self) -> None:
         """End the children that wait for a question, and keep none that come back."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for child in idle:
-            _end(child)
+        self.rest()
 
-    def _taken(self) -> subprocess.Popen[bytes]:
+    def _taken(self) -> tuple[subprocess.Popen[bytes], bool]:
+        """Return a child, and whether it has been asked nothing yet."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
                 if child.poll() is None:
-                    return child
+                    return child, False
                 _end(child)  # it died of something else while nobody looked
-        return subprocess.Popen(
+        child = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        return child, True
 
     def _give_back(self, child: subprocess.Popen[bytes]) -> None:
         with self._lock:

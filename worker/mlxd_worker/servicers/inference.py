@@ -1,7 +1,8 @@
 """InferenceService of a worker.
 
 Invariants:
-- Nothing that takes long runs on the event loop: tokenising has its own threads.
+- Nothing that takes long runs on the event loop: texts become tokens in a room of their own, and
+  what is as long is read and written on threads, a part at a time.
 - A handler never swallows its cancellation.
 """
 
@@ -10,10 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from array import array
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from typing import Any, Final
 
-from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+import grpc
+
+from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.convert import (
     CACHE_REASON_TO_PB,
@@ -32,11 +37,16 @@ from mlxd_worker.embedding import embed
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
 from mlxd_worker.generation import Part, generate
 from mlxd_worker.metrics import WorkerMetrics
+from mlxd_worker.prompting import check_length
 from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.process import IDS
 from mlxd_worker.worker import Worker
 
+IDS_AT_ONCE: Final = 1 << 14
+"""So many are read or written before others have the interpreter: some milliseconds."""
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+
+class InferenceServicer:
     """Generation and tokenisation with the worker's model."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
@@ -59,34 +69,40 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     message.logprobs.extend(logprobs_to_pb(part.event, loaded.tokenizer))
                     yield message
 
-    async def Tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: Context
-    ) -> inference_pb2.TokenizeResponse:
-        """Return the ids of a text."""
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
+        """Return the ids of a text, as a message's bytes: there may be millions."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
         await paced(check_text, request)
+        text = request.text
+        check_length(len(text), loaded, field="text")
         add_special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        ids = await asyncio.to_thread(
-            loaded.tokenizer.encode,
-            request.text,
+        ids = await self._worker.tokens.encoded(
+            loaded.tokenizer,
+            text,
+            field="text",
+            kind="tokenize",
             begin_text=add_special,
             parse_special=request.parse_special_tokens,
         )
-        return inference_pb2.TokenizeResponse(token_ids=ids, model_digest=loaded.job.digest)
+        if len(ids) > config.TOKENIZE_IDS_MAX:
+            limit = f"it has {len(ids)} tokens; at most {config.TOKENIZE_IDS_MAX}"
+            raise InvalidRequest.of("text", limit)
+        return await asyncio.to_thread(ids_to_bytes, ids, digest=loaded.job.digest)
 
-    async def Detokenize(
-        self, request: inference_pb2.DetokenizeRequest, context: Context
-    ) -> inference_pb2.DetokenizeResponse:
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Return the text of ids."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
         if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
             raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
-        ids = await paced(_known_ids, request, loaded.vocab_size)
+        ids = await paced(ids_of, request.token_ids, vocab_size=loaded.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        text = await asyncio.to_thread(loaded.tokenizer.decode, ids, skip_special=skip)
-        return inference_pb2.DetokenizeResponse(text=text, model_digest=loaded.job.digest)
+        text = await self._worker.tokens.decoded(
+            loaded.tokenizer, ids, skip_special=skip, field="token_ids", kind="detokenize"
+        )
+        message = inference_pb2.DetokenizeResponse(text=text, model_digest=loaded.job.digest)
+        return message.SerializeToString()
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
@@ -103,15 +119,53 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
 
 
-def _known_ids(request: inference_pb2.DetokenizeRequest, vocab_size: int) -> list[int]:
-    """Return the ids of a request, all of which the model has."""
-    ids: list[int] = []
-    for token_id in request.token_ids:
-        if token_id >= vocab_size:
-            limit = f"{token_id} is not a token id; the vocabulary has {vocab_size} tokens"
+def ids_to_bytes(ids: array[int], *, digest: str) -> bytes:
+    """Return a TokenizeResponse as it goes on the wire.
+
+    It is made a part at a time, between which others have the interpreter: messages behind one
+    another are one message, whose lists have been joined.
+    """
+    parts = [inference_pb2.TokenizeResponse(model_digest=digest).SerializeToString()]
+    for begin in range(0, len(ids), IDS_AT_ONCE):
+        some = ids[begin : begin + IDS_AT_ONCE]
+        parts.append(inference_pb2.TokenizeResponse(token_ids=some).SerializeToString())
+    return b"".join(parts)
+
+
+def ids_of(given: Sequence[int], *, vocab_size: int) -> array[int]:
+    """Return the ids of a request, read a part at a time.
+
+    Raises:
+        InvalidRequest: one that the model does not have.
+    """
+    ids = array(IDS)
+    for begin in range(0, len(given), IDS_AT_ONCE):
+        ids.extend(given[begin : begin + IDS_AT_ONCE])
+        highest = max(ids[begin:])
+        if highest >= vocab_size:
+            limit = f"{highest} is not a token id; the vocabulary has {vocab_size} tokens"
             raise InvalidRequest.of("token_ids", limit)
-        ids.append(token_id)
     return ids
+
+
+def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
+    """Register the methods; what may be large leaves as the bytes that it was made to."""
+    pb = inference_pb2
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": stream(
+            servicer.Generate,
+            pb.GenerateRequest.FromString,
+            pb.GenerateResponse.SerializeToString,
+        ),
+        "Tokenize": unary(servicer.Tokenize, pb.TokenizeRequest.FromString, None),
+        "Detokenize": unary(servicer.Detokenize, pb.DetokenizeRequest.FromString, None),
+        "Embed": unary(
+            servicer.Embed, pb.EmbedRequest.FromString, pb.EmbedResponse.SerializeToString
+        ),
+    }
+    name = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:

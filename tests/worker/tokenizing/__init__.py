@@ -1,0 +1,1 @@
+"""Tests of texts that become tokens, and tokens that become text."""

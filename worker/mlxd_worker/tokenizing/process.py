@@ -1,0 +1,137 @@
+"""The process in which a model's long texts become tokens, and long runs of tokens text.
+
+The library cannot be interrupted, takes some 100 bytes for each byte of a text, and runs what came
+with a model. So it does that here, in a process that limits its memory, gives way to whatever
+computes, and is killed when it is late or nobody wants its answer (`killable`).
+
+First it is told of a tokenizer, then it is asked. A message is a line of JSON and bytes behind it:
+UTF-8 of a text, or ids of 32 bits in the machine's order. An answer begins with GOOD, or with BAD
+and what the library ran into.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from mlxd_shared import config
+from mlxd_shared.errors import InvalidModel
+from mlxd_worker.chat.control_tokens import ControlTokens
+from mlxd_worker.killable.process import serve
+from mlxd_worker.machine.heap import trim_heap
+from mlxd_worker.tokenizer import Tokenizer, library_faults
+
+COMMAND: Final = (sys.executable, "-m", "mlxd_worker.tokenizing.process")
+GOOD: Final = b"+"
+BAD: Final = b"-"
+IDS: Final = "I"
+"""The type code of ids in an array."""
+PROBES: Final = ("", " ", "a", "aaaa" * 64, "Hello, w\u00f6rld! 123\n\t\u65e5\u672c \U0001f600 <s>")
+"""Texts that a tokenizer is tried with: of any kind, none of them long."""
+
+
+def message(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return a question."""
+    return json.dumps(header).encode() + b"\n" + body
+
+
+class Desk:
+    """Answers what is asked of one tokenizer."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._tokenizer: Tokenizer | None = None
+        self._steering: dict[str, Any] | None = None
+        self._control: ControlTokens | None = None
+        self._works: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
+            "learn": self._learn,
+            "try": self._try,
+            "text": self._text,
+            "chat": self._chat,
+            "ids": self._ids,
+        }
+
+    def answer(self, question: bytes) -> bytes:
+        """Return what is answered to a message."""
+        line, _, body = question.partition(b"\n")
+        header: dict[str, Any] = json.loads(line)
+        try:
+            return GOOD + self._works[header["kind"]](header, body)
+        except InvalidModel as error:
+            return BAD + error.problem.encode(errors="replace")
+        finally:
+            trim_heap()
+
+    def _learn(self, header: dict[str, Any], body: bytes) -> bytes:
+        """Read a tokenizer.json."""
+        with library_faults("is no tokenizer"):
+            raw = RawTokenizer.from_buffer(body)
+            raw.no_truncation()
+            raw.no_padding()
+            self._tokenizer = Tokenizer(
+                raw, bos_id=header.get("bos_id"), add_bos=header.get("add_bos"), eos_ids=()
+            )
+        return b""
+
+    def _try(self, header: dict[str, Any], body: bytes) -> bytes:
+        """Read a tokenizer.json, and texts with it."""
+        self._learn(header, body)
+        for text in PROBES:
+            self._known.decode(self._known.encode(text))
+        return b""
+
+    def _text(self, header: dict[str, Any], body: bytes) -> bytes:
+        ids = self._known.encode(
+            body.decode(),
+            begin_text=header["begin_text"],
+            parse_special=header["parse_special"],
+        )
+        return array(IDS, ids).tobytes()
+
+    def _chat(self, header: dict[str, Any], body: bytes) -> bytes:
+        if self._control is None or header["steering"] != self._steering:
+            self._steering = header["steering"]
+            self._control = self._known.control_tokens(**header["steering"])
+        ids = self._control.encode(body.decode(), header["nonce"])
+        return array(IDS, ids).tobytes()
+
+    def _ids(self, header: dict[str, Any], body: bytes) -> bytes:
+        ids = array(IDS)
+        ids.frombytes(body)
+        return self._known.decode(ids.tolist(), skip_special=header["skip_special"]).encode()
+
+    @property
+    def _known(self) -> Tokenizer:
+        assert self._tokenizer is not None, "asked before it was told"
+        return self._tokenizer
+
+
+def main() -> None:
+    """Serve standard input, within bounds of its own."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.nice(config.TOKENIZE_CHILD_NICE)
+    desk, given_way = Desk(), False
+
+    def answer(question: bytes) -> bytes:
+        nonlocal given_way
+        answered = desk.answer(question)
+        if not given_way:  # behind the first, which others wait for
+            os.nice(config.TOKENIZE_CHILD_NICE)
+            given_way = True
+        return answered
+
+    serve(
+        answer,
+        limit_s=config.TOKENIZE_MOST_S,
+        memory_nbytes_max=config.TOKENIZE_CHILD_BYTES_MAX,
+    )
+
+
+if __name__ == "__main__":
+    main()
