@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 
 import pytest
 
 KEPT_MAX = 6
-NBYTES = range(1 << 20, 7 << 20)
+NBYTES = range(1 << 18, 2 << 20)
 MLX = "mlx.core"
 
 
 class Neighbours:
     """Holds arrays for as long as it likes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: object) -> None:
         self._seed = seed
         self._kept: list[object] = []
 
@@ -56,7 +55,8 @@ def _array(rng: random.Random) -> object:
     return array
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have neighbours in every run, and others in another order."""
-    seed: Callable[[str, int], int] = config.getoption
-    config.pluginmanager.register(Neighbours(seed("randomly_seed", 0)), "neighbours")
+    """Have neighbours in every run, and others with another seed."""
+    seed = config.getoption("randomly_seed", 0)  # drawn when pytest-randomly was configured
+    config.pluginmanager.register(Neighbours(seed), "neighbours")
