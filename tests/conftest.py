@@ -24,7 +24,8 @@ settings.register_profile(
 settings.load_profile("mlxd")
 
 pytest_plugins = [
-    "tests.plugins.backend", "tests.plugins.leaks", "tests.plugins.logs", "tests.plugins.skips",
+    "tests.plugins.backend", "tests.plugins.leaks", "tests.plugins.logs",
+    "tests.plugins.neighbours", "tests.plugins.skips",
 ]  # fmt: skip
 
 

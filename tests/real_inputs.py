@@ -1,20 +1,18 @@
-"""Finds the real inputs that lie beside the repository; a test that needs them skips without."""
+"""Real models, tokenizers, templates, schemas and traces, which lie in tests/data with the tests.
+
+Everybody has them, so no test skips for want of one: a run anywhere is the same run.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import pytest
-
-VARIABLE = "MLXD_SHARED_DATA"
-_BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-REAL_INPUTS = Path(os.environ.get(VARIABLE) or _BESIDE)
+REAL_INPUTS = Path(__file__).resolve().parent / "data"
 
 
 def real_input(*parts: str) -> Path:
-    """Return a file or folder of the real inputs, or skip the test that asks."""
+    """Return a file or folder of the real inputs. Raises FileNotFoundError where there is none."""
     path = REAL_INPUTS.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"no real inputs: {'/'.join(parts)} (set {VARIABLE})")
+        raise FileNotFoundError(f"not in tests/data: {'/'.join(parts)}")
     return path

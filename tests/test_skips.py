@@ -78,11 +78,22 @@ def test_a_module_that_skips_itself_fails_in_ci(tmp_path: Path) -> None:
     assert "allowed.txt does not list it: test_whole.py" in done.stdout
 
 
-@pytest.mark.parametrize("line", ["tests/test_a.py::test_b", "tests/test_a.py | ", " | reason"])
+@pytest.mark.parametrize(
+    "line", ["tests/test_a.py::test_b", "tests/test_a.py | ", " | reason", "[linux] | b"]
+)
 def test_an_entry_needs_its_reason(line: str) -> None:
     """A line without a node id or a reason stops the run."""
     with pytest.raises(pytest.UsageError, match="line 1"):
         parse_allowed([line])
+
+
+def test_an_entry_may_be_for_one_platform() -> None:
+    """A name in brackets before the node id is the one platform that the entry is for."""
+    lines = ["[darwin] a.py::test_x | no such package there", "a.py::test_y | anywhere"]
+
+    here, there = (parse_allowed(lines, platform=name) for name in ("linux", "darwin"))
+    assert [entry.pattern for entry in here] == ["a.py::test_y"]
+    assert [entry.pattern for entry in there] == ["a.py::test_x", "a.py::test_y"]
 
 
 def test_brackets_are_no_wildcards() -> None:

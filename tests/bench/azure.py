@@ -15,9 +15,9 @@ from functools import cache
 
 from tests.bench.prompts import Prompts
 from tests.bench.requests import Request
-from tests.real_inputs import REAL_INPUTS
+from tests.real_inputs import real_input
 
-TRACE = REAL_INPUTS / "traces" / "AzureLLMInferenceTrace_conv.csv.xz"
+TRACE = real_input("traces", "AzureLLMInferenceTrace_conv.csv.xz")
 FIRST = 2000
 COUNT = 96
 SHRINK = 4

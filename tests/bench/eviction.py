@@ -20,7 +20,7 @@ from tests.bench.eviction_policies import POLICIES
 from tests.bench.eviction_replay import Outcome, in_order
 from tests.bench.mooncake import TRACE
 from tests.bench.report import json_line
-from tests.real_inputs import REAL_INPUTS
+from tests.real_inputs import real_input
 
 CLASSIC = ("lru", "lfu", "gdsf")
 SLOW = ("lru", "lfu", "ollama")
@@ -146,11 +146,7 @@ def table_collated(cells: Sequence[Compared]) -> str:
 
 def eviction_lines() -> list[str]:
     """Replay all cells; write the tables to standard error and return JSON lines."""
-    trace = REAL_INPUTS.joinpath(*TRACE)
-    if not trace.exists():
-        sys.stderr.write(f"eviction: skipped, {trace} is absent\n")
-        return []
-    cells = compare_all(trace)
+    cells = compare_all(real_input(*TRACE))
     sys.stderr.write(f"{table_in_order(cells)}\n\n{table_collated(cells)}\n")
     return [line for found in cells for line in lines_of(found)]
 

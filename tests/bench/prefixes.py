@@ -21,7 +21,7 @@ from tests.bench.mooncake import (
     read_trace,
 )
 from tests.bench.report import json_line
-from tests.real_inputs import REAL_INPUTS
+from tests.real_inputs import real_input
 
 BUDGETS_PERCENT = (15, 25, 40)
 """Of all distinct blocks: 9, 15 and 24 minutes of the trace's traffic. Below, see decision 0015."""
@@ -42,12 +42,7 @@ def prefix_lines(budgets_percent: Sequence[int] = BUDGETS_PERCENT) -> list[str]:
         f"prefix trie: 32k tokens looked up in {key_ms + match_ms:.3f} ms, "
         f"{match_ms:.3f} ms with a key made before\n"
     )
-    inputs = {"chats": made_chats(CHATS, seed=1)}
-    trace = REAL_INPUTS.joinpath(*TRACE)
-    if trace.exists():
-        inputs["mooncake"] = read_trace(trace)
-    else:
-        sys.stderr.write(f"no {TRACE[-1]}: only made-up chats are replayed\n")
+    inputs = {"chats": made_chats(CHATS, seed=1), "mooncake": read_trace(real_input(*TRACE))}
     for name, prompts in inputs.items():
         total_tokens = sum(prompt.tokens for prompt in prompts)
         for percent in budgets_percent:

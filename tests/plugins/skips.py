@@ -2,13 +2,15 @@
 
 A skip that nobody reads is a test that nobody runs. The rule is on where the environment variable
 CI is set; on a developer's machine a test may skip for want of a tool, and says so. A test that is
-expected to fail (xfail) ran, so it is no skip. A whole module that skips counts as one.
+expected to fail (xfail) ran, so it is no skip. A whole module that skips counts as one. An entry
+may be for one platform, as Python names it; elsewhere it allows nothing.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 LIST = Path(__file__).resolve().parent.parent / "allowed_skips.txt"
 SEPARATOR = " | "
+FOR_PLATFORM = re.compile(r"\[([a-z0-9]+)\]\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,22 @@ class AllowedSkip:
         return re.fullmatch(".*".join(parts), nodeid) is not None
 
 
-def parse_allowed(lines: Iterable[str]) -> tuple[AllowedSkip, ...]:
-    """Read the list. Raises pytest.UsageError for a line without a pattern or a reason."""
+def parse_allowed(lines: Iterable[str], *, platform: str = sys.platform) -> tuple[AllowedSkip, ...]:
+    """Read the list as it is for a platform.
+
+    Raises pytest.UsageError for a line without a pattern or a reason.
+    """
     allowed = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        pattern, _, reason = (part.strip() for part in line.partition(SEPARATOR))
+        where, _, reason = (part.strip() for part in line.partition(SEPARATOR))
+        only = FOR_PLATFORM.match(where)
+        pattern = where[only.end() :] if only else where
         if not pattern or not reason:
             raise pytest.UsageError(f"line {number}: want `node id{SEPARATOR}reason`, not {line!r}")
-        allowed.append(AllowedSkip(pattern, reason))
+        if only is None or only[1] == platform:
+            allowed.append(AllowedSkip(pattern, reason))
     return tuple(allowed)
 
 

@@ -60,6 +60,7 @@ HARD_STATES = (
 )
 
 
+@pytest.mark.timeout(600)  # half a minute of a processor, however many share it
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_histories(shard: int) -> None:
     """In every history all invariants hold, and every shard of them meets every hard state."""

@@ -6,8 +6,8 @@ Each schema is looked at on its own, by a process of its own kind, so they may b
 from __future__ import annotations
 
 import functools
-import gzip
 import json
+import lzma
 import random
 import time
 from collections import Counter
@@ -33,7 +33,7 @@ from tests.support.constrained import (
 from tests.support.json_mutants import mutant
 from tests.support.schema_walks import Judge, Walker
 
-DATA: Final = ("jsonschema", "maskbench_small.jsonl.gz")
+DATA: Final = ("jsonschema", "maskbench_small.jsonl.xz")
 SPELLED_OTHERWISE: Final = {
     "Synthesized---draft2019_09_valid_const_id27_subschema1_not_2",
     "Synthesized---draft2019_09_valid_const_id30_subschema1_not_2",
@@ -85,7 +85,7 @@ class Outcome:
 
 def schemas(path: Path, *, step: int = 1, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield every `step`-th schema with its place in the file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
         for index, line in enumerate(lines):
             if index % step == start:
                 yield index, json.loads(line)

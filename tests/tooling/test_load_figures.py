@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from mlxd_worker.tokenizer_files import load_tokenizer
-from tests.bench.azure import NEW_TOKENS, PROMPT_TOKENS, SHRINK, TRACE, trace_requests
+from tests.bench.azure import NEW_TOKENS, PROMPT_TOKENS, SHRINK, trace_requests
 from tests.bench.cases import CASES, Target
 from tests.bench.load import run
 from tests.bench.measures import measures, medians, percentile
@@ -26,7 +26,6 @@ from tests.bench.requests import (
 )
 from tests.bench.server import DEMO, chosen_cases
 from tests.bench.sides import our_side
-from tests.real_inputs import real_input
 
 
 def test_tokens_of_one_message_share_its_time() -> None:
@@ -97,8 +96,6 @@ def test_cases_are_chosen_by_letter() -> None:
 
 def test_the_real_trace_keeps_its_pattern() -> None:
     """Arrivals are in order, once a second on average; lengths are a quarter of the trace's."""
-    real_input("traces", TRACE.name)
-
     requests = trace_requests(Prompts(DEMO, seed=1), random.Random(1))
     at_s = [request.at_s or 0.0 for request in requests]
 

@@ -33,7 +33,7 @@ ROW = RowId(1)
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """The real model, or a skip."""
+    """The folder of the real model."""
     return real_input("models", "stories260k")
 
 

@@ -20,7 +20,7 @@ CALL_CASE = 2
 """Of the conversations with tools: a call and its answer."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 TOKENIZERS = ["gpt-oss", "mistral-v3", "phi-3-mini", "qwen3", "smollm2-135m-instruct"]
-NAMES = sorted(path.name for path in (REAL_INPUTS / "templates").glob("*.jinja*")) or ["any"]
+NAMES = sorted(path.name for path in (REAL_INPUTS / "templates").glob("*.jinja*"))
 
 
 def template_of(name: str) -> str:
