@@ -47,9 +47,7 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
     match spec.prompt:
         case str(text):
             check_length(len(text), loaded, field="text")
-            ids = await worker.tokens.encoded(
-                loaded.tokenizer, text, field="text", kind="generate"
-            )
+            ids = await worker.tokens.encoded(loaded.tokenizer, text, field="text", kind="generate")
             prompt = Prompt(await paced(_checked, ids, spec, loaded, field="text"))
         case Chat() as chat:
             prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
