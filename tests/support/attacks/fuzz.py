@@ -82,7 +82,7 @@ def _fill(message: Message, draws: random.Random, filled: float, depth: int) -> 
             setattr(message, field.name, _value(field, draws))
 
 
-def _value(field: Any, draws: random.Random) -> object:  # noqa: ANN401 - of two libraries
+def _value(field: Any, draws: random.Random) -> object:
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING:
             text = draws.choice(TEXTS)

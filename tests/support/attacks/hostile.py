@@ -21,6 +21,8 @@ INFERENCE = "/mlxd.v1.InferenceService/"
 MODELS = "/mlxd.v1.ModelService/"
 GENERATE = inference_pb2.GenerateRequest
 TOKENS = 40
+SLOW_S = (5.0, 20.0)
+"""What the sender of a slow constraint waits, in miniature and in full."""
 MIB = 1 << 20
 T = TypeVar("T")
 
@@ -52,10 +54,17 @@ def number_of(message: str, name: str) -> int:
     return descriptor.fields_by_name[name].number
 
 
-def generating(request: inference_pb2.GenerateRequest, more: bytes = b"") -> Call:
+def generating(
+    request: inference_pb2.GenerateRequest, more: bytes = b"", *, deadline_s: float = 20.0
+) -> Call:
     """Return a call of Generate; `more` is written behind the request."""
     request.model = MODEL
-    return Call(f"{INFERENCE}Generate", request.SerializeToString() + more, streams=True)
+    return Call(
+        f"{INFERENCE}Generate",
+        request.SerializeToString() + more,
+        streams=True,
+        deadline_s=deadline_s,
+    )
 
 
 def _in_turn(values: Sequence[T], draws: random.Random) -> Iterator[T]:
@@ -131,7 +140,8 @@ def constraints(draws: random.Random, scale: float) -> Iterator[Call]:
     for wanted in _in_turn(formats, draws):
         sampling = types_pb2.SamplingOptions(temperature=1.0, seed=draws.randrange(1000))
         yield generating(
-            GENERATE(text="Once", max_tokens=TOKENS, sampling=sampling, response_format=wanted)
+            GENERATE(text="Once", max_tokens=TOKENS, sampling=sampling, response_format=wanted),
+            deadline_s=SLOW_S[scale == 1],
         )
 
 
