@@ -18,9 +18,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from mlxd_shared.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.config import PROMPT_CHARS_MAX
 from mlxd_shared.errors import InvalidModel, InvalidRequest
-from mlxd_worker.chat.environment import render_chat
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.parsing.pieces import Said, Tools
+from mlxd_worker.chat.rendering import render_chat
 from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.tokenizer import Tokenizer
 from tests.real_inputs import real_input

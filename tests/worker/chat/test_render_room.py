@@ -68,11 +68,14 @@ async def test_a_conversation_is_rendered_at_the_time_it_is_told(room: RenderRoo
         ("{{ '%0999999999999d' % 1 }}", "memory"),
         ("{% for i in range(99999) %}{{ 'abcdefghij' * 99 }}{% endfor %}", "above 8388608"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "nested too deep"),
-        ("{{ range(999999999) | list }}", "fails: OverflowError"),
-        ("{{ ''.__class__.__mro__ }}", "fails: SecurityError"),
-        ("{{ messages.append(1) }}", "fails: SecurityError"),
-        ("{{ messages[0].nothing.at_all }}", "fails: UndefinedError"),
-        ("{% set x = namespace() %}{% set x._a = 1 %}", "fails: SecurityError"),
+        ("{{ range(999999999) | list }}", "line 1): OverflowError"),
+        ("{{ ''.__class__.__mro__ }}", "line 1): SecurityError"),
+        ("{{ messages.append(1) }}", "line 1): SecurityError"),
+        ("{{ messages[0].nothing.at_all }}", "line 1): UndefinedError"),
+        (
+            "{% set x = namespace() %}{% set x._a = 1 %}",
+            "line 1): SecurityError",
+        ),
     ],
 )
 async def test_a_hostile_template_is_stopped(room: RenderRoom, template: str, told: str) -> None:
@@ -146,7 +149,7 @@ def test_any_template_gives_a_text_or_says_what_is_wrong(bits: list[str]) -> Non
         "continues": False,
     }
     answer = answered(job)
-    assert answer.keys() in ({"text"}, {"kind", "problem"})
+    assert answer.keys() in ({"text"}, {"kind", "problem", "line", "field"})
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -5,8 +5,6 @@ model. The sandbox keeps it from the interpreter; that process bounds its time a
 
 Invariants:
 - The text is, byte for byte, what the field's reference renderer makes of the same variables.
-- A template that wants the arguments of calls as text, or no content beside calls, gets them so:
-  it is asked once with a made-up call (`call_form`).
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jinja2
@@ -38,20 +34,6 @@ class Refusal(jinja2.TemplateError):
 
 class TooLong(Exception):
     """A rendering above its bound."""
-
-
-class NotContinued(Exception):
-    """A template that does not write the last message where it could be gone on with."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """How a template wants an assistant's calls."""
-
-    arguments_as_text: bool = False
-    """Their arguments as JSON text rather than an object."""
-    empty_content: bool = False
-    """A message without content has an empty one rather than none."""
 
 
 class _Generation(Extension):
@@ -106,7 +88,7 @@ def _raise_exception(message: str) -> None:
     raise Refusal(message)
 
 
-def _tojson(
+def to_json(
     value: Any,  # noqa: ANN401 - whatever a template has
     ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature is the field's
     indent: int | str | None = None,
@@ -131,7 +113,7 @@ def environment() -> ImmutableSandboxedEnvironment:
         lstrip_blocks=True,
         extensions=[_Generation, LoopControlExtension],
     )
-    made.filters["tojson"] = _tojson
+    made.filters["tojson"] = to_json
     made.globals |= {
         "raise_exception": _raise_exception,
         "dict": _Dict(),
@@ -168,117 +150,6 @@ def render(template: str, variables: Variables, *, now_s: float, chars_max: int)
             raise TooLong
         pieces.append(piece)
     return "".join(pieces)
-
-
-def render_chat(
-    template: str, variables: Variables, *, now_s: float, chars_max: int, continues: bool
-) -> str:
-    """Return the text of a conversation (`variables["messages"]`) as the template wants it.
-
-    Content that is None stands for none; arguments of calls are objects. continues: the text ends
-    within the last message, behind its content.
-
-    Raises:
-        NotContinued: that content is not where it could be gone on with.
-        Exception: as `render`.
-    """
-    messages: list[dict[str, Any]] = variables["messages"]
-    if any("tool_calls" in message for message in messages):
-        form = call_form(template, _hashable(variables))
-        messages = [_formed(message, form) for message in messages]
-    if not continues:
-        whole = {**variables, "messages": messages}
-        return render(template, whole, now_s=now_s, chars_max=chars_max)
-    tag = "".join(secrets.choice("0123456789") for _ in range(32))
-    last = messages[-1]
-    # The blank tells whether the template keeps the spacing at a message's end.
-    tagged = [*messages[:-1], {**last, "content": f"{last['content'] or ''}{tag} "}]
-    text = render(
-        template, {**variables, "messages": tagged}, now_s=now_s, chars_max=chars_max + len(tag)
-    )
-    head, found, tail = text.rpartition(tag)
-    if not found:
-        raise NotContinued
-    return head if tail.startswith(" ") else head.rstrip()
-
-
-@functools.lru_cache(maxsize=TEMPLATES_KEPT_MAX)
-def call_form(template: str, special: tuple[tuple[str, str], ...] = ()) -> CallForm:
-    """Return the first form of calls under which a made-up one is written as a call."""
-    for form in (
-        CallForm(),
-        CallForm(empty_content=True),
-        CallForm(arguments_as_text=True),
-        CallForm(arguments_as_text=True, empty_content=True),
-    ):
-        messages = [_formed(message, form) for message in _PROBE]
-        variables = {
-            "tools": _PROBE_TOOLS,
-            "add_generation_prompt": True,
-            **dict(special),
-            "messages": messages,
-        }
-        try:
-            text = render(template, variables, now_s=0.0, chars_max=1 << 20)
-        except Exception:  # noqa: BLE001, S112 - whatever it runs into, it is not the form
-            continue
-        if "probekey" in text and "{'probekey'" not in text and "None" not in text:
-            return form
-    return CallForm()
-
-
-_PROBE: Final[tuple[dict[str, Any], ...]] = (
-    {"role": "user", "content": "a"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "type": "function",
-                "id": "abc123def",
-                "function": {"name": "f", "arguments": {"probekey": "b"}},
-            }
-        ],
-    },
-    {"role": "tool", "content": "c", "tool_call_id": "abc123def", "name": "f"},
-)
-_PROBE_TOOLS: Final = [
-    {
-        "type": "function",
-        "function": {
-            "name": "f",
-            "description": "d",
-            "parameters": {"type": "object", "properties": {}, "required": []},
-        },
-    }
-]
-
-
-def _formed(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
-    """Return a message with its calls in a form."""
-    calls = message.get("tool_calls")
-    if calls is None:
-        return message
-    if form.arguments_as_text:
-        calls = [_with_text(call) for call in calls]
-    content = message["content"]
-    if content is None and form.empty_content:
-        content = ""
-    return {**message, "content": content, "tool_calls": calls}
-
-
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
-
-
-def _hashable(variables: Variables) -> tuple[tuple[str, str], ...]:
-    """Return the special tokens among the variables: all of them that a made-up chat needs."""
-    return tuple(
-        (name, value)
-        for name, value in sorted(variables.items())
-        if name.endswith("_token") and isinstance(value, str)
-    )
 
 
 def _clock(now_s: float) -> Callable[[str], str]:

@@ -23,10 +23,10 @@ from mlxd_shared.chats import (
     json_object,
     refuse_half_characters,
 )
-from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
+from mlxd_shared.errors import InvalidRequest
 from mlxd_worker.chat.control_tokens import ControlTokens, new_nonce
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
-from mlxd_worker.chat.template_files import FIELD, TEMPLATE_FILE, ChatTemplate
+from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.tokenizer import Tokenizer, library_faults
 
 TAIL_CHARS: Final = 64
@@ -42,6 +42,8 @@ class Job:
     now_s: float
     continues: bool
     nonce: str
+    file: str
+    """Where the model has that template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class ChatFormat:
             now_s=time.time() if chat.now_s is None else chat.now_s,
             continues=chat.continues,
             nonce=nonce,
+            file=self.template.file_of(with_tools=bool(tools)),
         )
 
     def check_length(self, rendered: str, nonce: str) -> None:
@@ -154,22 +157,6 @@ class ChatFormat:
             ids = tuple(self.encode(rendered, nonce))
         tail = rendered.rstrip()[-TAIL_CHARS:]
         return ChatPrompt(ids, rendered.replace(nonce, ""), tail)
-
-    def refusal(self, kind: str, problem: str, nonce: str) -> MlxdError:
-        """Return what to tell a client whose conversation cannot be rendered."""
-        told = problem.replace(nonce, "")[: config.CHAT_PROBLEM_CHARS_MAX]
-        match kind:
-            case "syntax":
-                file = self.template.file
-                return InvalidModel(told, file, "" if file == TEMPLATE_FILE else FIELD)
-            case "refused":
-                return InvalidRequest.of("chat.messages", f"the model's template refuses: {told}")
-            case "continue":
-                return InvalidRequest.of("chat.continue_final_message", told)
-            case "bound":
-                return InvalidRequest.of("chat", f"its rendering: {told}")
-            case _:
-                return InvalidRequest.of("chat", f"the model's template fails: {told}")
 
 
 _Mark = Callable[[str], str]

@@ -8,17 +8,20 @@ late (`killable`). Asked and answered is JSON, of a job (`Job`) and of what `ans
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import jinja2
 
 from mlxd_shared import config
-from mlxd_worker.chat.environment import NotContinued, Refusal, TooLong, render_chat
+from mlxd_worker.chat.environment import Refusal, TooLong
+from mlxd_worker.chat.rendering import NotContinued, TemplateFault, render_chat
+from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.process import serve
 
 
-def answered(job: dict[str, Any]) -> dict[str, str]:
-    """Return the text of a job, or `kind` and `problem` of what keeps it from having one."""
+def answered(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the text of a job, or what keeps it from having one: a `Trouble` by its fields."""
     try:
         text = render_chat(
             job["template"],
@@ -29,27 +32,29 @@ def answered(job: dict[str, Any]) -> dict[str, str]:
         )
         text.encode()  # half a character, which no tokenizer takes
     except Exception as error:  # noqa: BLE001 - a template's own: any class there is
-        kind, problem = _judged(error)
-        return {"kind": kind, "problem": problem}
+        return asdict(_judged(error))
     return {"text": text}
 
 
-def _judged(error: Exception) -> tuple[str, str]:
+def _judged(error: Exception) -> Trouble:
     """Return what kind of trouble a rendering met, and what to say about it."""
-    told = next((it for kind, it in _TOLD.items() if isinstance(error, kind)), None)
     match error:
         case jinja2.TemplateSyntaxError():
-            told = ("syntax", f"line {error.lineno}: {error.message}")
+            return Trouble("syntax", str(error.message), error.lineno)
         case Refusal():
-            told = ("refused", str(error.message))
-    return told or ("fails", f"{type(error).__name__}: {error}")
+            return Trouble("refused", str(error.message))
+        case TemplateFault(problem, line, field):
+            return Trouble("fails", problem, line, field)
+    kinds = (trouble for kind, trouble in _TROUBLES.items() if isinstance(error, kind))
+    return next(kinds, Trouble("fails", f"{type(error).__name__}: {error}"))
 
 
-_TOLD = {
-    NotContinued: ("continue", "the template leaves its content out"),
-    TooLong: ("bound", f"above {config.PROMPT_CHARS_MAX} characters"),
-    MemoryError: ("bound", "takes more memory than there is for it"),
-    RecursionError: ("bound", "nested too deep"),
+_TROUBLES = {
+    NotContinued: Trouble("continue", "the template leaves its content out"),
+    TooLong: Trouble("bound", f"above {config.PROMPT_CHARS_MAX} characters"),
+    MemoryError: Trouble("bound", "takes more memory than there is for it"),
+    RecursionError: Trouble("bound", "nested too deep"),
+    UnicodeError: Trouble("fails", "it writes half a character"),
 }
 
 

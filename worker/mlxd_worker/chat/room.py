@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Final
+from typing import Any, Final
 
 from mlxd_shared import config
 from mlxd_shared.chats import Chat
 from mlxd_shared.errors import QueueFull
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
+from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.pool import Died, Late, Pool
 from mlxd_worker.tokenizing.room import TokenRoom
 
@@ -99,11 +100,11 @@ class RenderRoom:
             answer = self._children.ask(json.dumps(asked).encode(), limit_s=self._limit_s)
         except Late:
             problem = f"takes longer than {self._limit_s:g} s"
-            raise wanted.refusal("bound", problem, job.nonce) from None
+            raise Trouble("bound", problem).error(job.file, job.nonce) from None
         except Died:
             problem = "takes more memory than there is for it"
-            raise wanted.refusal("bound", problem, job.nonce) from None
-        told: dict[str, str] = json.loads(answer)
-        if "text" not in told:
-            raise wanted.refusal(told["kind"], told["problem"], job.nonce)
-        return told["text"], job.nonce
+            raise Trouble("bound", problem).error(job.file, job.nonce) from None
+        outcome: dict[str, Any] = json.loads(answer)
+        if "text" not in outcome:
+            raise Trouble(**outcome).error(job.file, job.nonce)
+        return str(outcome["text"]), job.nonce

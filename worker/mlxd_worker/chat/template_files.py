@@ -43,6 +43,12 @@ class ChatTemplate:
     """Special tokens by the names that templates use."""
     file: str = TEMPLATE_FILE
     """Where it was found."""
+    tool_file: str = ""
+    """Where the one for tools was found; empty: in the same file."""
+
+    def file_of(self, *, with_tools: bool) -> str:
+        """Return where the template for a conversation was found."""
+        return (self.tool_file if with_tools else "") or self.file
 
 
 def read_template(source: Source) -> ChatTemplate | None:
@@ -57,7 +63,9 @@ def read_template(source: Source) -> ChatTemplate | None:
     text = _text(files, TEMPLATE_FILE)
     if text is not None:
         tools = _text(files, TOOL_FILE)
-        return ChatTemplate(text, text if tools is None else tools, special)
+        if tools is None:
+            return ChatTemplate(text, text, special)
+        return ChatTemplate(text, tools, special, tool_file=TOOL_FILE)
     for file in (TOKENIZER_CONFIG_FILE, PROCESSOR_FILE):
         named = _named(files.read_json(file).get(FIELD), file)
         if named:

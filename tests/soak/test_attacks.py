@@ -1,0 +1,53 @@
+"""An hour of all attacks at once: what health, a good stream and memory are beside them, and after.
+
+Prints its figures as one JSON object, whether they are good or not. Attackers are niced to 10 and
+pause between volleys (`tests/support/attacks/siege.py`, FULL); the machine is to have nothing else
+to do. A miniature of it: tests/system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.attacks.report import check, figures
+from tests.support.attacks.siege import FULL, Plan, besiege
+
+SECONDS_VARIABLE = "MLXD_ATTACKS_S"
+SECONDS = float(os.environ.get(SECONDS_VARIABLE, "3600"))
+PLAN = Plan(
+    seconds=SECONDS,
+    settings=FULL,
+    alone_s=min(SECONDS / 10, 60.0),
+    warm_s=min(SECONDS / 5, 300.0),
+)
+HEALTH_MS_P99_MAX = 100.0
+HEALTH_MS_MAX = 1000.0
+GOOD_RATIO_MIN = 0.5
+GROWTH_MIB_MAX = 64.0
+"""Of a process after all its attacks, beyond what it has after the first of them."""
+MORE_DESCRIPTORS_MAX = 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(2 * SECONDS + 1800)
+async def test_an_hour_of_attacks(tmp_path: Path) -> None:
+    """Health is answered at once, good streams keep half their speed, every refusal is documented
+    and says when to come back, nothing dies, and no memory is kept.
+    """
+    seen = figures(await besiege(PLAN, tmp_path))
+    sys.stdout.write(json.dumps(seen) + "\n")
+
+    check(seen)
+    assert seen["health_ms_p99"] < HEALTH_MS_P99_MAX
+    assert seen["health_ms_max"] < HEALTH_MS_MAX
+    assert seen["good_ratio"] >= GOOD_RATIO_MIN
+    for name in ("controller_rss_mib", "worker_rss_mib"):
+        before, after = seen[name]
+        assert after - before <= GROWTH_MIB_MAX, name
+    before, after = seen["descriptors"]
+    assert after <= before + MORE_DESCRIPTORS_MAX

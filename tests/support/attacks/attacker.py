@@ -1,0 +1,128 @@
+"""One attack on a server, as a process of its own that runs when nobody else wants the processor.
+
+    python -m tests.support.attacks.attacker ADDRESS KIND SECONDS AT_ONCE PAUSE_S SCALE SEED
+
+It sends volleys of `AT_ONCE` calls, with a pause between them, until the time is over, and prints
+what became of them as one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+
+from tests.support.attacks.fuzz import fuzz
+from tests.support.attacks.hostile import (
+    Call,
+    Calls,
+    burst,
+    constraints,
+    tiny_parts,
+    tokenize,
+)
+from tests.support.attacks.rapid_reset import reset_rapidly
+from tests.support.attacks.tally import Tally
+from tests.support.overload import wait
+
+KINDS: dict[str, Calls] = {
+    "fuzz": fuzz,
+    "tiny_parts": tiny_parts,
+    "constraints": constraints,
+    "burst": burst,
+    "tokenize": tokenize,
+}
+RAPID_RESET = "rapid_reset"
+NICENESS = 10
+CHANNELS_MAX = 20
+GRACE_S = 90.0
+"""What calls that were begun in time may take: more than any deadline of theirs."""
+OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+async def send(channel: grpc.aio.Channel, call: Call, tally: Tally) -> None:
+    """Send one call; count what becomes of it."""
+    begin_s = time.monotonic()
+    try:
+        async with asyncio.timeout(GRACE_S):
+            left = await _answered(channel, call)
+    except grpc.aio.AioRpcError as error:
+        tally.saw_refusal(call.method, error, time.monotonic() - begin_s)
+    except TimeoutError:
+        tally.saw(call.method, "HANGS", time.monotonic() - begin_s)
+    else:
+        tally.saw(call.method, "LEFT" if left else "OK", time.monotonic() - begin_s)
+
+
+async def _answered(channel: grpc.aio.Channel, call: Call) -> bool:
+    """Read the answer; return whether the client went before its end."""
+    if not call.streams:
+        unary: Any = channel.unary_unary(call.path)  # bytes in, bytes out
+        await unary(call.body, timeout=call.deadline_s)
+        return False
+    begin: Any = channel.unary_stream(call.path)
+    stream = begin(call.body, timeout=call.deadline_s)
+    received = 0
+    async for _ in stream:
+        received += 1
+        if received >= call.messages_max:
+            stream.cancel()
+            return True
+    return False
+
+
+async def attack(
+    address: str, calls: Iterator[Call], *, seconds: float, at_once: int, pause_s: float
+) -> Tally:
+    """Send volleys until the time is over; the first one is sent whatever the time."""
+    tally = Tally()
+    end_s = time.monotonic() + seconds
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=OPTIONS))
+            for _ in range(min(at_once, CHANNELS_MAX))
+        ]
+        while True:
+            volley = zip(itertools.cycle(channels), itertools.islice(calls, at_once), strict=False)
+            await asyncio.gather(*(send(channel, call, tally) for channel, call in volley))
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return tally
+            await wait(min(pause_s, left_s))
+
+
+async def run(address: str, kind: str, *rest: str) -> Tally:
+    """Run the attack of this kind."""
+    seconds, at_once, pause_s, scale, seed = rest
+    if kind == RAPID_RESET:
+        return await reset_rapidly(
+            address, seconds=float(seconds), at_once=int(at_once), pause_s=float(pause_s)
+        )
+    calls = KINDS[kind](random.Random(seed), float(scale))
+    return await attack(
+        address, calls, seconds=float(seconds), at_once=int(at_once), pause_s=float(pause_s)
+    )
+
+
+def main() -> None:
+    """Do what the command line says."""
+    os.nice(NICENESS)
+    sys.stdout.write(json.dumps(asdict(asyncio.run(run(*sys.argv[1:])))))
+
+
+if __name__ == "__main__":
+    main()
