@@ -161,9 +161,9 @@ async def test_a_tokenizer_that_fails_names_its_file(room: TokenRoom) -> None:
 class Held(TokenRoom):
     """A room whose children wait for nothing but their end: they never answer."""
 
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, *, waiting_max: int) -> None:
         hang = "import threading; threading.Event().wait()"
-        super().__init__(command=(sys.executable, "-c", hang), **bounds)
+        super().__init__(command=(sys.executable, "-c", hang), waiting_max=waiting_max)
 
 
 @pytest.mark.asyncio
