@@ -15,7 +15,11 @@ from mutations.places import Mutant, Places
 from mutations.reach import measure, read_reach
 from mutations.report import Results, key, share, words
 from mutations.running import run
+from mutations.session import Copies, check_unmutated, mutate
 from mutations.trials import Outcome, Verdict, choose, try_mutant
+
+pytestmark = pytest.mark.timeout(900)
+"""Each test starts several interpreters, one after another."""
 
 SOURCE = "worker/small/parity.py"
 TEXT = '''"""Numbers, even and odd."""
@@ -191,3 +195,27 @@ def test_a_command_past_its_limit_is_ended(tmp_path: Path) -> None:
     done = run(command, cwd=tmp_path, environment={"PATH": "/usr/bin:/bin"}, limit_s=2.0)
 
     assert (done.status, done.output) == (None, "begun\n")
+
+
+def test_a_whole_run_tries_what_it_drew_once(
+    tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each line drawn has an outcome; taken up again, the run has nothing left to try."""
+    first = mutate(tree, count=2, seed=1, processes=2, kept=tmp_path)
+    tried = capfd.readouterr().out
+    again = mutate(tree, count=2, seed=1, processes=2, kept=tmp_path)
+
+    assert len(first) == 2
+    assert first == again
+    assert all(f"{each['verdict']}: {SOURCE}:{each['line']}" in tried for each in first)
+    assert SOURCE not in capfd.readouterr().out
+    assert (tree / SOURCE).read_text(encoding="utf-8") == TEXT
+
+
+def test_tests_that_fail_anyway_stop_the_run(tree: Path, tmp_path: Path) -> None:
+    """With them every mutant would seem to be seen."""
+    copies = Copies(tree, tmp_path, 1)
+
+    check_unmutated(copies, [EVEN], 1.0)
+    with pytest.raises(RuntimeError, match="fail without a mutant"):
+        check_unmutated(copies, [f"{FILE}::test_gone"], 1.0)

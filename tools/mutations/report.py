@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def share(records: Iterable[Mapping[str, Any]]) -> float:
     return sum(dead) / len(dead) if dead else 1.0
 
 
-def words(records: list[Mapping[str, Any]], *, seed: int) -> str:
+def words(records: Sequence[Mapping[str, Any]], *, seed: int) -> str:
     """Tell the whole run: the survivors with what was changed, then the figures."""
     lines = []
     for each in records:
