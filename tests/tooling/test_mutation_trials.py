@@ -123,16 +123,23 @@ def test_a_survivor_is_reported(copy: Copy, tmp_path: Path) -> None:
     said = words(records, seed=5)
     assert f"{SOURCE}:11: survived" in said
     assert "+    count = 1" in said
-    assert "seed 5: 0 killed, 0 hung, 1 survived, 0 unreached; 0.0% seen" in said
+    assert "seed 5: 0 killed, 0 hung, 1 survived, 0 unreached, 0 unsure; 0.0% seen" in said
 
 
 def test_a_hang_is_a_kill(copy: Copy, tree: Path) -> None:
     """A loop that never ends is ended by the limit of its test, and was seen."""
-    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=2.0)
+    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=20.0)
 
     assert tried.verdict is Verdict.HUNG
     assert tried.verdict.dead
     assert (copy.root / SOURCE).read_text(encoding="utf-8") == TEXT
+
+
+def test_a_test_that_fails_anyway_sees_nothing(copy: Copy) -> None:
+    """A kill is believed only where its test passes without the mutant."""
+    tried = try_mutant(mutant_with(ODD), 6, [f"{FILE}::test_gone"], 1.0, copy)
+
+    assert (tried.verdict, tried.verdict.dead) == (Verdict.UNSURE, False)
 
 
 def test_a_mutant_that_no_test_reaches_is_not_seen(copy: Copy) -> None:
@@ -185,7 +192,7 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_the_share_counts_hangs_as_seen() -> None:
     """And what survives or is never reached as not."""
-    assert share({"verdict": verdict.value} for verdict in Verdict) == 0.5
+    assert share({"verdict": verdict.value} for verdict in Verdict) == 2 / 5
     assert share([]) == 1.0
 
 

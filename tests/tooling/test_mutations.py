@@ -73,6 +73,7 @@ def test_each_line_is_drawn_once(tree: Path) -> None:
         "log.info('started', port=1)",
         "self._log.warning('odd', path=path)",
         "assert a > 0, a",
+        "mx.eval(weight, bias)",
         "message = 'no such file'",
         "QUEUE_MAX = 4 * 1024",
         "if __name__ == '__main__':\n    a = 1",

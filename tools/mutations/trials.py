@@ -36,12 +36,13 @@ EARLIEST_CHANGE_S = 1_000_000_000
 
 
 class Verdict(enum.StrEnum):
-    """What came of a mutant."""
+    """What came of a mutant; unsure is one whose tests fail, or last as long, without it too."""
 
     KILLED = "killed"
     HUNG = "hung"
     SURVIVED = "survived"
     UNREACHED = "unreached"
+    UNSURE = "unsure"
 
     @property
     def dead(self) -> bool:
@@ -126,20 +127,25 @@ def try_mutant(
     *,
     test_limit_s: float = TEST_LIMIT_S,
 ) -> Outcome:
-    """Run some tests in a copy that holds a mutant; the copy is as it was when this returns."""
+    """Run some tests in a copy that holds a mutant; the copy is as it was when this returns.
+
+    What seems to see the mutant is run once more without it: a test that fails now and then, or a
+    machine that is busy, would look like one that sees everything.
+    """
     if not tests:
         return Outcome(mutant, Verdict.UNREACHED, "", 0, 0.0)
     began_s = time.monotonic()
     with copy.holding(mutant.source, mutant.text, changed_s=EARLIEST_CHANGE_S + number):
         done = run_tests(copy, tests, expected_s, test_limit_s=test_limit_s)
-    killer = re.search(r"^(?:FAILED|ERROR) (\S+)", done.output, re.MULTILINE)
-    return Outcome(
-        mutant,
-        _verdict(done),
-        killer[1] if killer else "",
-        len(tests),
-        round(time.monotonic() - began_s, 1),
-    )
+    match = re.search(r"^(?:FAILED|ERROR) (\S+)", done.output, re.MULTILINE)
+    killer = match[1] if match else ""
+    verdict = _verdict(done)
+    if verdict.dead:
+        again = [killer] if killer in tests else tests
+        if run_tests(copy, again, expected_s, test_limit_s=test_limit_s).status != PYTEST_PASSED:
+            verdict = Verdict.UNSURE
+    took_s = round(time.monotonic() - began_s, 1)
+    return Outcome(mutant, verdict, killer, len(tests), took_s)
 
 
 def _verdict(done: Done) -> Verdict:
