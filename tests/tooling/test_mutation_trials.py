@@ -128,7 +128,7 @@ def test_a_survivor_is_reported(copy: Copy, tmp_path: Path) -> None:
 
 def test_a_hang_is_a_kill(copy: Copy, tree: Path) -> None:
     """A loop that never ends is ended by the limit of its test, and was seen."""
-    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=20.0)
+    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=10.0)
 
     assert tried.verdict is Verdict.HUNG
     assert tried.verdict.dead

@@ -25,7 +25,14 @@ _FOR_TYPES = {"cast", "TypeVar", "ParamSpec", "NewType", "assert_never", "overlo
 _EVALUATING = {"eval", "async_eval", "clear_cache", "synchronize"}
 _CODINGS = {"utf-8", "ascii", "latin-1", "strict", "replace", "surrogateescape"}
 _CHOSEN = re.compile(r"_?[A-Z0-9_]+_(MAX|MIN|S|MS|NBYTES|BYTES|TOKENS|SHARE|FACTOR|RATIO)")
-_FOR_PEOPLE_OR_INVARIANTS = {"strict", "encoding", "help", "metavar", "rich_help_panel"}
+_FOR_PEOPLE_OR_INVARIANTS = {
+    "strict",
+    "encoding",
+    "help",
+    "metavar",
+    "show_default",
+    "rich_help_panel",
+}
 
 
 def exempt_file(name: str) -> bool:

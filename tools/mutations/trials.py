@@ -141,7 +141,7 @@ def try_mutant(
     killer = match[1] if match else ""
     verdict = _verdict(done)
     if verdict.dead:
-        again = [killer] if killer in tests else tests
+        again = [test for test in tests if killer and test.startswith(killer)] or tests
         if run_tests(copy, again, expected_s, test_limit_s=test_limit_s).status != PYTEST_PASSED:
             verdict = Verdict.UNSURE
     took_s = round(time.monotonic() - began_s, 1)
