@@ -147,8 +147,9 @@ def test_the_index_names_the_shards_that_are_taken() -> None:
     assert [file.name for file in needed(shards, index=index)] == ["a.safetensors", "b.safetensors"]
     assert needed(shards, index=None) == tuple(shards)
     assert needed([*shards, RemoteFile(WEIGHTS)], index=None) == (RemoteFile(WEIGHTS),)
-    with pytest.raises(InvalidModel, match=r"d\.safetensors"):
+    with pytest.raises(InvalidModel, match=r"d\.safetensors") as caught:
         needed(shards, index={"weight_map": {"x": "d.safetensors"}})
+    assert caught.value.field == "x"
 
 
 @pytest.mark.parametrize("shard", ["model.bin", "sub/a.safetensors", "README.md", 7, ["a"], None])

@@ -117,6 +117,21 @@ async def test_cancelling_a_wait_leaves_the_load_to_the_others() -> None:
     assert len(workers.launcher.processes) == 1
 
 
+@pytest.mark.asyncio
+async def test_another_lease_of_a_ready_model_is_no_news() -> None:
+    """Each model is compared with what it was before the event, not with nothing."""
+    runtime = make_runtime(FakeWorkers())
+    running = asyncio.create_task(runtime.run())
+
+    async with runtime.lease(REF, keep_alive_s=None, timeout_s=None):
+        with runtime.changes.subscribe() as news:
+            async with runtime.lease(REF, keep_alive_s=None, timeout_s=None):
+                pass
+            assert news.pending() == []
+    runtime.post(ShutDown(0.0))
+    await running
+
+
 def model(phase: Phase, *, digest: str = "d", step: int = 0) -> Model:
     """Return a model in a phase."""
     return Model(digest, "m", "/m", facts(1), 300.0, phase=phase, progress=Progress("s", step, 10))

@@ -238,6 +238,14 @@ def test_who_plans_reckons_with_no_less(name: str) -> None:
     assert said.recurrent_values_per_row >= shown.recurrent_values_per_row
 
 
+def test_a_model_of_states_alone_has_no_keys() -> None:
+    """It states the least width there is, so that nobody reckons with keys of any size."""
+    caches = zoo_footprint(parse_zoo(zoo_config("mamba2"))).caches
+
+    assert (caches.kv_values_per_token, caches.kv_heads, caches.head_dim) == (0, 1, 1)
+    assert caches.recurrent_values_per_row > 0
+
+
 def test_what_configs_leave_out_is_what_mlx_lm_takes() -> None:
     """The table that the controller has of it is of the sources of the version that is served."""
     assert json.loads(DEFAULTS_FILE.read_text(encoding="utf-8")) == read_defaults()
