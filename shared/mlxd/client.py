@@ -37,7 +37,7 @@ from mlxd.messages import (
     Status,
     TokenLogprob,
     Unloaded,
-)
+)  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
 from mlxd_shared.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
