@@ -340,9 +340,8 @@ class Client:
 
         Returns when it is done. A model that is not loaded is a success.
         """
-        request = model_pb2.UnloadModelRequest(
-            model=model, grace=_wire.grace_to_pb(grace_s), force=force
-        )
+        grace = _wire.grace_to_pb(grace_s)
+        request = model_pb2.UnloadModelRequest(model=model, grace=grace, force=force)
         wait_s = config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s
         timeout_s = None if math.isinf(wait_s) else wait_s + self._timeout_s
         pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
@@ -359,8 +358,7 @@ class Client:
         found: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
         while True:
-            call = self._connection.models.ListModels(request, timeout=self._timeout_s)
-            page = await answer(call)
+            page = await answer(self._connection.models.ListModels(request, timeout=self._timeout_s))
             found += map(_wire.model_from_pb, page.models)
             if not page.next_page_token or len(found) > config.MODELS_MAX:
                 return tuple(found)
@@ -374,11 +372,8 @@ class Client:
 
     def watch_models(self, model: str = "") -> Stream[Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
-        request = model_pb2.WatchModelsRequest(model=model)
-        call = self._connection.models.WatchModels(request)
+        call = self._connection.models.WatchModels(model_pb2.WatchModelsRequest(model=model))
         return Stream(call, EachReader(lambda pb: _wire.model_from_pb(pb.model)))
-
-    # --- status -----------------------------------------------------------------------------
 
     async def status(self, model: str = "") -> Status:
         """Return the server's status, with all workers or those of `model`."""
