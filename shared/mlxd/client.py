@@ -342,23 +342,26 @@ class Client:
         """
         grace = _wire.grace_to_pb(grace_s)
         request = model_pb2.UnloadModelRequest(model=model, grace=grace, force=force)
-        wait_s = config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s
-        timeout_s = None if math.isinf(wait_s) else wait_s + self._timeout_s
+        wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
+        timeout_s = None if math.isinf(wait_s) else wait_s
         pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
         return Unloaded(_wire.model_from_pb(pb.model), pb.streams_aborted)
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Take a name away that a load gave to a folder; return those that the folder has left."""
-        request = model_pb2.ForgetModelRequest(name=name)
-        call = self._connection.models.ForgetModel(request, timeout=self._timeout_s)
-        return tuple((await answer(call)).names)
+        forget, request = (
+            self._connection.models.ForgetModel,
+            model_pb2.ForgetModelRequest(name=name),
+        )
+        return tuple((await answer(forget(request, timeout=self._timeout_s))).names)
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
         found: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
+        listing = self._connection.models.ListModels
         while True:
-            page = await answer(self._connection.models.ListModels(request, timeout=self._timeout_s))
+            page = await answer(listing(request, timeout=self._timeout_s))
             found += map(_wire.model_from_pb, page.models)
             if not page.next_page_token or len(found) > config.MODELS_MAX:
                 return tuple(found)
