@@ -11,9 +11,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-import grpc
-
-from mlxd.v1 import status_pb2
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.state import Progress
 from mlxd_controller.hearing import hear
@@ -75,7 +72,8 @@ async def load_worker(
             address=process.address, incarnation=worker.incarnation, digest=worker.digest
         )
         await _follow(link, order, process, stall_timeout_s, on_progress)
-        worker.note_figures(await _first_status(link), clock.now_s())
+        status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
+        worker.note_figures(status, clock.now_s())
     except BaseException as error:
         reason = error
         if isinstance(error, RemoteError):
@@ -109,16 +107,6 @@ async def _follow(
             on_progress(step)
     if last.stage != STAGE_READY:
         raise WorkerStartFailed(order.name, process.last_lines())
-
-
-async def _first_status(link: WorkerLink) -> status_pb2.Status:
-    """Return a worker's first figures; look once more where this process stood still meanwhile."""
-    try:
-        return await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
-    except RemoteError as error:
-        if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise
-    return await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
 
 
 async def _explain(error: RemoteError, process: WorkerProcess, model: str) -> MlxdError:

@@ -120,8 +120,8 @@ class ModelStore(Protocol):
 
         Raises:
             ModelNotFound: no such name.
-            InvalidRequest: the name comes from elsewhere: configuration, an alias, a store.
-            ModelInUse: it is the last name of a model that `in_use` returns.
+            InvalidRequest: the name comes from elsewhere (configuration, an alias, a store), or is
+                the last one of a model that `in_use` returns.
         """
         ...
 

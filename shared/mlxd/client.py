@@ -37,7 +37,7 @@ from mlxd.messages import (
     Status,
     TokenLogprob,
     Unloaded,
-)
+)  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
 from mlxd_shared.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
@@ -340,27 +340,28 @@ class Client:
 
         Returns when it is done. A model that is not loaded is a success.
         """
-        request = model_pb2.UnloadModelRequest(
-            model=model, grace=_wire.grace_to_pb(grace_s), force=force
-        )
-        wait_s = config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s
-        timeout_s = None if math.isinf(wait_s) else wait_s + self._timeout_s
+        grace = _wire.grace_to_pb(grace_s)
+        request = model_pb2.UnloadModelRequest(model=model, grace=grace, force=force)
+        wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
+        timeout_s = None if math.isinf(wait_s) else wait_s
         pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
         return Unloaded(_wire.model_from_pb(pb.model), pb.streams_aborted)
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Take a name away that a load gave to a folder; return those that the folder has left."""
-        request = model_pb2.ForgetModelRequest(name=name)
-        call = self._connection.models.ForgetModel(request, timeout=self._timeout_s)
-        return tuple((await answer(call)).names)
+        forget, request = (
+            self._connection.models.ForgetModel,
+            model_pb2.ForgetModelRequest(name=name),
+        )
+        return tuple((await answer(forget(request, timeout=self._timeout_s))).names)
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
         found: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
+        listing = self._connection.models.ListModels
         while True:
-            call = self._connection.models.ListModels(request, timeout=self._timeout_s)
-            page = await answer(call)
+            page = await answer(listing(request, timeout=self._timeout_s))
             found += map(_wire.model_from_pb, page.models)
             if not page.next_page_token or len(found) > config.MODELS_MAX:
                 return tuple(found)
@@ -374,11 +375,8 @@ class Client:
 
     def watch_models(self, model: str = "") -> Stream[Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
-        request = model_pb2.WatchModelsRequest(model=model)
-        call = self._connection.models.WatchModels(request)
+        call = self._connection.models.WatchModels(model_pb2.WatchModelsRequest(model=model))
         return Stream(call, EachReader(lambda pb: _wire.model_from_pb(pb.model)))
-
-    # --- status -----------------------------------------------------------------------------
 
     async def status(self, model: str = "") -> Status:
         """Return the server's status, with all workers or those of `model`."""

@@ -105,17 +105,6 @@ class ModelNotFound(MlxdError):
 
 
 @dataclass(eq=False)
-class ModelInUse(MlxdError):
-    """The last name of a model that is loaded, pinned or about to be loaded, to be forgotten."""
-
-    model: str
-
-    def describe(self) -> str:
-        """Name the model, and what goes first."""
-        return f"{self.model!r} is the only name of a model in use: unload it first"
-
-
-@dataclass(eq=False)
 class InvalidModel(MlxdError):
     """A model's files that cannot be served; `file` is a name, `field` a key or tensor in it."""
 

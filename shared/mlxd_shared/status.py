@@ -38,7 +38,6 @@ TABLE = (
     Row(e.DuplicateRequest, _C.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     Row(e.ModelNotFound, _C.NOT_FOUND, "MODEL_NOT_FOUND"),
     Row(e.NoChatTemplate, _C.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
-    Row(e.ModelInUse, _C.FAILED_PRECONDITION, "MODEL_IN_USE"),
     Row(e.InvalidModel, _C.FAILED_PRECONDITION, "MODEL_INVALID"),
     Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
     Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),

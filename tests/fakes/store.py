@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.ports import BrokenRef, ModelRef
-from mlxd_shared.errors import InvalidRequest, MlxdError, ModelInUse, ModelNotFound
+from mlxd_shared.errors import InvalidRequest, MlxdError, ModelNotFound
 from mlxd_shared.requests import SamplingOptions
 
 
@@ -76,7 +76,8 @@ class FakeStore:
         path = self._names[name]
         left = tuple(sorted({n for n, other in self._names.items() if other == path} - {name}))
         if not left and not {self._folders[path][0], str(path)}.isdisjoint(in_use()):
-            raise ModelInUse(name)
+            problem = f"{name!r} is the only name of a model in use: unload it first"
+            raise InvalidRequest.of("name", problem)
         del self._names[name]
         self._given.remove(name)
         return left

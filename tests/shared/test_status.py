@@ -29,7 +29,6 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.FieldNotServed("migrate"),
     errors.DuplicateRequest("r-1"),
     errors.ModelNotFound("gone", "try demo"),
-    errors.ModelInUse("busy"),
     errors.NoChatTemplate("base"),
     errors.InvalidModel("not JSON", "config.json", "rope"),
     errors.ModelTooLarge("big", 1 << 50, 1 << 40, 1 << 30, "a shorter context"),

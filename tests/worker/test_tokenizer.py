@@ -284,25 +284,6 @@ def test_eos_ids_come_from_the_first_file_that_has_any(
     assert tokenizer.eos_ids == expected
 
 
-BOS_FILES: list[tuple[dict[str, Any], int | None]] = [
-    ({"tokenizer_config": {"bos_token": "<s>"}, "special_tokens_map": {"bos_token": "</s>"}}, 1),
-    ({"special_tokens_map": {"bos_token": "<s>"}, "config": {"bos_token_id": 2}}, 1),
-    ({"config": {"bos_token_id": 1}, "generation_config": {"bos_token_id": 2}}, 1),
-    ({"tokenizer_config": {"bos_token": None}, "generation_config": {"bos_token_id": 2}}, 2),
-    ({}, None),
-]
-
-
-@pytest.mark.parametrize(("files", "expected"), BOS_FILES)
-def test_bos_comes_from_the_first_file_that_has_one(
-    tmp_path: Path, files: dict[str, Any], expected: int | None
-) -> None:
-    """The order is tokenizer_config, special_tokens_map, config, generation_config: what was saved
-    with the tokenizer before what was saved with the weights."""
-    tokenizer = load_tokenizer(write_folder(tmp_path / "model", byte_level(), **files))
-    assert tokenizer.bos_id == expected
-
-
 BAD_FILES: list[tuple[str, str, str, str]] = [
     ("tokenizer.json", "", "tokenizer.json", ""),
     ("tokenizer.json", '{"version": "1.0"', "tokenizer.json", ""),

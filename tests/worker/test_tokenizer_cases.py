@@ -1,4 +1,4 @@
-"""Where whitespace before a word belongs, and characters spread over tokens, by hand.
+"""Where whitespace before a word belongs, characters spread over tokens, and whose BOS counts.
 
 A pre-tokenizer cuts a text with a pattern that looks ahead; an engine without look-ahead has to
 move a boundary back by hand. The cases are those in which such a hand-made rule goes wrong.
@@ -7,6 +7,7 @@ move a boundary back by hand. The cases are those in which such a hand-made rule
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizer_files import load_tokenizer
-from tests.worker.made_tokenizers import write_folder
+from tests.worker.made_tokenizers import byte_level, write_folder
 
 LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 NUMBERS = r"\p{N}{1,3}"
@@ -96,3 +97,22 @@ def test_a_text_that_never_comes_level_with_its_tokens(length: int, tmp_path: Pa
 
     assert got == ["", *("こ" * (length + 2))]
     assert detokenizer.finish() == ""
+
+
+BOS_FILES: list[tuple[dict[str, Any], int | None]] = [
+    ({"tokenizer_config": {"bos_token": "<s>"}, "special_tokens_map": {"bos_token": "</s>"}}, 1),
+    ({"special_tokens_map": {"bos_token": "<s>"}, "config": {"bos_token_id": 2}}, 1),
+    ({"config": {"bos_token_id": 1}, "generation_config": {"bos_token_id": 2}}, 1),
+    ({"tokenizer_config": {"bos_token": None}, "generation_config": {"bos_token_id": 2}}, 2),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("files", "expected"), BOS_FILES)
+def test_bos_comes_from_the_first_file_that_has_one(
+    tmp_path: Path, files: dict[str, Any], expected: int | None
+) -> None:
+    """The order is tokenizer_config, special_tokens_map, config, generation_config: what was saved
+    with the tokenizer before what was saved with the weights."""
+    tokenizer = load_tokenizer(write_folder(tmp_path / "model", byte_level(), **files))
+    assert tokenizer.bos_id == expected

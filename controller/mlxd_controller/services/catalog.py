@@ -59,7 +59,7 @@ class Catalog:
         """Forget a name that a load gave, and return those that its folder has left.
 
         Raises:
-            ModelNotFound, InvalidRequest, ModelInUse: see the store.
+            ModelNotFound, InvalidRequest: see the store.
         """
         if len(name) > config.MODEL_NAME_CHARS_MAX:
             raise InvalidRequest.of("name", f"at most {config.MODEL_NAME_CHARS_MAX} characters")

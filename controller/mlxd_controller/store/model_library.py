@@ -25,7 +25,7 @@ from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.readings import Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelInUse, ModelNotFound, QueueFull
+from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
 from mlxd_shared.logs import get_logger
 
 NAMES_IN_HINT_MAX = 8
@@ -120,7 +120,8 @@ class Library:
         left = sorted(other for other, place in self._named.items() if place == path)
         left.remove(name)
         if not left and self._is_in_use(path, in_use()):
-            raise ModelInUse(name)
+            problem = f"{name!r} is the only name of a model in use: unload it first"
+            raise InvalidRequest.of("name", problem)
         self._drop(name, path)
         return tuple(left)
 
