@@ -22,7 +22,7 @@ from mlxd.client import (
 from mlxd.messages import FitTerm, MetricKind, ModelState, ProcessRole
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.chats import Chat, ChatMessage
-from mlxd_shared.errors import InvalidRequest, ModelInUse, ModelNotFound, ModelTooLarge
+from mlxd_shared.errors import InvalidRequest, ModelNotFound, ModelTooLarge
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 
