@@ -25,15 +25,13 @@ def embed_from_pb(pb: inference_pb2.EmbedRequest) -> EmbedSpec:
     Raises:
         InvalidRequest: fields out of range, each with its limit.
     """
-    count = f"1 to {config.EMBED_TEXTS_MAX} texts"
-    if len(pb.texts) > config.EMBED_TEXTS_MAX:
-        raise InvalidRequest.of("texts", count)
-    texts = tuple(pb.texts)
     found: list[FieldViolation] = []
     if len(pb.model) > config.MODEL_NAME_CHARS_MAX:
         found.append(FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters"))
-    if not texts:
-        found.append(FieldViolation("texts", count))
+    countable = 1 <= len(pb.texts) <= config.EMBED_TEXTS_MAX
+    if not countable:
+        found.append(FieldViolation("texts", f"1 to {config.EMBED_TEXTS_MAX} texts"))
+    texts = tuple(pb.texts) if countable else ()  # what is too many is not walked
     empty = next((index for index, text in enumerate(texts) if not text), None)
     if empty is not None:
         found.append(FieldViolation(f"texts[{empty}]", "the text is empty"))
