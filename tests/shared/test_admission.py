@@ -23,6 +23,9 @@ from tests.support.resets import flood
 SERVICE, METHOD = "test.Held", "/test.Held/Hold"
 CROWD = 6000
 CONNECTIONS = 20
+LIMIT_S = 60.0
+UNTAKEN_S = 2.0
+"""In which a call that the server has not taken would be cancelled, were it to be."""
 
 
 class Held:
@@ -125,11 +128,16 @@ async def test_streams_that_are_reset_at_once_cost_others_nothing() -> None:
     """A peer's thousands of resets, none taken yet, leave room for another peer's call."""
     held = Held()
     held.let_go.set()
-    async with serving(held, config.CALLS_MAX) as port, dialling(port) as [channel]:
-        assert await hold(channel) is None
-        for _ in range(3):
+    async with serving(held, config.CALLS_MAX) as port:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary(METHOD)
+            assert await asyncio.to_thread(call, b"before") == b"before"
+            # From here to the next await this thread takes no call: all that come have to wait.
             flood(port, METHOD, CROWD)
-            assert await hold(channel) is None
+            waiting = call.future(b"after")
+            with pytest.raises(grpc.FutureTimeoutError):
+                waiting.exception(timeout=UNTAKEN_S)
+            assert await asyncio.to_thread(waiting.result, LIMIT_S) == b"after"
 
 
 @pytest.mark.asyncio

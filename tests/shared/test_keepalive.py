@@ -18,7 +18,7 @@ from mlxd_shared.net import CHANNEL_OPTIONS, SERVER_OPTIONS, keepalive
 
 LIMIT_S = 45.0
 """Far above the two seconds that it should take, and below gRPC's own minute."""
-QUICK = keepalive(time_ms=1000, timeout_ms=1000)
+QUICK = dict(keepalive(time_ms=1000, timeout_ms=1000))
 WATCHER = """
 import asyncio, sys, grpc
 async def main():
@@ -60,7 +60,7 @@ async def test_a_client_learns_of_a_server_that_has_stopped() -> None:
     async with process("-m", "tests.support.bare_server") as server:
         assert server.stdout is not None
         address = (await server.stdout.readline()).decode().strip()
-        options = [*CHANNEL_OPTIONS, *QUICK]
+        options = list({**dict(CHANNEL_OPTIONS), **QUICK}.items())
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest())
@@ -86,7 +86,7 @@ async def test_a_server_learns_of_a_client_that_has_stopped() -> None:
         finally:
             ended.set()
 
-    server = grpc.aio.server(options=[*SERVER_OPTIONS, *QUICK])
+    server = grpc.aio.server(options=list({**dict(SERVER_OPTIONS), **QUICK}.items()))
     handlers = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("test.Watched", handlers),)
