@@ -49,7 +49,9 @@ async def serving(held: Held, calls_max: int) -> AsyncIterator[int]:
     health_of = Health()
     await health_of.set("", serving=True)
     server = make_server(health_of, (), calls_max=calls_max)
-    handlers = {"Hold": grpc.unary_unary_rpc_method_handler(held.hold)}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Hold": grpc.unary_unary_rpc_method_handler(held.hold)
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     target = listen(server, parse_address("127.0.0.1:0"))
     await server.start()
@@ -168,7 +170,8 @@ async def test_a_call_whose_client_has_gone_gives_its_place_back() -> None:
     async with serving(held, 1) as port, dialling(port) as [channel]:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         for taken in range(1, 4):
-            call: Any = channel.unary_unary(METHOD)(b"x")
+            method: Any = channel.unary_unary(METHOD)
+            call = method(b"x")
             while held.taken < taken:
                 await stub.Check(health_pb2.HealthCheckRequest())
             call.cancel()

@@ -87,7 +87,9 @@ async def test_a_server_learns_of_a_client_that_has_stopped() -> None:
             ended.set()
 
     server = grpc.aio.server(options=list({**dict(SERVER_OPTIONS), **QUICK}.items()))
-    handlers = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Watch": grpc.unary_stream_rpc_method_handler(watch)
+    }
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("test.Watched", handlers),)
     )
