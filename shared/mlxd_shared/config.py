@@ -43,9 +43,7 @@ CALLS_MAX = 4096  # that a controller works on: four connections' fill, about 10
 INQUIRIES_MAX = 1024  # calls that ask for health and status, watches too, beside those
 CALLS_RETRY_MIN_S = 1.0
 CALLS_RETRY_MAX_S = 60.0
-CALLS_RETRY_PER_S = (
-    250.0  # of those refused so many come back in a second; it takes 4 times as many
-)
+CALLS_RETRY_PER_S = 250.0  # the span of those times grows by a second for so many refused
 PENDING_CALLS_MAX = 32_768  # arrived and not taken yet: 32 connections' fill
 PENDING_CALL_MAX_S = 3600  # the wait to be taken; a call with a deadline ends by that
 KEEPALIVE_TIME_MS = 30_000
