@@ -35,7 +35,7 @@ from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import library_of
-from mlxd_shared import logs
+from mlxd_shared import config, logs
 from mlxd_shared.errors import MlxdError
 from mlxd_shared.listeners import ListenerSecurity
 from mlxd_shared.net import parse_address
@@ -143,7 +143,9 @@ async def _listening(
 ) -> AsyncIterator[str]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
     health = Health()
-    server = make_server(health, _SERVICES, security=security)
+    # An operator who lets more streams wait has room for as many more calls.
+    calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
+    server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
     catalog = Catalog(store, runtime)
     inference = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
     add_to_server(inference, server)

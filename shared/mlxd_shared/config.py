@@ -58,6 +58,14 @@ WATCH_INTERVAL_DEFAULT_S = 1.0
 WATCH_INTERVAL_MIN_S = 0.1
 TOKENIZE_IDS_MAX = 1 << 21
 
+STREAMS_PER_CONNECTION_MAX = 1024  # of a client; what it begins beyond them waits there
+CALLS_MAX = 4096  # that a controller works on: four connections' fill, about 100 MiB
+INQUIRIES_MAX = 1024  # calls that ask for health and status, watches too, beside those
+CALLS_RETRY_MIN_S = 1.0
+CALLS_RETRY_MAX_S = 60.0
+CALLS_RETRY_PER_S = 250.0  # the span of those times grows by a second for so many refused
+PENDING_CALLS_MAX = 32_768  # arrived and not taken yet: 32 connections' fill
+PENDING_CALL_MAX_S = 3600  # the wait to be taken; a call with a deadline ends by that
 KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 KEEPALIVE_PING_INTERVAL_MIN_MS = 10_000

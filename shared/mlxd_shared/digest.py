@@ -19,6 +19,7 @@ from mlxd_shared.config import (
     TOKENIZER_FILE_BYTES_MAX,
 )
 from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import file_error
 from mlxd_shared.model_source import Source, files_of
 from mlxd_shared.ollama_manifest import PARAMETERS_FILE
 from mlxd_shared.safetensors_header import LENGTH_BYTES
@@ -65,7 +66,7 @@ def model_digest(source: Source) -> str:
             _add_weights(digest, file, sorted(own, key=lambda fact: (fact.begin, fact.name)))
     except OSError as error:
         name = Path(str(error.filename)).name
-        raise InvalidModel(error.strerror or "unreadable", file=name) from error
+        raise file_error(error, name) from error
     return digest.hexdigest()
 
 

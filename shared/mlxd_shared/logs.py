@@ -4,7 +4,7 @@ The context (request id, model) is bound per task with `structlog.contextvars`. 
 are logged by nobody but the controller's `Transcript`, where an operator asked for it.
 
 A log that nobody reads any more never stops its writer: a worker whose controller was killed has a
-broken pipe for a log, and must still end in good order.
+broken pipe for a log, and must still end in good order. Nor does a log on a full disk.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class LastingStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write all of `text`."""
         try:
-            return self._stream.write(text)
+            self._stream.write(text)
         except BrokenPipeError:
             self._let_go()
-            return len(text)
+        except OSError:  # a full disk: the line is lost, and the next one may have room
+            pass
+        return len(text)
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -44,6 +46,8 @@ class LastingStream(io.TextIOBase):
             self._stream.flush()
         except BrokenPipeError:
             self._let_go()
+        except OSError:
+            pass
 
     def _let_go(self) -> None:
         # In place, so that what else holds this descriptor does not meet the broken pipe either.

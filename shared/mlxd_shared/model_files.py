@@ -2,21 +2,32 @@
 
 Invariants:
 - Only regular files are read, so that no read waits for somebody else, as one of a pipe would.
+- What the machine lacks (open files, memory) is never said of a file.
 - Every text in what is returned can be written as UTF-8. JSON can spell half a character (a lone
   surrogate), which no message of the wire and no log could carry.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
-from mlxd_shared.errors import InvalidModel
+from mlxd_shared.errors import InvalidModel, MachineShort, MlxdError
 
 _SURROGATE_ESCAPE = "\\ud"
+_RESOURCES = {
+    errno.EMFILE: "open files",
+    errno.ENFILE: "open files",
+    errno.ENOMEM: "memory",
+    errno.ENOBUFS: "memory",
+    errno.EAGAIN: "processes",
+    errno.ENOSPC: "disk space",
+    errno.EDQUOT: "disk space",
+}
 
 
 def read_file(path: Path, *, bytes_max: int, name: str = "") -> bytes | None:
@@ -26,6 +37,7 @@ def read_file(path: Path, *, bytes_max: int, name: str = "") -> bytes | None:
 
     Raises:
         InvalidModel: over `bytes_max`, unreadable, or not a regular file.
+        MachineShort: there are no open files left, or no memory.
     """
     try:
         with open(path, "rb", opener=open_regular) as stream:
@@ -33,7 +45,7 @@ def read_file(path: Path, *, bytes_max: int, name: str = "") -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=name or path.name) from error
+        raise file_error(error, name or path.name) from error
     if len(raw) > bytes_max:
         raise InvalidModel(f"over {bytes_max} bytes long", file=name or path.name)
     return raw
@@ -68,6 +80,23 @@ def open_regular(path: str, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise InvalidModel("not a regular file", file=Path(path).name)
+
+
+def file_error(error: OSError, file: str, field: str = "", *, doing: str = "") -> MlxdError:
+    """Return what it means that the system refuses a model's file: its own trouble, or the file's.
+
+    doing: what comes before the system's word, such as "could not be read: ".
+    """
+    short = machine_short(error, file)
+    if short is not None:
+        return short
+    return InvalidModel(doing + reason(error), file=file, field=field)
+
+
+def machine_short(error: OSError, place: str) -> MachineShort | None:
+    """Return what the machine lacks, where that is why `place` cannot be used; None: it is not."""
+    resource = _RESOURCES.get(error.errno or 0)
+    return None if resource is None else MachineShort(resource, f"{place}: {error.strerror}")
 
 
 def reason(error: OSError) -> str:

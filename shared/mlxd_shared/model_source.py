@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxd_shared.errors import InvalidModel
+from mlxd_shared.model_files import file_error
 from mlxd_shared.ollama_manifest import open_manifest
 from mlxd_shared.stored_files import StoredFiles, open_folder
 
@@ -23,5 +23,5 @@ def files_of(source: Source) -> StoredFiles:
     try:
         is_file = source.is_file()
     except OSError as error:  # such as a path that is too long
-        raise InvalidModel(error.strerror or "unreadable", file=source.name) from error
+        raise file_error(error, source.name) from error
     return open_manifest(source) if is_file else open_folder(source)

@@ -13,10 +13,23 @@ from mlxd_shared.errors import InvalidRequest
 Options = Sequence[tuple[str, int]]
 PORT_MAX = 65535
 
-_COMMON: tuple[tuple[str, int], ...] = (
+
+def keepalive(*, time_ms: int, timeout_ms: int) -> Options:
+    """Return options that end a connection whose peer has said nothing for the sum of both times.
+
+    gRPC asks with a ping, and a ping's own time-out, a minute by default, tells of a peer that has
+    stopped; the one that is named after keepalive counts only where it is the shorter one.
+    """
+    return (
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    )
+
+
+_COMMON: Options = (
     ("grpc.max_send_message_length", config.MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", config.KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", config.KEEPALIVE_TIMEOUT_MS),
+    *keepalive(time_ms=config.KEEPALIVE_TIME_MS, timeout_ms=config.KEEPALIVE_TIMEOUT_MS),
 )
 
 # Of what is longer gRPC reads no more than the length.
@@ -27,6 +40,21 @@ SERVER_OPTIONS: Options = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),
+    # Calls that the server has not taken yet. gRPC cancels calls at random from the first figure
+    # on, all of them from the second, and those that waited longer than the third; no caller learns
+    # why. By default they are 1,000, 3,000 and 30 s (decision 0044).
+    ("grpc.server.max_pending_requests", config.PENDING_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", config.PENDING_CALLS_MAX),
+    ("grpc.server_max_unrequested_time_in_server", config.PENDING_CALL_MAX_S),
+)
+
+# For strangers, not for a worker's one controller, whose questions would wait behind its streams.
+# What a client begins beyond the bound waits in the client. With its "overload protection" gRPC
+# counts a stream until the server has let go of it, which is later than its client knows of the
+# end: a client at the bound would have calls refused without a word (decision 0044).
+CLIENTS_OPTIONS: Options = (
+    ("grpc.max_concurrent_streams", config.STREAMS_PER_CONNECTION_MAX),
+    ("grpc.http.overload_protection", 0),
 )
 
 # A worker that restarts must be reached at once: the default back-off costs seconds. The "min" one

@@ -21,7 +21,7 @@ from typing import Any
 
 from mlxd_shared.config import MANIFEST_BYTES_MAX, MANIFEST_LAYERS_MAX
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object, read_file
+from mlxd_shared.model_files import file_error, parse_json_object, read_file
 from mlxd_shared.stored_files import READ_FOLDERS, Blob, StoredFiles, check_inside
 
 BLOBS = "blobs"
@@ -152,10 +152,7 @@ def _placed(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, Path
         try:
             nbytes = path.stat().st_size
         except OSError as error:
-            problem = "missing" if isinstance(error, FileNotFoundError) else error.strerror
-            raise InvalidModel(
-                problem or "unreadable", file=layer.file, field=layer.name
-            ) from error
+            raise file_error(error, layer.file, layer.name) from error
         if nbytes != layer.nbytes:
             problem = f"{nbytes} bytes long, the manifest says {layer.nbytes}"
             raise InvalidModel(problem, file=layer.file, field=layer.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.large_json import parse_large_object
-from mlxd_shared.model_files import open_regular, reason
+from mlxd_shared.model_files import file_error, open_regular
 
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -79,7 +79,7 @@ def read_whole_header(path: Path) -> Header:
             _check_header_length(path, header_nbytes, file_nbytes)
             raw = stream.read(header_nbytes)
     except OSError as error:
-        raise InvalidModel(reason(error), file=path.name) from error
+        raise file_error(error, path.name) from error
     header = parse_large_object(raw, file=path.name)
     metadata = _metadata(path, header.pop(_METADATA, None))
     begin = LENGTH_BYTES + header_nbytes

@@ -11,12 +11,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mlxd_shared import config
+from mlxd_shared.admission import AdmissionInterceptor
 from mlxd_shared.bearer import TokenInterceptor
 from mlxd_shared.errors import InvalidRequest
 from mlxd_shared.intake import Intake
 from mlxd_shared.interceptors import ErrorInterceptor
 from mlxd_shared.listeners import OPEN, ListenerSecurity
-from mlxd_shared.net import SERVER_OPTIONS, Address
+from mlxd_shared.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
 from mlxd_shared.unix_socket import claimed
 from mlxd_shared.wire_scan import FROM_CLIENTS, Limits
 
@@ -43,17 +44,25 @@ def make_server(
     *,
     security: ListenerSecurity = OPEN,
     limits: Limits = FROM_CLIENTS,
+    calls_max: int | None = None,
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
     Where `security` has a token, no call passes without it, whatever its method. No request holds
     more than `limits`.
+
+    calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
+        whose one client is bounded.
     """
     interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(Intake(limits))]
+    options = list(SERVER_OPTIONS)
+    if calls_max is not None:
+        interceptors.insert(0, AdmissionInterceptor(calls_max))
+        options += CLIENTS_OPTIONS
     if security.token is not None:
         open_health = security.files.open_health
         interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
-    server = grpc.aio.server(interceptors=interceptors, options=list(SERVER_OPTIONS))
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_of.servicer, server)
     names = [service.full_name for service in services]
     reflection.enable_server_reflection(

@@ -42,6 +42,7 @@ TABLE = (
     Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
     Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),
     Row(e.QueueFull, _C.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    Row(e.MachineShort, _C.RESOURCE_EXHAUSTED, "MACHINE_SHORT"),
     Row(e.DeadlinePassed, _C.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     Row(e.ModelLoading, _C.UNAVAILABLE, "MODEL_LOADING"),
     Row(e.ModelDraining, _C.UNAVAILABLE, "MODEL_DRAINING"),
@@ -113,9 +114,9 @@ def _extras(
                     description=shorten(error.describe()),
                 )
             ]
-        case e.NoRoom() | e.QueueFull():
+        case e.NoRoom() | e.QueueFull() | e.MachineShort():
             quota = error_details_pb2.QuotaFailure.Violation
-            subject = "memory" if isinstance(error, e.NoRoom) else shorten(error.queue)
+            subject = shorten(_subject(error))
             violation = quota(subject=subject, description=shorten(error.describe()))
             return [
                 error_details_pb2.QuotaFailure(violations=[violation]),
@@ -125,6 +126,17 @@ def _extras(
             return [_retry(error.retry_after_s)]
         case _:
             return []
+
+
+def _subject(error: e.NoRoom | e.QueueFull | e.MachineShort) -> str:
+    """Return what there is too little of."""
+    match error:
+        case e.NoRoom():
+            return "memory"
+        case e.QueueFull():
+            return error.queue
+        case e.MachineShort():
+            return error.resource
 
 
 def shorten(text: str, nbytes: int = config.STATUS_TEXT_BYTES_MAX) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, FOLDER_ENTRIES_MAX
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object, read_file
+from mlxd_shared.model_files import file_error, parse_json_object, read_file
 
 READ_SUFFIXES = frozenset({".json", ".jinja", ".safetensors"})
 """Of files that are read if they are there; others only where an index names them."""
@@ -146,7 +146,7 @@ class StoredFiles:
             try:
                 status = path.stat()
             except OSError as error:
-                raise InvalidModel(error.strerror or "unreadable", file=path.name) from error
+                raise file_error(error, path.name) from error
             found.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         return tuple(found)
 
@@ -238,5 +238,5 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
                 if len(found) > FOLDER_ENTRIES_MAX:
                     raise InvalidModel(f"over {FOLDER_ENTRIES_MAX} entries", file=folder.name)
     except OSError as error:
-        raise InvalidModel(error.strerror or "unreadable", file=folder.name) from error
+        raise file_error(error, folder.name) from error
     return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import reason
+from mlxd_shared.model_files import file_error
 from mlxd_shared.safetensors_header import Header, TensorFact, read_whole_header
 from mlxd_shared.stored_files import StoredFiles
 
@@ -102,7 +102,7 @@ def check_copies(copies: Iterable[Copy]) -> None:
         try:
             same = _same_bytes(first, again)
         except OSError as error:
-            raise InvalidModel(reason(error), file=again.file.name, field=again.name) from error
+            raise file_error(error, again.file.name, again.name) from error
         if not same:
             problem = f"stored again in {again.file.name}, with other values"
             raise InvalidModel(problem, file=first.file.name, field=first.stored_name)

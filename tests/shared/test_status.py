@@ -34,6 +34,7 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.ModelTooLarge("big", 1 << 50, 1 << 40, 1 << 30, "a shorter context"),
     errors.NoRoom("big", 9, 8, 1.25),
     errors.QueueFull("streams", 256, 0.5),
+    errors.MachineShort("open files", "config.json: Too many open files", 2.5),
     errors.DeadlinePassed(3),
     errors.ModelLoading("slow", 4.0, 0.625),
     errors.ModelDraining("going", 3.0),

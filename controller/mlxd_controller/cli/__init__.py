@@ -27,5 +27,6 @@ def main() -> None:
     os.environ.setdefault(*NO_FORK_HANDLERS)
     # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
     from mlxd_controller.cli.app import app  # noqa: PLC0415
+    from mlxd_controller.cli.output import guarded  # noqa: PLC0415
 
-    app()
+    guarded(app)

@@ -7,6 +7,7 @@ import enum
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,9 +92,10 @@ def report(error: e.MlxdError, address: str) -> ExitCode:
 
 
 def complain(problem: str) -> None:
-    """Write one line to stderr."""
+    """Write one line to stderr; where that takes none, the exit code is all that tells."""
     line = " ".join(problem.split())
-    typer.echo(f"mlxd: {escaped(line)}", err=True)
+    with suppress(OSError):
+        typer.echo(f"mlxd: {escaped(line)}", err=True)
 
 
 def usage_error(problem: str) -> NoReturn:

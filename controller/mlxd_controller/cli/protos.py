@@ -33,6 +33,8 @@ def protos(*, out: Out) -> None:
             target = folder / source.name
             target.write_bytes(source.read_bytes())
             typer.echo(str(target))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         complain(f"cannot write to {folder}: {error.strerror}")
         raise typer.Exit(ExitCode.ERROR) from error

@@ -210,8 +210,12 @@ def _locked(path: Path) -> int | None:
     if not same:
         os.close(lock_fd)
         return None
-    os.ftruncate(lock_fd, 0)
-    os.write(lock_fd, f"{os.getpid()}\n".encode())
+    try:
+        os.ftruncate(lock_fd, 0)
+        os.write(lock_fd, f"{os.getpid()}\n".encode())
+    except OSError as error:  # a full disk
+        os.close(lock_fd)
+        raise _refused(file, f"cannot be written: {error.strerror}") from error
     return lock_fd
 
 

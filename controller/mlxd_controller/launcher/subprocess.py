@@ -27,9 +27,10 @@ from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_shared import config
-from mlxd_shared.errors import WorkerExited, WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
 from mlxd_shared.known_process import mark_of
 from mlxd_shared.logs import get_logger
+from mlxd_shared.model_files import machine_short
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 _log = get_logger("launcher")
@@ -75,8 +76,7 @@ class SubprocessLauncher:
         try:
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
-            reason = f"{self._command[0]}: {_reason(error)}"
-            raise WorkerStartFailed(model, (reason,)) from error
+            raise _start_failed(error, model, f"{self._command[0]}: ") from error
         log.info("worker launched", pid=worker.pid)
         try:
             self._note(worker)
@@ -85,7 +85,7 @@ class SubprocessLauncher:
             ready.close()
             await worker.close()
             if isinstance(error, OSError):
-                raise WorkerStartFailed(model, (_reason(error),)) from error
+                raise _start_failed(error, model) from error
             raise
         worker.listens_on(found.address)
         return worker
@@ -161,8 +161,10 @@ class SubprocessLauncher:
             ready.close()
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def _start_failed(error: OSError, model: str, doing: str = "") -> MlxdError:
+    """Return why there is no worker: what the machine lacks, or what is wrong with the command."""
+    short = machine_short(error, f"the worker of {model}")
+    return short or WorkerStartFailed(model, (f"{doing}{error.strerror or error}",))
 
 
 async def _read_line(ready: PipeReader) -> bytes:

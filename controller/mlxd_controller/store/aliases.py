@@ -22,7 +22,7 @@ from pathlib import Path
 from mlxd_controller.store.shelf import check_name, is_name
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
-from mlxd_shared.model_files import parse_json_object, read_file, reason
+from mlxd_shared.model_files import file_error, parse_json_object, read_file
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
@@ -99,7 +99,7 @@ def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
             change(aliases)
             _replace(folder, aliases)
     except OSError as error:
-        raise InvalidModel(f"cannot be written: {reason(error)}", file=ALIASES_FILE) from error
+        raise file_error(error, ALIASES_FILE, doing="cannot be written: ") from error
 
 
 @contextmanager

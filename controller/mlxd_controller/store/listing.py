@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlxd_shared.config import FOLDER_ENTRIES_MAX
 from mlxd_shared.logs import get_logger
+from mlxd_shared.model_files import machine_short
 
 _log = get_logger("store")
 
@@ -15,6 +16,9 @@ def entries(folder: Path) -> list[str]:
     """Return the names in a directory; none where there is no directory, or none to be looked at.
 
     Hidden names are nobody's, and those that are no text could not be asked for.
+
+    Raises:
+        MachineShort: the machine lacks what it takes to look.
     """
     try:
         with os.scandir(folder) as found:
@@ -26,6 +30,9 @@ def entries(folder: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
+        short = machine_short(error, folder.name)
+        if short is not None:
+            raise short from error
         _log.warning("not looked into", path=str(folder), reason=error.strerror)
         return []
     if len(names) > FOLDER_ENTRIES_MAX:

@@ -27,6 +27,7 @@ from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
 from mlxd_shared.logs import get_logger
+from mlxd_shared.model_files import machine_short
 
 NAMES_IN_HINT_MAX = 8
 REFS_MAX = 4 * config.MODELS_MAX
@@ -333,6 +334,9 @@ def _existing(path: Path) -> Path:
         if path.is_dir():
             return _resolved(path)
     except OSError as error:  # such as a path that is too long
+        short = machine_short(error, path.name)
+        if short is not None:
+            raise short from error
         raise ModelNotFound(str(path), error.strerror or "unreadable") from error
     raise ModelNotFound(str(path), "there is no such folder")
 

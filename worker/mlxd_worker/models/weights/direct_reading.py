@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import open_regular, reason
+from mlxd_shared.model_files import file_error, open_regular
 from mlxd_shared.weights import TensorFact
 
 PIECE_NBYTES_MIN: Final = 1 << 20
@@ -195,17 +195,16 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
         try:
             descriptor = open_regular(str(file), os.O_RDONLY)
         except OSError as error:
-            problem = f"could not be opened: {reason(error)}"
-            raise InvalidModel(problem, file=file.name, field=name) from error
+            raise file_error(error, file.name, name, doing="could not be opened: ") from error
         try:
             if widened:
                 _read_widened(descriptor, piece, scratch)
             else:
                 _read(descriptor, piece.begin, piece.into)
-        except (OSError, EOFError) as error:
-            why = reason(error) if isinstance(error, OSError) else str(error)
-            problem = f"could not be read: {why}"
-            raise InvalidModel(problem, file=file.name, field=name) from error
+        except OSError as error:
+            raise file_error(error, file.name, name, doing="could not be read: ") from error
+        except EOFError as error:
+            raise InvalidModel(f"could not be read: {error}", file=file.name, field=name) from error
         finally:
             os.close(descriptor)
 

