@@ -122,8 +122,6 @@ class Client:
         """End every call in progress and the connection. Idempotent."""
         await self._connection.aclose()
 
-    # --- generation -------------------------------------------------------------------------
-
     def generate(
         self,
         prompt: _wire.Prompt,
@@ -299,8 +297,6 @@ class Client:
         call = self._connection.inference.Embed(request, timeout=timeout_s)
         return tuple(tuple(vector.values) for vector in (await answer(call)).embeddings)
 
-    # --- models -----------------------------------------------------------------------------
-
     def load(
         self,
         model: str,
@@ -358,7 +354,8 @@ class Client:
         found: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
         while True:
-            page = await answer(self._connection.models.ListModels(request, timeout=self._timeout_s))
+            call = self._connection.models.ListModels(request, timeout=self._timeout_s)
+            page = await answer(call)
             found += map(_wire.model_from_pb, page.models)
             if not page.next_page_token or len(found) > config.MODELS_MAX:
                 return tuple(found)
