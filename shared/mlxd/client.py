@@ -122,8 +122,6 @@ class Client:
         """End every call in progress and the connection. Idempotent."""
         await self._connection.aclose()
 
-    # --- generation -------------------------------------------------------------------------
-
     def generate(
         self,
         prompt: _wire.Prompt,
@@ -298,8 +296,6 @@ class Client:
         )
         call = self._connection.inference.Embed(request, timeout=timeout_s)
         return tuple(tuple(vector.values) for vector in (await answer(call)).embeddings)
-
-    # --- models -----------------------------------------------------------------------------
 
     def load(
         self,
