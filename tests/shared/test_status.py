@@ -51,6 +51,7 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.ShuttingDown(2.0),
     errors.InternalError("abc123"),
 )
+SIMPLE = {"str", "int", "float", "tuple[str, ...]", "tuple[FieldViolation, ...]"}
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -396,6 +397,4 @@ def test_every_error_is_a_dataclass_of_simple_fields() -> None:
     for example in EXAMPLES:
         kinds = {field.type for field in fields(example)}  # type: ignore[arg-type]
 
-        assert kinds <= {
-            "str", "int", "float", "tuple[str, ...]", "tuple[FieldViolation, ...]"
-        }  # fmt: skip
+        assert kinds <= SIMPLE

@@ -98,7 +98,7 @@ def test_special_tokens_and_padding_have_no_bytes() -> None:
     assert (len(narrow.pieces), narrow.eos_ids) == (5, (0,))
 
 
-def _allowed(mask: memoryview) -> set[int]:
+def _allowed(mask: bytes) -> set[int]:
     return {i for i in range(len(mask) * 8) if mask[i >> 3] >> (i & 7) & 1}
 
 
