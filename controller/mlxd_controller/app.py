@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -111,7 +110,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
             crew.ports,
             state,
             stall_timeout_s=settings.load_stall_timeout_s,
-            silent_max_s=settings.worker_silent_timeout_s or math.inf,
+            silent_max_s=settings.silent_max_s,
         )
         runtime.adopt(enrolled(crew.survivors, state, clock))
         preloaded = [await store.resolve(name) for name in settings.preload]

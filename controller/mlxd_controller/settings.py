@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,3 +74,8 @@ class ServeSettings:
     log_content: bool = False
     log_level: str = "info"
     log_format: LogFormat = "auto"
+
+    @property
+    def silent_max_s(self) -> float:
+        """How long a worker may answer nothing; math.inf: for ever."""
+        return self.worker_silent_timeout_s or math.inf

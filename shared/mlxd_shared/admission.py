@@ -5,7 +5,7 @@ Invariants:
   task has ended, however it ends. So one that never sends its request counts as well.
 - A refused call reaches no handler and no other interceptor, and nothing of its request is read.
 - Health and status have room of their own: they answer while all else is refused.
-- Those refused are told times apart from one another, over a span that grows with their number.
+- Those refused are told times that are spread evenly over a span that grows with their number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from mlxd_shared.bearer import HEALTH_PREFIX
 from mlxd_shared.errors import QueueFull
 from mlxd_shared.interceptors import Context, abort
 from mlxd_shared.logs import get_logger
+from mlxd_shared.retry_times import retry_after_s
 
 STATUS_PREFIX = "/mlxd.v1.StatusService/"
 _log = get_logger("admission")
-
-
-_GOLDEN = 0.6180339887498949  # its multiples, less whole numbers, never come close to one another
 
 
 class Room:
@@ -59,13 +57,6 @@ class Room:
         if self._refused and self.taken <= self._places // 2:
             _log.info("taking calls again", queue=self._name, refused=self._refused)
             self._refused = 0
-
-
-def retry_after_s(number: int) -> float:
-    """Return when the `number`th call that a crowd had refused should come back."""
-    span_s = min(number / config.CALLS_RETRY_PER_S, config.CALLS_RETRY_MAX_S)
-    part = number * _GOLDEN % 1.0
-    return config.CALLS_RETRY_MIN_S + part * max(span_s, config.CALLS_RETRY_MIN_S)
 
 
 class AdmissionInterceptor(grpc.aio.ServerInterceptor):

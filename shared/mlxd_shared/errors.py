@@ -10,7 +10,7 @@ MlxdError
 ├── ModelTooLarge         does not fit, even with everything else evicted
 ├── NoRoom                would fit, but what could be evicted is busy or pinned
 ├── QueueFull             a bounded queue is full; names it and its limit
-├── MachineShort          the machine lacks open files, memory or disk; no model is at fault
+├── MachineShort          the machine lacks open files, memory or a disk; no model is at fault
 ├── DeadlinePassed        the caller's deadline passed before the stream was complete
 ├── ModelLoading          not ready within the time that the caller gave
 ├── ModelDraining         takes no new stream
@@ -218,7 +218,7 @@ class MachineShort(MlxdError):
 
     def describe(self) -> str:
         """Name the resource, and what could not be done without it."""
-        return f"the machine is out of {self.resource}: {self.doing}; try again later"
+        return f"the machine lacks {self.resource}: {self.doing}; try again later"
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 Invariants:
 - Only regular files are read, so that no read waits for somebody else, as one of a pipe would.
-- What the machine lacks (open files, memory) is never said of a file.
+- What the machine lacks (open files, memory, a disk that works) is never said of a file.
 - Every text in what is returned can be written as UTF-8. JSON can spell half a character (a lone
   surrogate), which no message of the wire and no log could carry.
 """
@@ -27,6 +27,8 @@ _RESOURCES = {
     errno.EAGAIN: "processes",
     errno.ENOSPC: "disk space",
     errno.EDQUOT: "disk space",
+    errno.EIO: "a disk that works",
+    errno.ESTALE: "a disk that works",  # one of another machine
 }
 
 

@@ -16,6 +16,7 @@ from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidRequest, QueueFull
+from mlxd_shared.retry_times import retry_after_s
 from tests.controller.core_conversation import Conversation
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack
@@ -35,6 +36,34 @@ def test_waits_for_an_unload_are_bounded() -> None:
     assert isinstance(error, QueueFull)
     assert error.limit == config.UNLOAD_WAITERS_MAX
     assert talk.model("m").unloaders == tuple(waiting)
+
+
+def test_those_whom_a_full_queue_refuses_come_back_apart() -> None:
+    """Requests and unloads, each at a time of its own; once the queue has emptied they start again.
+
+    Half a queue must have gone for that, so that a crowd is one however it ebbs and flows.
+    """
+    talk = Conversation(device(1 << 14))
+    waiting = [talk.arrive("m")[0] for _ in range(config.LOAD_WAITERS_MAX)]
+    late = [talk.arrive("m")[0] for _ in range(5)]
+    talk.release("m", waiting.pop())
+    waiting.append(talk.arrive("m")[0])
+    late += [talk.arrive("m")[0] for _ in range(5)]
+    assert [retry_of(talk, it) for it in late] == [retry_after_s(n) for n in range(1, 11)]
+
+    talk.ready("m")
+    assert talk.state.refused == 0
+    unloading = [talk.unload("m")[0] for _ in range(config.UNLOAD_WAITERS_MAX)]
+    late = [talk.unload("m")[0] for _ in range(5)]
+    assert [retry_of(talk, it) for it in late] == [retry_after_s(n) for n in range(1, 6)]
+    assert not set(unloading) & set(talk.answers)
+
+
+def retry_of(talk: Conversation, ticket: str) -> float:
+    """Return when whoever was refused is to come back."""
+    error = talk.refusal(ticket)
+    assert isinstance(error, QueueFull)
+    return error.retry_after_s
 
 
 def test_watchers_are_bounded() -> None:

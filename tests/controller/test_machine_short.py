@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -22,20 +20,8 @@ from mlxd_shared.model_files import file_error, read_file
 from mlxd_shared.safetensors_header import read_header
 from mlxd_shared.status import code_of, to_status
 from mlxd_shared.stored_files import open_folder
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Take every open file that this process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = os.open(os.devnull, os.O_RDONLY)
-    os.close(highest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
+from tests.support.launching import fake_command, launcher_of
+from tests.support.no_more_files import no_more_files
 
 READERS: dict[str, Callable[[Path], object]] = {
     "a small file": lambda folder: read_file(folder / "config.json", bytes_max=1 << 20),
@@ -50,7 +36,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 def test_what_the_machine_lacks_is_not_said_of_the_model(read: Callable[[Path], object]) -> None:
     """Without open files left the error names them; with them again the model is as it was."""
     folder = Path(str(mlxd_shared.__file__)).parent / "demo_model"
-    with no_more_files(), pytest.raises(MachineShort, match=r"out of open files: .*Too many open"):
+    with no_more_files(), pytest.raises(MachineShort, match=r"lacks open files: .*Too many open"):
         read(folder)
 
     assert read(folder)
@@ -69,6 +55,25 @@ async def test_a_model_is_not_remembered_as_broken_for_the_machine_s_sake() -> N
     assert (await readings.read_good(folder)).digest
 
 
+@pytest.mark.asyncio
+async def test_a_worker_that_the_machine_cannot_start_is_not_its_models_fault() -> None:
+    """Without open files left for its pipes; the launcher starts the next one."""
+    async with launcher_of(fake_command("serve")) as launcher:
+        with (
+            no_more_files(),
+            pytest.raises(MachineShort, match="lacks open files: the worker of m: Too many open"),
+        ):
+            await launcher.launch(model="m", incarnation="i-1")
+        worker = await launcher.launch(model="m", incarnation="i-2")
+        await worker.close()
+
+
+def test_a_disk_that_fails_is_not_said_of_the_model() -> None:
+    """A real EIO, of a file that opens and cannot be read there."""
+    with pytest.raises(MachineShort, match="lacks a disk that works: mem: Input/output error"):
+        read_file(Path("/proc/self/mem"), bytes_max=1 << 20)
+
+
 @pytest.mark.parametrize(
     ("number", "resource_name"),
     [
@@ -77,6 +82,8 @@ async def test_a_model_is_not_remembered_as_broken_for_the_machine_s_sake() -> N
         (errno.ENOMEM, "memory"),
         (errno.ENOSPC, "disk space"),
         (errno.EDQUOT, "disk space"),
+        (errno.EIO, "a disk that works"),
+        (errno.ESTALE, "a disk that works"),
     ],
 )
 def test_what_the_machine_lacks_is_named(number: int, resource_name: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd_shared import config
-from mlxd_shared.admission import AdmissionInterceptor, Room, retry_after_s
+from mlxd_shared.admission import AdmissionInterceptor, Room
 from mlxd_shared.errors import MlxdError, QueueFull
 from mlxd_shared.net import CHANNEL_OPTIONS, SERVER_OPTIONS, parse_address
 from mlxd_shared.serving import Health, listen, make_server
@@ -185,18 +185,6 @@ async def refused_at_once(channel: grpc.aio.Channel) -> MlxdError | None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"x")
     return from_call(caught.value)
-
-
-def test_the_refused_come_back_apart() -> None:
-    """However many there are, no tenth of a second is promised to many of them."""
-    for crowd in (10, 100, 2000, 50_000):
-        waits = [retry_after_s(number) for number in range(1, crowd + 1)]
-        tenths = Counter(int(wait / 0.1) for wait in waits)
-
-        assert min(waits) >= config.CALLS_RETRY_MIN_S
-        assert max(waits) <= config.CALLS_RETRY_MIN_S + config.CALLS_RETRY_MAX_S
-        assert len(set(waits)) == crowd
-        assert max(tenths.values()) <= max(4, crowd / 8)
 
 
 def test_inquiries_have_a_bound_of_their_own() -> None:

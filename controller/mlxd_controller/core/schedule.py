@@ -49,7 +49,6 @@ from mlxd_shared.errors import (
     ModelDraining,
     ModelTooLarge,
     ModelUnloaded,
-    QueueFull,
     ShuttingDown,
 )
 from mlxd_shared.requests import LoadSpec
@@ -104,6 +103,8 @@ def _settle(turn: Turn, event: Event) -> None:
     relieve(turn)
     place_all(turn)
     end_holds(turn)
+    if turn.state.refused and not turn.state.crowded:
+        turn.state = replace(turn.state, refused=0)
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -141,8 +142,7 @@ def _arrived(turn: Turn, event: Arrived) -> None:
 
 def _wait(turn: Turn, model: Model, waiter: Waiter) -> None:
     if turn.state.waiters >= config.LOAD_WAITERS_MAX:
-        error = QueueFull("requests that wait for a model", config.LOAD_WAITERS_MAX)
-        turn.do(Refuse(waiter.ticket, error))
+        turn.refuse_full(waiter.ticket, "requests that wait for a model", config.LOAD_WAITERS_MAX)
         return
     model = turn.put(replace(model, waiters=(*model.waiters, waiter)))
     if model.phase in COLD:
@@ -211,8 +211,9 @@ def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
         turn.do(Done(event.ticket))
         return
     if len(model.unloaders) >= config.UNLOAD_WAITERS_MAX:
-        error = QueueFull("requests that wait for an unload", config.UNLOAD_WAITERS_MAX)
-        turn.do(Refuse(event.ticket, error))
+        turn.refuse_full(
+            event.ticket, "requests that wait for an unload", config.UNLOAD_WAITERS_MAX
+        )
         return
     model = turn.refuse_waiters(model, ModelUnloaded(model.name))
     model = turn.forget_options(model)

@@ -217,6 +217,8 @@ class State:
     """Devices above the hard mark, and not below the soft one since; see `pressure`."""
     relieve_again_s: float = math.inf
     """When time alone lets more be done about that."""
+    refused: int = 0
+    """How many found no room to wait since queues were half empty: they come back apart."""
     next_worker: int = 1
     next_place: int = 1
     stopping: bool = False
@@ -256,6 +258,12 @@ class State:
     def waiters(self) -> int:
         """How many requests wait for a model."""
         return sum(len(model.waiters) for model in self.models.values())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more than half of a queue is taken, of those who wait for loads or an unload."""
+        most = max((len(model.unloaders) for model in self.models.values()), default=0)
+        return self.waiters > config.LOAD_WAITERS_MAX // 2 or most > config.UNLOAD_WAITERS_MAX // 2
 
     def by_worker(self, worker: int) -> Model | None:
         """Return the model that this launch serves now."""

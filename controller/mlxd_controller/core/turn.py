@@ -25,7 +25,8 @@ from mlxd_controller.core.state import (
     Want,
 )
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, ModelUnloaded, ShuttingDown
+from mlxd_shared.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
+from mlxd_shared.retry_times import retry_after_s
 
 
 @dataclass(slots=True)
@@ -44,6 +45,12 @@ class Turn:
     def do(self, action: Action) -> None:
         """Ask for one more action."""
         self.actions.append(action)
+
+    def refuse_full(self, ticket: str, queue: str, limit: int) -> None:
+        """Refuse one for whom a queue has no place; those refused are told to come back apart."""
+        refused = self.state.refused + 1
+        self.state = replace(self.state, refused=refused)
+        self.do(Refuse(ticket, QueueFull(queue, limit, retry_after_s(refused))))
 
     def refuse_waiters(self, model: Model, error: MlxdError) -> Model:
         """Refuse everybody who waits for `model`."""

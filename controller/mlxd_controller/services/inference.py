@@ -62,7 +62,7 @@ class InferenceService:
             ref = await self._catalog.find(spec.model)
             meter.model, meter.resumed = ref.name, len(spec.resumed)
             transcript = Transcript(wanted=self._log_content)
-            with self._flight(request) as request_id, transcript.of(request):
+            with self._flight(request) as request_id:
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 relay = Relay(
                     self._runtime,
@@ -73,7 +73,7 @@ class InferenceService:
                     meter=meter,
                     key=await paced(key_of, request, ref.digest),
                 )
-                async with aclosing(relay.frames(context)) as frames:
+                async with transcript.of(request), aclosing(relay.frames(context)) as frames:
                     async for frame in frames:
                         transcript.saw_frame(frame)
                         yield frame

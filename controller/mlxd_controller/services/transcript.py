@@ -1,20 +1,35 @@
 """Prompts and outputs in the log, for an operator who asked for them (`--log-content`).
 
-Off by default, and then no frame is parsed for it. What one request logs is bounded.
+Off by default, and then no frame is parsed for it. What one request logs is bounded, and so is what
+is read and written for that: a large conversation is not rendered to be cut, nor on the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Protocol
 
 from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
+from mlxd_shared.intake import paced
 from mlxd_shared.logs import get_logger
 
+_ITEM_CHARS = 2
+"""The least that an item of a list takes in JSON beside its texts: {} or quotation marks."""
+
 _log = get_logger("content")
+
+
+class _Items(Protocol):
+    """A message's list, of texts or of messages."""
+
+    def append(self, text: str, /) -> None: ...
+
+    def add(self) -> Message: ...
 
 
 class Transcript:
@@ -33,22 +48,60 @@ class Transcript:
             self._room_chars -= len(text)
             self._parts.append(text)
 
-    @contextmanager
-    def of(self, request: inference_pb2.GenerateRequest) -> Iterator[None]:
+    @asynccontextmanager
+    async def of(self, request: inference_pb2.GenerateRequest) -> AsyncIterator[None]:
         """Log the prompt and what was answered to it when the request ends, however it ends."""
+        if not self._wanted:
+            yield
+            return
+        prompt = await paced(prompt_of, request, config.LOGGED_CHARS_MAX)
         try:
             yield
         finally:
-            if self._wanted:
-                prompt = _asked(request, config.LOGGED_CHARS_MAX)
-                _log.info("content", prompt=prompt, output="".join(self._parts))
+            _log.info("content", prompt=prompt, output="".join(self._parts))
 
 
-def _asked(request: inference_pb2.GenerateRequest, limit: int) -> str | list[int]:
+def prompt_of(request: inference_pb2.GenerateRequest, limit: int) -> str | list[int]:
     """Return a prompt as it was given, a conversation as JSON; at most `limit` of it."""
     if request.HasField("chat"):
-        return MessageToJson(request.chat, indent=None)[:limit]
+        chat = inference_pb2.ChatPrompt()
+        _copy(request.chat, chat, limit)
+        return MessageToJson(chat, indent=None)[:limit]
     return request.text[:limit] or list(request.tokens.ids[:limit])
+
+
+def _copy(source: Message, target: Message, room: int) -> int:
+    """Copy what can show in the first `room` characters of JSON; return how many are left.
+
+    Fields come in the order in which JSON has them, and JSON is no shorter than the texts in it: so
+    whatever is left out or cut here lies behind those characters.
+    """
+    for field, value in source.ListFields():
+        if room <= 0:
+            break
+        if field.is_repeated:
+            room = _copy_items(value, getattr(target, field.name), room)
+        elif field.message_type is not None:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            kept = value[:room] if isinstance(value, str) else value
+            setattr(target, field.name, kept)
+            room -= len(kept) if isinstance(kept, str) else 1
+    return room
+
+
+def _copy_items(source: Iterable[Message | str], target: _Items, room: int) -> int:
+    for item in source:
+        if room <= 0:
+            break
+        if isinstance(item, str):
+            kept = item[:room]
+            target.append(kept)
+            room -= len(kept)
+        else:
+            room = _copy(item, target.add(), room)
+        room -= _ITEM_CHARS
+    return room
 
 
 def _said(message: inference_pb2.GenerateResponse) -> str:

@@ -96,6 +96,7 @@ def read_joined(segments: Sequence[Segment], shape: Sequence[int], *, dtype: str
 
     Raises:
         InvalidModel: a file cannot be opened or read; names it and the tensor.
+        MachineShort: the machine lacks what that takes; names the file.
     """
     file = _File(segments, shape, dtype)
     try:

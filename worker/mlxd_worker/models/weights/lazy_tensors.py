@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from mlxd_shared.errors import InvalidModel
 from mlxd_shared.weights import TensorFact, read_header
+from mlxd_worker.models.weights.blame import why_not_opened
 from mlxd_worker.models.weights.direct_reading import Segment, read_joined, type_read
 
 Slab = tuple[str, int | None]
@@ -50,6 +51,7 @@ class LazyTensors(Collection[str]):
 
         Raises:
             InvalidModel: its file cannot be opened, or is not the one whose header was read.
+            MachineShort: the machine lacks what it takes to open it.
         """
         if name in self._made:
             return self._made.pop(name)
@@ -70,6 +72,7 @@ class LazyTensors(Collection[str]):
 
         Raises:
             InvalidModel: a file cannot be opened or read.
+            MachineShort: the machine lacks what that takes.
         """
         names = dict.fromkeys(name for name, _ in slabs)
         if not self._left.issuperset(names):
@@ -134,7 +137,6 @@ def _open(file: Path) -> Mapping[str, mx.array]:
     try:
         loaded = mx.load(str(file), format="safetensors")
     except (RuntimeError, ValueError) as error:
-        reason = str(error).replace(str(file), file.name)  # where it lies is nobody's business
-        raise InvalidModel(f"could not be opened: {reason}", file=file.name) from error
+        raise why_not_opened(file, error) from error
     assert isinstance(loaded, dict)
     return loaded

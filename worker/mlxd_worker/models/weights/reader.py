@@ -21,6 +21,7 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_shared.weights import TensorFact
 from mlxd_worker.models.architecture import Stack, TensorSpec
 from mlxd_worker.models.fields import some_names
+from mlxd_worker.models.weights.blame import why_not_read
 from mlxd_worker.models.weights.block_floats import block_scales_name, numbers_of_blocks
 from mlxd_worker.models.weights.by_pieces import numbers_of, packed_of, parts_read
 from mlxd_worker.models.weights.direct_reading import WORDS
@@ -91,7 +92,8 @@ class Reader:
             try:
                 mx.eval(array)
             except RuntimeError as error:
-                raise InvalidModel(f"could not be read: {error}", field=name) from error
+                of = [self._facts[name]] if name in self._facts else self._facts.values()
+                raise why_not_read(of, error, field=name) from error
             done += array.nbytes
             self._progress(self._total_nbytes * done // total, self._total_nbytes)
 
@@ -383,8 +385,7 @@ class Reader:
         try:
             mx.eval(array)
         except RuntimeError as error:
-            file = self._facts[names[0]].file.name
-            raise InvalidModel(f"could not be read: {error}", file=file, field=names[0]) from error
+            raise why_not_read([self._facts[name] for name in names], error) from error
 
     def _finish_reading(self, array: mx.array, names: Sequence[str]) -> None:
         self._evaluate(array, names)

@@ -1,0 +1,72 @@
+"""What is to blame where MLX could not open or read a file: its error says that, and not why.
+
+Invariants:
+- What the system has against a file is learnt by doing the same again, without MLX.
+- The machine's own trouble, such as want of open files or a disk that fails, is never said of the
+  model. Where nothing is wrong any more, MLX's word stands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from mlxd_shared.errors import InvalidModel, MlxdError
+from mlxd_shared.model_files import file_error, open_regular
+from mlxd_shared.weights import TensorFact
+
+PIECE_NBYTES: Final = 1 << 20
+
+
+def why_not_opened(file: Path, error: Exception) -> MlxdError:
+    """Return why MLX could not open a file, or understand its header."""
+    doing = "could not be opened: "
+    try:
+        os.close(open_regular(str(file), os.O_RDONLY))
+    except OSError as trouble:
+        return file_error(trouble, file.name, doing=doing)
+    reason = str(error).replace(str(file), file.name)  # where it lies is nobody's business
+    return InvalidModel(f"{doing}{reason}", file=file.name)
+
+
+def why_not_read(facts: Iterable[TensorFact], error: Exception, field: str = "") -> MlxdError:
+    """Return why MLX could not read one of these tensors.
+
+    field: what an error of MLX's own is said of; empty: the first of them, and its file.
+    """
+    doing, first = "could not be read: ", None
+    for fact in facts:
+        first = first or fact
+        try:
+            _read_through(fact)
+        except OSError as trouble:
+            return file_error(trouble, fact.file.name, fact.name, doing=doing)
+        except EOFError:
+            first = fact
+            break
+    if field or first is None:
+        return InvalidModel(f"{doing}{error}", field=field)
+    return InvalidModel(f"{doing}{error}", file=first.file.name, field=first.name)
+
+
+def _read_through(fact: TensorFact) -> None:
+    """Read a tensor, and forget it.
+
+    Raises:
+        OSError: the system does not let it be read.
+        EOFError: its file ends before it does.
+    """
+    descriptor = open_regular(str(fact.file), os.O_RDONLY)
+    try:
+        scratch = memoryview(bytearray(min(PIECE_NBYTES, fact.nbytes)))
+        done = 0
+        while done < fact.nbytes:
+            wanted = scratch[: fact.nbytes - done]
+            count = os.preadv(descriptor, [wanted], fact.begin + done)
+            if count == 0:
+                raise EOFError
+            done += count
+    finally:
+        os.close(descriptor)
