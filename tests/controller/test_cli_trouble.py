@@ -62,17 +62,26 @@ async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) ->
         assert "no TLS with what listens at" in ran.err
 
 
+HALF = "half a character (a lone surrogate)"
+NO_TEXT = "an argument or the standard input is not UTF-8 text"
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "arguments", [("generate", "m", "a\udcffb"), ("unload", "\udcff"), ("tokenize", "m", "\udcff")]
+    ("arguments", "problem"),
+    [
+        (("generate", "m", "a\udcffb"), f"text: {HALF} at character 1"),
+        (("unload", "\udcff"), NO_TEXT),
+        (("tokenize", "m", "\udcff"), f"text: {HALF} at character 0"),
+    ],
 )
-async def test_what_is_not_utf8_is_bad_usage(arguments: tuple[str, ...]) -> None:
+async def test_what_is_not_utf8_is_bad_usage(arguments: tuple[str, ...], problem: str) -> None:
     """Bytes that are no text are refused in one line, before anything is sent."""
     async with serving(Answers()) as fake:
         ran = await mlxd(*arguments, "--address", fake.address)
 
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "mlxd: an argument or the standard input is not UTF-8 text\n"
+    assert ran.err == f"mlxd: {problem}\n"
     assert not fake.requests
 
 

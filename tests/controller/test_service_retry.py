@@ -247,7 +247,7 @@ async def ended_while_loading(stack: Stack, *, count: int) -> None:
     for _ in range(count):
         links = len(stack.workers.links)
         await turned(lambda: len(stack.workers.links) > links)  # noqa: B023 - before it changes
-        await turned(lambda: bool(stack.workers.links[-1].orders))
+        await turned(lambda: stack.workers.links[-1].at_gate)
         stack.workers.launcher.processes[-1].end(-9)
         stack.workers.script.load_gate.set()
         stack.workers.script.load_gate.clear()

@@ -223,6 +223,7 @@ class FakeLink:
         self._process = process
         self._script = script
         self.orders: list[LoadOrder] = []
+        self.at_gate = False
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.targets: list[int] = []
         self.arrays_bytes = script.arrays_bytes
@@ -235,6 +236,7 @@ class FakeLink:
             self._check()
             yield Progress(stage, index, len(self._script.stages))
             if index == 0:
+                self.at_gate = True
                 await self._script.load_gate.wait()
                 if self._script.load_error is not None:
                     raise self._script.load_error

@@ -73,7 +73,6 @@ async def calls_reach_the_template(wire: Wire) -> None:
     assert await shown(wire, "messages", Prompt(messages=messages)) == [
         {
             "role": "assistant",
-            "content": None,
             "tool_calls": [
                 {
                     "id": "abc123def",
