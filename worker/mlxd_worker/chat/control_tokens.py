@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import re
 import secrets
 from collections.abc import Collection, Iterable
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared.errors import InvalidModel
+from mlxd_worker.tokenizing.twins import copy_of, twin_of
 
 CONTROL_TOKEN_CHARS_MAX: Final = 128
 """Of any added token of a model that chats."""
@@ -46,7 +46,7 @@ class ControlTokens:
     """The control tokens of one model under its template."""
 
     def __init__(self, raw: RawTokenizer, *, written: str, named: Collection[str]) -> None:
-        """Make the twin, which takes as long as reading the tokenizer's file.
+        """Make the twin, which shares the tokenizer's vocabulary.
 
         written: the template's source; named: the special tokens that it is given by name.
 
@@ -152,22 +152,11 @@ class ControlTokens:
         self, raw: RawTokenizer, added: dict[str, AddedToken]
     ) -> tuple[RawTokenizer, dict[int, int]]:
         """Return the tokenizer that knows control tokens by their private spellings alone."""
-        settings: dict[str, Any] = json.loads(raw.to_str())
-        for entry in settings["added_tokens"]:
-            # What is special is text to the twin, whatever its spelling.
-            entry["special"] = entry["special"] or entry["content"] in self._ids
-        twin = RawTokenizer.from_str(json.dumps(settings))
-        twin.encode_special_tokens = True
+        twin = twin_of(raw, special=self._ids)
+        twin.encode_special_tokens = True  # what is special is text to the twin
         twin.add_tokens(
             [
-                AddedToken(
-                    private,
-                    single_word=added[text].single_word,
-                    lstrip=added[text].lstrip,
-                    rstrip=added[text].rstrip,
-                    normalized=added[text].normalized,
-                    special=False,
-                )
+                copy_of(added[text], content=private, special=False)
                 for text, private in self._private.items()
             ]
         )
