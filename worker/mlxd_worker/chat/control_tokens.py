@@ -97,13 +97,17 @@ class ControlTokens:
         No token is put before or behind it: the template writes what belongs there.
         """
         pieces = self._pieces(text, nonce)
-        (encoding,) = self._twin.encode_batch_fast(["".join(pieces)], add_special_tokens=False)
-        if sum(token_id in self._back for token_id in encoding.ids) != len(pieces) // 2:
-            (encoding,) = self._twin.encode_batch_fast(
-                ["".join(self._legible(pieces))], add_special_tokens=False
-            )
+        ids = self._ids_of_pieces(pieces)
+        if sum(token_id in self._back for token_id in ids) != len(pieces) // 2:
+            del ids  # a long text's are not held while they are looked for anew
+            ids = self._ids_of_pieces(self._legible(pieces))
         back = self._back
-        return [back.get(token_id, token_id) for token_id in encoding.ids]
+        return [back.get(token_id, token_id) for token_id in ids]
+
+    def _ids_of_pieces(self, pieces: list[str]) -> list[int]:
+        (encoding,) = self._twin.encode_batch_fast(["".join(pieces)], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
 
     def _pieces(self, text: str, nonce: str) -> list[str]:
         """Return a rendered text in pieces, every second of them a control token's private one."""
