@@ -121,7 +121,12 @@ CHAT_RENDER_BYTES_MAX = GIB  # of address space
 # Text becomes tokens, and tokens text: short ones on threads of the worker, long ones in a child.
 TOKENIZE_SHORT_CHARS_MAX = 64 * KIB  # some 50 ms of one core, and 10 to 40 MiB
 TOKENIZE_SHORT_IDS_MAX = 16 * KIB
-TOKENIZE_SHORTS_MAX = 2  # at once
+TOKENIZE_HERE_BYTES_MAX = MIB  # of a long text that is read on a thread all the same, and
+TOKENIZE_HERE_MEMORY_BYTES_MAX = 512 * TOKENIZE_HERE_BYTES_MAX  # for it: up to 428 were measured
+TOKENIZE_HERE_GROWTH_MAX = 9  # of a text before the model sees it: its normal form, its bytes
+TOKENIZE_HERE_PIECE_CHARS_MAX = 512  # of one token's spelling
+TOKENIZE_SHORTS_MAX = 2  # at once, long ones that are read on a thread among them, of which
+TOKENIZE_HERE_MAX = 1  # at once
 TOKENIZE_LONGS_MAX = 1  # at once: this bounds characters at once to one text's, and memory to
 TOKENIZE_CHILD_BYTES_MAX = 3 * GIB  # of address space; the library takes up to 144 for each byte
 TOKENIZE_WAITING_MAX = 256  # texts, short and long counted apart

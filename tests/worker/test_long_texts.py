@@ -103,7 +103,7 @@ async def test_tokenize_and_detokenize_are_bounded_like_prompts(tmp_path: Path) 
         field, told = await trouble(back(pb.DetokenizeRequest(token_ids=[5] * 70_000 + [999])))
         assert (field, "999 is not a token id" in told) == ("token_ids", True)
 
-        text = TEXT * 2000  # a child's
+        text = TEXT * 2000
         answer = await ask(pb.TokenizeRequest(text=text))
         ids = answer.token_ids
         assert answer.model_digest == DIGEST

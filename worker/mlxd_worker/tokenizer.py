@@ -24,6 +24,7 @@ from tokenizers.decoders import DecodeStream
 from mlxd_shared.errors import InvalidModel, MlxdError
 from mlxd_worker.chat.control_tokens import ControlTokens
 from mlxd_worker.spelling import UnknownDecoder, spelling
+from mlxd_worker.tokenizing.twins import twin_of
 
 HELD_TOKENS_MAX: Final = 16
 """Tokens held back for want of one more whole character; a longer run is no text and is given out
@@ -78,11 +79,14 @@ class Tokenizer:
         eos_ids: tuple[int, ...],
         content: bytes | None = None,
         is_plain: bool = True,
+        is_modest: bool = True,
+        piece_chars_max: int | None = None,
     ) -> None:
         """Take the library's tokenizer.
 
         content: the tokenizer.json that it was read from; None: it was made otherwise.
-        is_plain: whether what it costs is known (`tokenizing.rules`).
+        is_plain, is_modest: what it costs (`tokenizing.rules.Judgement`).
+        piece_chars_max: of the vocabulary; None: to be looked up once somebody asks.
         """
         raw.encode_special_tokens = True
         self._raw = raw
@@ -92,16 +96,27 @@ class Tokenizer:
         self._content = content
         self.is_plain = is_plain
         """Whether a text of known length takes a known time."""
+        self.is_modest = is_plain and is_modest
+        """Whether it takes known memory, too, however long the text."""
         self.bos_id = bos_id
         """The id that begins a text, or None."""
         self.eos_ids = eos_ids
         """The ids that end a text, in the order of the file that names them; maybe none."""
-        self.vocab_size: int = raw.get_vocab_size(with_added_tokens=True)
+        added = raw.get_added_tokens_decoder()
+        beyond = sum(raw.model.token_to_id(token.content) is None for token in added.values())
+        self.vocab_size: int = raw.get_vocab_size(with_added_tokens=False) + beyond
         """How many ids the tokenizer has, added tokens included; a model may have more rows."""
-        self.piece_chars_max: int = max(map(len, raw.get_vocab(with_added_tokens=True)), default=1)
-        """The longest spelling in the vocabulary; no id stands for more characters of a text."""
+        self._piece_chars_max = piece_chars_max
         self._spell = _spell_of(raw)
-        self._added = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
+        self._added = {i: token.content for i, token in added.items()}
+
+    @property
+    def piece_chars_max(self) -> int:
+        """The longest spelling in the vocabulary; no id stands for more characters of a text."""
+        if self._piece_chars_max is None:  # whoever looks it up at once finds the same
+            vocabulary = self._raw.get_vocab(with_added_tokens=True)
+            self._piece_chars_max = max(map(len, vocabulary), default=1)
+        return self._piece_chars_max
 
     @property
     def content(self) -> bytes:
@@ -127,7 +142,7 @@ class Tokenizer:
         with library_faults("cannot read a text"):
             plain: Encoding = raw.encode_batch_fast([text], add_special_tokens=False)[0]
             ids: list[int] = plain.ids
-            return self._begin_text(ids, raw.post_process(plain).ids) if begin_text else ids
+            return self._begin_text(ids, self._raw.post_process(plain).ids) if begin_text else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD.
@@ -194,7 +209,7 @@ class Tokenizer:
         return MarkDecoder(plain, shown) if shown else plain
 
     def control_tokens(self, *, written: str, named: Collection[str]) -> ControlTokens:
-        """Return what steers a chat; takes about as long as reading the tokenizer's file.
+        """Return what steers a chat.
 
         written: the chat template's source; named: the special tokens that it is given by name.
         """
@@ -205,7 +220,7 @@ class Tokenizer:
         """Return the twin that reads special tokens; the choice is a setting of the object."""
         with self._parsing_lock:
             if self._parsing is None:
-                self._parsing = RawTokenizer.from_str(self._raw.to_str())
+                self._parsing = twin_of(self._raw)
             return self._parsing
 
     def _begin_text(self, plain: list[int], processed: list[int]) -> list[int]:

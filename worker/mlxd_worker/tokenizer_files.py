@@ -18,7 +18,7 @@ from mlxd_shared.errors import InvalidModel
 from mlxd_shared.model_source import Source, files_of
 from mlxd_shared.stored_files import StoredFiles
 from mlxd_worker.tokenizer import Tokenizer, library_faults
-from mlxd_worker.tokenizing.rules import check_tokenizer, read_settings
+from mlxd_worker.tokenizing.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.tokenizing.trial import try_tokenizer
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -49,7 +49,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
         file and the field.
     """
     stored = files_of(source)
-    content, plain = _read_content(stored)
+    content, judged = _read_content(stored)
     raw = _read_tokenizer(stored, content)
     names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
     files = {name: stored.read_json(name) for name in sorted(names)}
@@ -69,7 +69,9 @@ def load_tokenizer(source: Source) -> Tokenizer:
             add_bos=add_bos,
             eos_ids=eos_ids,
             content=content,
-            is_plain=plain,
+            is_plain=judged.is_plain,
+            is_modest=judged.is_modest,
+            piece_chars_max=judged.piece_chars_max,
         )
     if tokenizer.piece_chars_max > TOKENIZER_PIECE_CHARS_MAX:
         problem = f"a token of {tokenizer.piece_chars_max} characters; at most"
@@ -77,16 +79,16 @@ def load_tokenizer(source: Source) -> Tokenizer:
     return tokenizer
 
 
-def _read_content(stored: StoredFiles) -> tuple[bytes, bool]:
-    """Return tokenizer.json, and whether it is plain; one that is not has stood its trial."""
+def _read_content(stored: StoredFiles) -> tuple[bytes, Judgement]:
+    """Return tokenizer.json, and what it costs; one that is not plain has stood its trial."""
     content = stored.read(TOKENIZER_FILE, bytes_max=TOKENIZER_FILE_BYTES_MAX)
     if content is None:
         raise InvalidModel("is missing; mlxd reads this format only", TOKENIZER_FILE)
     label = stored.label(TOKENIZER_FILE)
-    plain = check_tokenizer(read_settings(content, file=label), file=label)
-    if not plain:
+    judged = check_tokenizer(read_settings(content, file=label), file=label)
+    if not judged.is_plain:
         try_tokenizer(content, file=label)
-    return content, plain
+    return content, judged
 
 
 def _read_tokenizer(stored: StoredFiles, content: bytes) -> RawTokenizer:

@@ -44,14 +44,15 @@ def sequence(part: str, *steps: Any) -> dict[str, Any]:
 def test_tokenizers_in_wide_use_are_plain(name: str) -> None:
     """They are read as ever: no trial, and short texts on the spot."""
     content = lzma.decompress(real_input("tokenizers", name, "tokenizer.json.xz").read_bytes())
-    assert check_tokenizer(read_settings(content))
+    judged = check_tokenizer(read_settings(content))
+    assert (judged.is_plain, judged.is_modest) == (True, True)
 
 
 def test_our_own_are_plain() -> None:
     """The demo's, and those of the tests of either family."""
     for raw in (byte_level(), byte_fallback()):
-        assert check_tokenizer(read_settings(raw.to_str().encode()))
-    assert check_tokenizer(read_settings((DEMO / "tokenizer.json").read_bytes()))
+        assert check_tokenizer(read_settings(raw.to_str().encode())).is_modest
+    assert check_tokenizer(read_settings((DEMO / "tokenizer.json").read_bytes())).is_modest
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,26 @@ def test_what_makes_too_much_of_a_text_is_refused_by_name(
 )
 def test_what_nobody_can_judge_is_not_plain(parts: dict[str, Any]) -> None:
     """It is served by a process that can be killed."""
-    assert not check_tokenizer(settings(**parts))
+    assert not check_tokenizer(settings(**parts)).is_plain
+
+
+@pytest.mark.parametrize(
+    ("parts", "modest"),
+    [
+        (sequence("normalizer", {"type": "Prepend", "prepend": "xxxx"}, {"type": "NFC"}), True),
+        ({"normalizer": {"type": "NFKC"}}, False),
+        ({"model": {"type": "BPE", "vocab": {"a" * 512: 0}, "merges": []}}, True),
+        ({"model": {"type": "BPE", "vocab": {"a" * 513: 0}, "merges": []}}, False),
+        ({"model": {"type": "Unigram", "vocab": [["a" * 513, 0.5]]}}, False),
+        ({"added_tokens": [{"content": "a" * 513}]}, False),
+    ],
+)
+def test_a_plain_one_is_modest_where_its_memory_is_known(
+    parts: dict[str, Any], *, modest: bool
+) -> None:
+    """What makes much of a text, or looks at it far ahead, is short or a child's."""
+    judged = check_tokenizer(settings(**parts))
+    assert (judged.is_plain, judged.is_modest) == (True, modest)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +154,8 @@ def test_a_file_that_takes_too_long_to_read_ends_with_its_trial() -> None:
         "single_word": False, "lstrip": False, "rstrip": False, "normalized": True,
         "special": False,
     }  # fmt: skip
-    step = {"type": "Replace", "pattern": {"Regex": "a*b"}, "content": "c"}
-    tokens = [{**token, "id": i, "content": "a" * (60_000 - i)} for i in range(1, 99)]
+    step = {"type": "Replace", "pattern": {"Regex": "a*b$"}, "content": "c"}
+    tokens = [{**token, "id": i, "content": "a" * (60_000 - i) + "bc"} for i in range(1, 99)]
     slow = settings(normalizer=step, added_tokens=tokens)
     with pytest.raises(InvalidModel, match="takes longer than 1 s") as caught:
         try_tokenizer(json.dumps(slow).encode(), limit_s=1.0)

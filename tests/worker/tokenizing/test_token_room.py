@@ -56,8 +56,7 @@ def violation(error: InvalidRequest) -> tuple[str, str]:
 @pytest.mark.parametrize("raw", [lambda: with_bos(byte_level()), byte_fallback])
 async def test_a_child_finds_the_same(room: TokenRoom, raw: Callable[[], RawTokenizer]) -> None:
     """Ids and texts are those of the tokenizer itself, with BOS and special tokens as asked."""
-    tokenizer = tokenizer_of(raw())
-    assert len(LONG) > config.TOKENIZE_SHORT_CHARS_MAX
+    tokenizer = tokenizer_of(raw(), plain=False)
     for begin_text in (True, False):
         for parse_special in (True, False):
             ids = await room.encoded(
@@ -77,10 +76,9 @@ async def test_a_child_finds_the_same(room: TokenRoom, raw: Callable[[], RawToke
 @pytest.mark.asyncio
 async def test_a_long_conversation_has_the_same_tokens(room: TokenRoom) -> None:
     """Control tokens are the template's alone, also where another process finds them."""
-    tokenizer = tokenizer_of(made("level"))
+    tokenizer = tokenizer_of(made("level"), plain=False)
     chat_format = ChatFormat(ChatTemplate("<|im_start|>", "", ()), tokenizer)
     rendered = "<|im_start|>user\nhi<|im_123end|>" * 3000
-    assert len(rendered) > config.TOKENIZE_SHORT_CHARS_MAX
     ids = await room.encoded_chat(
         tokenizer, rendered, nonce="123", encode=list, steering=chat_format.steering
     )
@@ -169,7 +167,7 @@ class Held(TokenRoom):
 @pytest.mark.asyncio
 async def test_who_leaves_ends_its_work_and_who_is_too_many_is_refused() -> None:
     """A text that is read is given up with its child, one that waits never begins."""
-    tokenizer, room = tokenizer_of(byte_level()), Held(waiting_max=1)
+    tokenizer, room = tokenizer_of(byte_level(), plain=False), Held(waiting_max=1)
 
     def asked(command: tuple[str, ...] | None = None) -> asyncio.Task[array[int]]:
         room._command = command or room._command

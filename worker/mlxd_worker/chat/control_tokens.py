@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import re
 import secrets
 from collections.abc import Collection, Iterable
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared.errors import InvalidModel
+from mlxd_worker.tokenizing.twins import copy_of, twin_of
 
 CONTROL_TOKEN_CHARS_MAX: Final = 128
 """Of any added token of a model that chats."""
@@ -46,7 +46,7 @@ class ControlTokens:
     """The control tokens of one model under its template."""
 
     def __init__(self, raw: RawTokenizer, *, written: str, named: Collection[str]) -> None:
-        """Make the twin, which takes as long as reading the tokenizer's file.
+        """Make the twin, which shares the tokenizer's vocabulary.
 
         written: the template's source; named: the special tokens that it is given by name.
 
@@ -97,13 +97,17 @@ class ControlTokens:
         No token is put before or behind it: the template writes what belongs there.
         """
         pieces = self._pieces(text, nonce)
-        (encoding,) = self._twin.encode_batch_fast(["".join(pieces)], add_special_tokens=False)
-        if sum(token_id in self._back for token_id in encoding.ids) != len(pieces) // 2:
-            (encoding,) = self._twin.encode_batch_fast(
-                ["".join(self._legible(pieces))], add_special_tokens=False
-            )
+        ids = self._ids_of_pieces(pieces)
+        if sum(token_id in self._back for token_id in ids) != len(pieces) // 2:
+            del ids  # a long text's are not held while they are looked for anew
+            ids = self._ids_of_pieces(self._legible(pieces))
         back = self._back
-        return [back.get(token_id, token_id) for token_id in encoding.ids]
+        return [back.get(token_id, token_id) for token_id in ids]
+
+    def _ids_of_pieces(self, pieces: list[str]) -> list[int]:
+        (encoding,) = self._twin.encode_batch_fast(["".join(pieces)], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
 
     def _pieces(self, text: str, nonce: str) -> list[str]:
         """Return a rendered text in pieces, every second of them a control token's private one."""
@@ -152,22 +156,11 @@ class ControlTokens:
         self, raw: RawTokenizer, added: dict[str, AddedToken]
     ) -> tuple[RawTokenizer, dict[int, int]]:
         """Return the tokenizer that knows control tokens by their private spellings alone."""
-        settings: dict[str, Any] = json.loads(raw.to_str())
-        for entry in settings["added_tokens"]:
-            # What is special is text to the twin, whatever its spelling.
-            entry["special"] = entry["special"] or entry["content"] in self._ids
-        twin = RawTokenizer.from_str(json.dumps(settings))
-        twin.encode_special_tokens = True
+        twin = twin_of(raw, special=self._ids)
+        twin.encode_special_tokens = True  # what is special is text to the twin
         twin.add_tokens(
             [
-                AddedToken(
-                    private,
-                    single_word=added[text].single_word,
-                    lstrip=added[text].lstrip,
-                    rstrip=added[text].rstrip,
-                    normalized=added[text].normalized,
-                    special=False,
-                )
+                copy_of(added[text], content=private, special=False)
                 for text, private in self._private.items()
             ]
         )

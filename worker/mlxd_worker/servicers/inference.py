@@ -73,8 +73,7 @@ class InferenceServicer:
         """Return the ids of a text, as a message's bytes: there may be millions."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
-        await paced(check_text, request)
-        text = request.text
+        text = await paced(text_of, request)
         check_length(len(text), loaded, field="text")
         add_special = not request.HasField("add_special_tokens") or request.add_special_tokens
         ids = await self._worker.tokens.encoded(
@@ -101,8 +100,9 @@ class InferenceServicer:
         text = await self._worker.tokens.decoded(
             loaded.tokenizer, ids, skip_special=skip, field="token_ids", kind="detokenize"
         )
-        message = inference_pb2.DetokenizeResponse(text=text, model_digest=loaded.job.digest)
-        return message.SerializeToString()
+        if len(text) <= config.INLINE_REQUEST_BYTES_MAX:
+            return text_to_bytes(text, digest=loaded.job.digest)
+        return await asyncio.to_thread(text_to_bytes, text, digest=loaded.job.digest)
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
@@ -117,6 +117,22 @@ class InferenceServicer:
             prompt_tokens=done.prompt_tokens,
             model_digest=loaded.job.digest,
         )
+
+
+def text_of(request: inference_pb2.TokenizeRequest) -> str:
+    """Return the text of a request, which reads it anew each time.
+
+    Raises:
+        InvalidRequest: nobody would tokenise it; names the bound.
+    """
+    check_text(request)
+    return request.text
+
+
+def text_to_bytes(text: str, *, digest: str) -> bytes:
+    """Return a DetokenizeResponse as it goes on the wire."""
+    message = inference_pb2.DetokenizeResponse(text=text, model_digest=digest)
+    return message.SerializeToString()
 
 
 def ids_to_bytes(ids: array[int], *, digest: str) -> bytes:

@@ -2,8 +2,11 @@
 
 Invariants:
 - What is short, by a tokenizer that is `plain`, is done on a thread of this process, for nobody has
-  to wait long for it: TOKENIZE_SHORTS_MAX at once. Everything else is done by a child, with
-  TOKENIZE_LONGS_MAX at once, in memory of its own that is bounded, and behind whatever computes.
+  to wait long for it: TOKENIZE_SHORTS_MAX at once. So is what an ordinary long prompt is, by a
+  tokenizer that is `modest`: TOKENIZE_HERE_MAX of these at once, within the same threads, so that
+  they take no more than TOKENIZE_HERE_MEMORY_BYTES_MAX and leave short ones a thread.
+- Everything else is done by a child, with TOKENIZE_LONGS_MAX at once, in memory of its own that is
+  bounded, and behind whatever computes.
 - Who has to wait is bounded in number and in bytes (`turns`); who leaves ends what was begun.
 - What takes too long, or too much memory, is the request's error; nothing else is held up by it.
 """
@@ -18,6 +21,7 @@ from typing import Any, TypeVar
 from mlxd_shared import config
 from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelUnloaded
 from mlxd_worker.killable.pool import Died, Late, Pool, Stop, Stopped
+from mlxd_worker.machine.heap import trim_heap
 from mlxd_worker.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import BAD, COMMAND, IDS, message
 from mlxd_worker.tokenizing.rules import FILE
@@ -43,6 +47,8 @@ class TokenRoom:
         """
         queue = {"waiting_max": waiting_max, "waiting_nbytes_max": waiting_nbytes_max}
         self._short = Turns("texts to tokenise", turns_max=config.TOKENIZE_SHORTS_MAX, **queue)
+        self._here = Turns("texts to tokenise", turns_max=config.TOKENIZE_HERE_MAX, **queue)
+        """Those among `_short` that are not; who has a turn waits for one there."""
         self._long = Turns("long texts to tokenise", turns_max=config.TOKENIZE_LONGS_MAX, **queue)
         self._limits_s = limits_s
         self._command = command
@@ -69,21 +75,21 @@ class TokenRoom:
             QueueFull: too many wait.
         """
         nbytes = await _checked(text, field)
-        if parse_special or not _is_short(tokenizer, text):
-            how = {"kind": "text", "begin_text": begin_text, "parse_special": parse_special}
-            answer = await self._asked(tokenizer, how, text, nbytes, field=field, kind=kind)
-            return _ids_of(answer)
+        how: dict[str, Any] = {"begin_text": begin_text, "parse_special": parse_special}
+        if not _is_for_here(tokenizer, text, nbytes):
+            how |= {"kind": "text"}
+            return await self._asked(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
 
         def encode() -> array[int]:
-            return array(IDS, tokenizer.encode(text, begin_text=begin_text))
+            return array(IDS, tokenizer.encode(text, **how))
 
-        return await self._here(encode, kind, nbytes)
+        return await self._done_here(encode, kind, nbytes, long=not _is_short(text))
 
     async def encoded_chat(
         self, tokenizer: Tokenizer, text: str, *, nonce: str, encode: Callable[[], list[int]],
         steering: dict[str, Any],
     ) -> array[int]:  # fmt: skip
-        """Return the ids of a rendered conversation, by `encode` where it is short.
+        """Return the ids of a rendered conversation, by `encode` where no child is needed.
 
         steering: what the control tokens are made of (`Tokenizer.control_tokens`).
 
@@ -91,11 +97,13 @@ class TokenRoom:
             InvalidRequest, InvalidModel, QueueFull: as `encoded`.
         """
         nbytes = await _checked(text, "chat")
-        if not _is_short(tokenizer, text):
+        if not _is_for_here(tokenizer, text, nbytes):
             how = {"kind": "chat", "nonce": nonce, "steering": steering}
-            answer = await self._asked(tokenizer, how, text, nbytes, field="chat", kind="chat")
-            return _ids_of(answer)
-        return await self._here(lambda: array(IDS, encode()), "chat", nbytes)
+            return await self._asked(
+                tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat"
+            )
+        long = not _is_short(text)
+        return await self._done_here(lambda: array(IDS, encode()), "chat", nbytes, long=long)
 
     async def decoded(
         self, tokenizer: Tokenizer, ids: array[int], *, skip_special: bool, field: str, kind: str
@@ -110,14 +118,18 @@ class TokenRoom:
             def decode() -> str:
                 return tokenizer.decode(ids.tolist(), skip_special=skip_special)
 
-            return await self._here(decode, kind, ids.itemsize * len(ids))
+            nbytes = ids.itemsize * len(ids)
+            return await self._done_here(decode, kind, nbytes, long=False)
         how = {"kind": "ids", "skip_special": skip_special}
         nbytes = ids.itemsize * len(ids)
-        answer = await self._asked(tokenizer, how, ids, nbytes, field=field, kind=kind)
-        if len(answer) > config.PROMPT_BYTES_MAX:
-            limit = f"their text has {len(answer)} bytes; at most {config.PROMPT_BYTES_MAX}"
-            raise InvalidRequest.of(field, limit)
-        return answer.decode()
+
+        def read(answer: memoryview) -> str:
+            if len(answer) > config.PROMPT_BYTES_MAX:
+                limit = f"their text has {len(answer)} bytes; at most {config.PROMPT_BYTES_MAX}"
+                raise InvalidRequest.of(field, limit)
+            return str(answer, "utf-8")
+
+        return await self._asked(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
 
     def forget(self) -> None:
         """End the children: the model is on its way out."""
@@ -128,10 +140,29 @@ class TokenRoom:
 
     # --- how -------------------------------------------------------------------------------------
 
-    async def _here(self, work: Callable[[], _T], kind: str, nbytes: int) -> _T:
-        """Do something short on a thread."""
-        await self._short.acquire(kind, nbytes)
-        return await _to_its_end(asyncio.to_thread(work), self._short.release)
+    async def _done_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
+        """Do something on a thread; what is long gives its memory back to the system behind it."""
+        if not long:
+            await self._short.acquire(kind, nbytes)
+            return await _to_its_end(asyncio.to_thread(work), self._short.release)
+        await self._here.acquire(kind, nbytes)
+        try:
+            await self._short.acquire(kind, nbytes)
+        except BaseException:
+            self._here.release()
+            raise
+
+        def work_and_trim() -> _T:
+            try:
+                return work()
+            finally:
+                trim_heap()
+
+        def over() -> None:
+            self._short.release()
+            self._here.release()
+
+        return await _to_its_end(asyncio.to_thread(work_and_trim), over)
 
     async def _asked(
         self,
@@ -139,11 +170,12 @@ class TokenRoom:
         how: dict[str, Any],
         body: str | array[int],
         nbytes: int,
+        read: Callable[[memoryview], _T],
         *,
         field: str,
         kind: str,
-    ) -> bytes:
-        """Return a child's answer."""
+    ) -> _T:
+        """Return a child's answer, as `read` reads it on the thread that waits for it."""
         await self._long.acquire(kind, nbytes)
         stop = Stop()
         least_s, most_s = self._limits_s
@@ -151,12 +183,15 @@ class TokenRoom:
         self._rest_later(None)
         children = self._children_of(tokenizer)
 
-        def ask() -> bytes:
+        def ask() -> _T:
             content = body.encode() if isinstance(body, str) else body.tobytes()
-            return children.ask(message(how, content), limit_s=limit_s, stop=stop)
+            answer = children.ask(message(how, content), limit_s=limit_s, stop=stop)
+            if answer.startswith(BAD):
+                raise InvalidModel(answer[len(BAD) :].decode(), FILE)
+            return read(memoryview(answer)[len(BAD) :])
 
         try:
-            answer = await _to_its_end(asyncio.to_thread(ask), self._over)
+            return await _to_its_end(asyncio.to_thread(ask), self._over)
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -169,9 +204,6 @@ class TokenRoom:
             raise InvalidRequest.of(field, problem) from None
         except Stopped:
             raise ModelUnloaded("") from None
-        if answer.startswith(BAD):
-            raise InvalidModel(answer[1:].decode(), FILE)
-        return answer[1:]
 
     def _over(self) -> None:
         self._long.release()
@@ -230,11 +262,18 @@ async def _checked(text: str, field: str) -> int:
     return nbytes
 
 
-def _is_short(tokenizer: Tokenizer, text: str) -> bool:
-    return tokenizer.is_plain and len(text) <= config.TOKENIZE_SHORT_CHARS_MAX
+def _is_for_here(tokenizer: Tokenizer, text: str, nbytes: int) -> bool:
+    """Tell whether a text needs no child: neither its time nor its memory can surprise."""
+    if _is_short(text):
+        return tokenizer.is_plain
+    return tokenizer.is_modest and nbytes <= config.TOKENIZE_HERE_BYTES_MAX
 
 
-def _ids_of(answer: bytes) -> array[int]:
+def _is_short(text: str) -> bool:
+    return len(text) <= config.TOKENIZE_SHORT_CHARS_MAX
+
+
+def _ids_of(answer: memoryview) -> array[int]:
     ids = array(IDS)
     ids.frombytes(answer)
     return ids

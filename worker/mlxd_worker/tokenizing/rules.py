@@ -7,7 +7,8 @@ says is looked at before the library reads it, which already runs some of it.
 Invariants:
 - What is `plain` takes time in proportion to a text, and memory of at most
   TOKENIZER_GROWTH_SHORT_MAX times its bytes. Every tokenizer that is in wide use is.
-- What is not is served, by a process that can be killed, however short the text.
+- What is `modest` takes memory of at most TOKENIZE_HERE_GROWTH_MAX times a long text's bytes.
+- What is not plain is served, by a process that can be killed, however short the text.
 - What would be run where it cannot be killed, or grows a text beyond all use, is refused by name.
 """
 
@@ -17,6 +18,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mlxd_shared import config
@@ -33,7 +35,7 @@ _STEPS: Final = {
 _READ: Final = frozenset(
     {
         *_STEPS, *_STEPS.values(), "model", "type", "pattern", "Regex", "String", "content",
-        "prepend", "precompiled_charsmap", "single", "replacement",
+        "prepend", "precompiled_charsmap", "single", "replacement", "vocab", "added_tokens",
     }
 )  # fmt: skip
 _PLAIN: Final = frozenset(
@@ -118,13 +120,25 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> bool:
-    """Tell whether a tokenizer is plain, by its file's content.
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a tokenizer costs, by its file."""
+
+    is_plain: bool
+    """Whether a text of known length takes a known time."""
+    is_modest: bool
+    """Whether it takes known memory, too, however long the text."""
+    piece_chars_max: int | None
+    """The longest spelling in its vocabulary; None: nobody but the library can tell."""
+
+
+def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> Judgement:
+    """Return what a tokenizer costs, by its file's content.
 
     Raises:
         InvalidModel: it is not to be run at all; names the file and the field.
     """
-    plain = True
+    plain, grown = True, 1
     for part in _STEPS:
         steps = list(_steps(settings.get(part), part, file))
         if len(steps) > config.TOKENIZER_STEPS_MAX:
@@ -132,7 +146,10 @@ def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> bool:
             raise InvalidModel(problem, file, part)
         growth = 1
         for step in steps:
-            growth *= _growth(step, part, file)
+            grows = _growth(step, part, file)
+            growth *= grows
+            if part in _BEFORE_MODEL and step.get("type") != "Prepend":  # once, before it all
+                grown *= grows
             plain = plain and _is_plain(step, part)
             if growth > config.TOKENIZER_GROWTH_MAX:
                 problem = f"may make a text over {config.TOKENIZER_GROWTH_MAX} times as long"
@@ -141,7 +158,30 @@ def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> bool:
                 raise InvalidModel("an expression in a decoder is not served", file, part)
         if part != "post_processor":
             plain = plain and growth <= config.TOKENIZER_GROWTH_SHORT_MAX
-    return plain and _is_plain_model(settings.get("model"))
+    plain = plain and _is_plain_model(settings.get("model"))
+    longest = _longest_spelling(settings)
+    short = longest is not None and longest <= config.TOKENIZE_HERE_PIECE_CHARS_MAX
+    modest = plain and short and grown <= config.TOKENIZE_HERE_GROWTH_MAX
+    return Judgement(is_plain=plain, is_modest=modest, piece_chars_max=longest)
+
+
+_BEFORE_MODEL: Final = ("normalizer", "pre_tokenizer")
+"""The parts that a text goes through before the model sees it."""
+
+
+def _longest_spelling(settings: Mapping[str, Any]) -> int | None:
+    """Return the longest of the vocabulary and the added tokens, without another look-up."""
+    model = settings.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = settings.get("added_tokens")
+    try:
+        if isinstance(vocabulary, dict):
+            longest = max(map(len, vocabulary), default=1)
+        else:
+            longest = max((len(spelled) for spelled, _ in vocabulary or ()), default=1)
+        return max([longest, *(len(token["content"]) for token in added or ())])
+    except (TypeError, ValueError, KeyError):
+        return None  # none of the forms that are known: the library's to refuse
 
 
 def _steps(content: object, part: str, file: str) -> Iterator[Mapping[str, Any]]:
