@@ -14,6 +14,7 @@ from mlxd_controller.services.losses import DEADLINE_MARGIN_S, model_wait_s
 from mlxd_controller.services.quarantine import DEATHS_MAX, FORGET_S
 from mlxd_shared import config
 from mlxd_shared.errors import (
+    InvalidRequest,
     MlxdError,
     ModelDraining,
     PoisonPrompt,
@@ -89,6 +90,27 @@ async def test_a_prompt_that_two_workers_died_of_is_refused() -> None:
         assert len(await stack.generate(text="another")) == 4
         stack.clock.now += FORGET_S
         assert len(await stack.generate(text="poison")) == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("after", [0, 2])
+async def test_a_format_that_takes_too_long_is_its_clients_matter(after: int) -> None:
+    """However often it comes: no other worker is tried, and the prompt is not held against it."""
+    field = "response_format.ebnf_grammar"
+    slow = InvalidRequest.of(field, "takes too long to follow: its masks, 9 so far, exceed 60 s")
+    async with controller_stack() as stack:
+        for _ in range(2 * DEATHS_MAX):
+            stack.workers.script.refusals.append(Refusal(slow, after=after))
+            call = stack.inference.Generate(request(text="slow"))
+            error = await error_of(call)
+
+            assert isinstance(error, InvalidRequest)
+            assert error.violations == slow.violations
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        (link,) = stack.workers.links
+        assert len(link.requests) == 2 * DEATHS_MAX
+        assert len(await stack.generate(text="slow")) == 4
+        assert len(stack.workers.launcher.processes) == 1
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""A constraint, real but for one mask, which is not made before the test says so."""
+"""Constraints whose masks take long: by a gate that a test opens, and grammars that really do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from llguidance import LLMatcher
 from mlxd_worker.engine.constraint import Constraint, Matcher
 
 GO_S = 120.0
+_SLOW = "s ::= s s s s | s s | [a-z ]* | [a-z]+ s"
+"""Each byte of output may be read in more ways than the one before; a mask then takes seconds."""
+SLOW_AT_ONCE = f"root ::= s*\n{_SLOW}"
+SLOW_BEHIND = f'root ::= "{"ab" * 40}" s*\n{_SLOW}'
+"""Where no trial comes to."""
 
 
 @dataclass(slots=True)

@@ -24,15 +24,10 @@ from mlxd_worker.engine.request import Failed, StreamId, Submit
 from mlxd_worker.tokenizer_files import load_tokenizer
 from tests.support.engine_threads import running_engine
 from tests.support.engines import GREEDY, Collected, TinyEngine, tiny_engine
-from tests.support.held_masks import Gate, held
+from tests.support.held_masks import SLOW_AT_ONCE, SLOW_BEHIND, Gate, held
 from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.worker.made_tokenizers import EOS_ID
 
-SLOW = "s ::= s s s s | s s | [a-z ]* | [a-z]+ s"
-"""Each byte of output may be read in more ways than the one before; a mask then takes seconds."""
-SLOW_AT_ONCE = f"root ::= s*\n{SLOW}"
-SLOW_BEHIND = f'root ::= "{"ab" * 40}" s*\n{SLOW}'
-"""Where no trial comes to."""
 PLAIN = '{"type": "array", "items": {"type": "integer"}, "minItems": 60}'
 PROMPT = (3, 4)
 BESIDE = 40
@@ -186,6 +181,16 @@ def test_all_masks_of_a_stream_have_a_budget(tiny: TinyEngine, plain: Constraint
     assert tiny.alone(PROMPT, **wanted(plain)).reason is FinishReason.LENGTH
     assert plain.stream_s == config.CONSTRAINT_STREAM_S
     assert plain.mask_s == config.CONSTRAINT_MASK_S
+
+
+def test_where_no_token_may_follow_the_format_is_named(tiny: TinyEngine, plain: Constraint) -> None:
+    """By the field of its kind, as its other errors are; but for a lower bound of its own."""
+    nothing = replace(plain, first_mask=bytes(len(plain.first_mask)), field="response_format.regex")
+    field, words = blamed(tiny.alone(PROMPT, **wanted(nothing)))
+
+    assert field == "response_format.regex"
+    assert words == "no token of the vocabulary may follow after 0 tokens"
+    assert blamed(tiny.alone(PROMPT, **wanted(nothing, min_tokens=2)))[0] == "min_tokens"
 
 
 def test_a_grammar_that_is_slow_at_once_is_refused(folder: Path) -> None:

@@ -324,7 +324,8 @@ class Row:
             problem = f"after {self.generated} tokens nothing is left but to end the stream"
             return InvalidRequest.of("min_tokens", problem)
         problem = f"no token of the vocabulary may follow after {self.generated} tokens"
-        return InvalidRequest.of("response_format", problem)
+        field_name = "response_format" if self.matcher is None else self.matcher.constraint.field
+        return InvalidRequest.of(field_name, problem)
 
     @property
     def left(self) -> int:
