@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxd_shared import config
@@ -19,6 +19,7 @@ ROUND = PER_S * int(config.CALLS_RETRY_MAX_S)
 UNEVEN_MAX = 8
 
 
+@example(first=1, crowd=1904, begin=1.0)
 @given(first=st.integers(1, 3 * ROUND), crowd=st.integers(1, 2 * ROUND), begin=st.floats(0.0, 62.0))
 def test_no_second_is_promised_to_more_than_its_share(first: int, crowd: int, begin: float) -> None:
     """Whichever second one looks at, whoever was refused before, however many there are."""
