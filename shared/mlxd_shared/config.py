@@ -58,7 +58,7 @@ WATCH_INTERVAL_DEFAULT_S = 1.0
 WATCH_INTERVAL_MIN_S = 0.1
 TOKENIZE_IDS_MAX = 1 << 21
 
-STREAMS_PER_CONNECTION_MAX = 1024  # of a client; what it begins beyond them waits there
+STREAMS_PER_CONNECTION_MAX = 128  # of a client; what it begins beyond them waits there
 CALLS_MAX = 4096  # that a controller works on: four connections' fill, about 100 MiB
 INQUIRIES_MAX = 1024  # calls that ask for health and status, watches too, beside those
 CALLS_RETRY_MIN_S = 1.0

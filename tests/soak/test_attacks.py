@@ -1,4 +1,4 @@
-"""An hour of all attacks at once: what health, a good stream and memory are beside them, and after.
+"""An hour of attacks, one kind after another: health, a good stream and memory beside them.
 
 Prints its figures as one JSON object, whether they are good or not. Attackers are niced to 10 and
 pause between volleys (`tests/support/attacks/siege.py`, FULL); the machine is to have nothing else
@@ -24,6 +24,7 @@ PLAN = Plan(
     settings=FULL,
     alone_s=min(SECONDS / 10, 60.0),
     warm_s=min(SECONDS / 5, 300.0),
+    round_s=min(SECONDS / 5, 60.0),
 )
 HEALTH_MS_P99_MAX = 100.0
 HEALTH_MS_MAX = 1000.0

@@ -1,8 +1,10 @@
-"""All attacks on one server at once, what others get beside them, and what is left of them.
+"""Attacks on one server, what others get beside them, and what is left of them.
 
 Invariants:
 - The server, every attacker, the prober and the good client are processes of their own. Attackers
   are niced, and pause between volleys: what is measured is the server, not who gets a processor.
+- In rounds, one kind of attack after another is made beside the fuzzer, as each was made when it
+  found something; without, all at once.
 - The good client is alone before and after, and what the server holds is looked at when it rests.
 """
 
@@ -21,7 +23,7 @@ import psutil
 
 from mlxd.client import Client, LoadSpec
 from tests.support.attacks.hostile import MODEL
-from tests.support.attacks.tally import Tally
+from tests.support.attacks.tally import Tally, together
 from tests.support.attacks.watcher import Probed, Streamed
 from tests.support.overload import wait
 from tests.support.served import Served, served
@@ -51,11 +53,13 @@ FULL: Mapping[str, Setting] = {
     "fuzz": Setting(at_once=8, pause_s=0.1),
     "tiny_parts": Setting(at_once=1, pause_s=2.0),
     "constraints": Setting(at_once=4, pause_s=0.5),
-    "burst": Setting(at_once=6000, pause_s=60.0),
+    "burst": Setting(at_once=6000, pause_s=20.0),
     "rapid_reset": Setting(at_once=4, pause_s=0.25),
     "tokenize": Setting(at_once=24, pause_s=5.0),
 }
-"""For an hour on two cores: each attack keeps the server busy, and leaves it time for others."""
+"""For rounds on two cores: each attack keeps the server busy, and leaves it time for others."""
+ALWAYS = "fuzz"
+"""The attack that goes on in every round."""
 MINIATURE: Mapping[str, Setting] = {
     "fuzz": Setting(at_once=4, pause_s=0.2),
     "tiny_parts": Setting(at_once=1, pause_s=1.0, scale=0.02),
@@ -68,12 +72,17 @@ MINIATURE: Mapping[str, Setting] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, and what with. `warm_s`: as long it is attacked before anything is counted."""
+    """How long, and what with.
+
+    warm_s: for how long it is attacked before anything is counted.
+    round_s: how long a round takes; None: all attacks at once, and no rounds.
+    """
 
     seconds: float
     settings: Mapping[str, Setting]
     alone_s: float
     warm_s: float = 0.0
+    round_s: float | None = None
     seed: int = 1
 
 
@@ -114,14 +123,14 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
             pass
         site = Site(server, client, run_dir)
         if plan.warm_s:
-            await _attack(server, plan, plan.warm_s)
+            await _attack_in_rounds(server, plan, plan.warm_s)
         alone = [await _alone(server, plan.alone_s)]
         before, pids_before = await _resting(site)
         async with (
             _watch("health", server.address, bare=True) as probing,
             _watch("stream", server.address, str(GOOD_TOKENS)) as streaming,
         ):
-            tallies = await _attack(server, plan, plan.seconds)
+            tallies = await _attack_in_rounds(server, plan, plan.seconds)
         after, pids_after = await _resting(site)
         alone.append(await _alone(server, plan.alone_s))
         lines = server.log_path.read_text(encoding="utf-8").splitlines()
@@ -140,15 +149,32 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
     )
 
 
-async def _attack(server: Served, plan: Plan, seconds: float) -> dict[str, Tally]:
-    """Run all attackers for so long; return their tallies."""
+async def _attack_in_rounds(server: Served, plan: Plan, seconds: float) -> dict[str, Tally]:
+    """Make all attacks of a plan for so long in all; return their tallies."""
+    if plan.round_s is None:
+        return await _attack(server, plan.settings, seconds, seed=plan.seed)
+    kinds = [kind for kind in plan.settings if kind != ALWAYS]
+    tallies: dict[str, Tally] = {}
+    for number in range(max(round(seconds / plan.round_s), len(kinds))):
+        wanted = {ALWAYS, kinds[number % len(kinds)]}
+        settings = {kind: plan.settings[kind] for kind in plan.settings if kind in wanted}
+        made = await _attack(server, settings, plan.round_s, seed=plan.seed + number)
+        for kind, tally in made.items():
+            tallies[kind] = together([tallies.get(kind, Tally()), tally])
+    return tallies
+
+
+async def _attack(
+    server: Served, settings: Mapping[str, Setting], seconds: float, *, seed: int
+) -> dict[str, Tally]:
+    """Run attackers side by side for so long; return their tallies."""
     running = {
         kind: await _start(
             ATTACKER,
             *(server.address, kind, str(seconds), str(setting.at_once)),
-            *(str(setting.pause_s), str(setting.scale), str(plan.seed)),
+            *(str(setting.pause_s), str(setting.scale), str(seed)),
         )
-        for kind, setting in plan.settings.items()
+        for kind, setting in settings.items()
     }
     tallies = {}
     try:

@@ -14,6 +14,8 @@ DOCUMENTED = {row.reason: row.code for row in TABLE if row.code is not grpc.Stat
 """What a call may be refused with; an internal error is a fault, however well it is described."""
 OF_GRPC = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED}
 """What the library itself says, without a reason: the client's own deadline, and no such method."""
+TOO_LONG = "SERVER: Received message larger than max"
+"""gRPC's own word for a message whose length alone is refused: no overload, it never fits."""
 OVERLOAD = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 """What says: come back later. So it says when."""
 EXAMPLES_MAX = 10
@@ -48,6 +50,8 @@ class Tally:
         code = error.code()
         self.saw(method, code.name, seconds)
         details = details_of(error)
+        if (error.details() or "").startswith(TOO_LONG):
+            return
         if code in OVERLOAD and retry_time_s(details) is None:
             self.without_retry += 1
         elif code not in OF_GRPC and code is not DOCUMENTED.get(reason_of(details)):
