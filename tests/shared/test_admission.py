@@ -22,7 +22,8 @@ from tests.support.resets import flood
 
 SERVICE, METHOD = "test.Held", "/test.Held/Hold"
 CROWD = 6000
-CONNECTIONS = 20
+CONNECTIONS = 60
+assert CROWD // CONNECTIONS < config.STREAMS_PER_CONNECTION_MAX  # or some would wait in the client
 LIMIT_S = 60.0
 UNTAKEN_S = 2.0
 """In which a call that the server has not taken would be cancelled, were it to be."""
