@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from mlxd.v1 import (
     status_pb2_grpc,
     types_pb2,
 )
+from mlxd_shared import config
 from mlxd_shared.errors import QueueFull
 from mlxd_shared.net import CHANNEL_OPTIONS
 from mlxd_shared.status import from_call
@@ -96,13 +98,19 @@ def request_of(model: str, number: int, tokens: int) -> inference_pb2.GenerateRe
 
 
 async def crowd(address: str, model: str, streams: int, tokens: int, at_once: int) -> Crowd:
-    """Offer the streams; return what became of them."""
+    """Offer the streams, over as many connections as they need; return what became of them."""
     seen = Crowd()
-    async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            for _ in range(-(-at_once // config.STREAMS_PER_CONNECTION_MAX))
+        ]
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         begin_s = time.monotonic()
 
         async def one(number: int) -> None:
+            stub = stubs[number % len(stubs)]
             for tries in range(TRIES_MAX):
                 try:
                     await _stream(stub, request_of(model, number, tokens), seen, begin_s)
