@@ -12,7 +12,9 @@ import grpc
 import pytest
 
 import mlxd_shared
+from mlxd_controller.ports import BrokenRef, ModelRef
 from mlxd_controller.store.listing import entries
+from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.readings import Readings
 from mlxd_shared.digest import model_digest
 from mlxd_shared.errors import InvalidModel, MachineShort
@@ -53,6 +55,21 @@ async def test_a_model_is_not_remembered_as_broken_for_the_machine_s_sake() -> N
 
     assert readings.last(folder) is None
     assert (await readings.read_good(folder)).digest
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_cannot_be_read_now_is_listed_so_and_hides_no_other() -> None:
+    """The listing says what the machine lacks; the next one has the model."""
+    folder = Path(str(mlxd_shared.__file__)).parent / "demo_model"
+    library = Library([("demo", folder)])
+    await asyncio.to_thread(lambda: None)  # its thread is there before files run out
+    with no_more_files():
+        (broken,) = await library.listed()
+    (model,) = await library.listed()
+
+    assert isinstance(broken, BrokenRef)
+    assert "cannot be read now: the machine lacks open files" in broken.error.problem
+    assert isinstance(model, ModelRef)
 
 
 @pytest.mark.asyncio

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.changes import WATCH_QUEUE_MAX
+from mlxd_controller.ports import BrokenRef, ModelRef
 from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
+from mlxd_shared.errors import MachineShort
 from mlxd_shared.serving import Health
 from tests.fakes.store import FakeStore
 from tests.support.controller_stack import controller_stack
@@ -31,6 +33,19 @@ class Told(Health):
         """Note it."""
         self.states[name] = serving
         await super().set(name, serving=serving)
+
+
+class ShortAtFirst(FakeStore):
+    """A store that the machine cannot look into the first time."""
+
+    looked = 0
+
+    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+        """Fail once; then say what there is."""
+        self.looked += 1
+        if self.looked == 1:
+            raise MachineShort("open files", "a store: Too many open files", 0.0)
+        return await super().listed()
 
 
 @asynccontextmanager
@@ -71,3 +86,15 @@ async def test_lost_news_end_nothing() -> None:
             for number in range(WATCH_QUEUE_MAX + 1):
                 stack.runtime.changes.publish(None, replace(model, digest=str(number)))
             await turned(lambda: told.states.get("models/a") is True)
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_is_short_at_first_ends_nothing() -> None:
+    """Health is followed once the machine can look for models."""
+    store = ShortAtFirst({"a": ("d", facts(10))})
+    async with controller_stack(store=FakeStore({"a": ("d", facts(10))})) as stack:
+        await stack.generate()
+        async with following(stack.runtime, store) as told:
+            await turned(lambda: told.states.get("models/a") is True)
+
+    assert store.looked == 2

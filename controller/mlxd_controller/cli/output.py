@@ -19,7 +19,9 @@ from mlxd_controller.cli.outcome import ExitCode, complain
 _REFUSED = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EMFILE, errno.ENFILE,
 })  # fmt: skip
-"""What the system says where it takes no output, or opens no file for it."""
+"""What the system says where it takes no output, or has no room for an open file."""
+_UNUSABLE = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE})
+"""Of these, what it says of reading as well."""
 
 
 def guarded(work: Callable[[], object]) -> None:
@@ -39,7 +41,8 @@ def guarded(work: Callable[[], object]) -> None:
             raise  # a bug
         code = _tell(refused[0])
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # whoever closed it before we began wants no output
+            sys.stdout.flush()
     except OSError as error:
         code = _tell(error) if code in (None, ExitCode.OK) else code
     _let_go(sys.stdout)
@@ -51,7 +54,8 @@ def _tell(error: BaseException) -> ExitCode:
     assert isinstance(error, OSError)
     if isinstance(error, BrokenPipeError):
         return ExitCode.PIPE
-    complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+    verb = "used" if error.errno in _UNUSABLE else "written"
+    complain(f"{error.filename or 'the output'} cannot be {verb}: {error.strerror}")
     return ExitCode.ERROR
 
 
@@ -67,8 +71,10 @@ def _is_refused(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _REFUSED
 
 
-def _let_go(stream: TextIO) -> None:
+def _let_go(stream: TextIO | None) -> None:
     """Have what is left in a stream that takes nothing go nowhere: the interpreter writes it."""
+    if stream is None:
+        return
     try:
         stream.flush()
     except (OSError, ValueError):

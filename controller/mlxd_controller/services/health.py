@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 
 from mlxd_controller.core.state import Model, Phase
-from mlxd_controller.ports import BrokenRef
+from mlxd_controller.ports import BrokenRef, ModelRef
 from mlxd_controller.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
-from mlxd_shared.errors import QueueFull
+from mlxd_shared.errors import MachineShort, QueueFull
 from mlxd_shared.logs import get_logger
 from mlxd_shared.serving import Health
 
@@ -22,7 +22,7 @@ _log = get_logger("health")
 
 async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> None:
     """Keep the models' health up to date, until cancelled; every known name has one."""
-    for ref in await catalog.store.listed():
+    for ref in await _listed(catalog):
         names = (ref.name,) if isinstance(ref, BrokenRef) else (ref.name, *ref.aliases)
         for name in names:
             await health.set(f"models/{name}", serving=False)
@@ -31,6 +31,16 @@ async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> N
             await _follow(health, catalog, runtime)
         except QueueFull as error:
             _log.warning("health of models is told anew", reason=error.describe())
+            await asyncio.sleep(error.retry_after_s)
+
+
+async def _listed(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
+    """Return every model, once the machine can look."""
+    while True:
+        try:
+            return await catalog.store.listed()
+        except MachineShort as error:
+            _log.warning("models are looked for again", reason=error.describe())
             await asyncio.sleep(error.retry_after_s)
 
 

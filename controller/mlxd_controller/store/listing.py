@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from mlxd_shared.model_files import machine_short
 
 _log = get_logger("store")
 
+OF_THE_DISK = frozenset({errno.EIO, errno.ESTALE})
+"""What one disk or mount says of itself: others are listed all the same."""
+
 
 def entries(folder: Path) -> list[str]:
     """Return the names in a directory; none where there is no directory, or none to be looked at.
@@ -18,7 +22,7 @@ def entries(folder: Path) -> list[str]:
     Hidden names are nobody's, and those that are no text could not be asked for.
 
     Raises:
-        MachineShort: the machine lacks what it takes to look.
+        MachineShort: the machine lacks the open files or the memory that it takes to look.
     """
     try:
         with os.scandir(folder) as found:
@@ -31,7 +35,7 @@ def entries(folder: Path) -> list[str]:
         return []
     except OSError as error:
         short = machine_short(error, folder.name)
-        if short is not None:
+        if short is not None and error.errno not in OF_THE_DISK:
             raise short from error
         _log.warning("not looked into", path=str(folder), reason=error.strerror)
         return []

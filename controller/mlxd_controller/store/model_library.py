@@ -22,10 +22,16 @@ from mlxd_controller.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
 from mlxd_controller.store.facts import Folder
 from mlxd_controller.store.loaded_names import LoadedNames
-from mlxd_controller.store.readings import Readings
+from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
+from mlxd_shared.errors import (
+    InvalidModel,
+    InvalidRequest,
+    MachineShort,
+    ModelNotFound,
+    QueueFull,
+)
 from mlxd_shared.logs import get_logger
 from mlxd_shared.model_files import machine_short
 
@@ -136,7 +142,7 @@ class Library:
         folders: dict[str, tuple[Folder, list[str]]] = {}
         for name in sorted(places):
             place = places[name]
-            entry = None if place.error is not None else await self._readings.read(place.path)
+            entry = None if place.error is not None else await self._read_now(place)
             if entry is not None and entry.folder is not None:
                 folders.setdefault(entry.folder.digest, (entry.folder, []))[1].append(name)
                 continue
@@ -146,6 +152,13 @@ class Library:
         for folder, names in folders.values():
             found[names[0]] = self._made(places[names[0]], folder, names)
         return tuple(found[name] for name in sorted(found))
+
+    async def _read_now(self, place: Place) -> Entry:
+        """Return what is in a place; one that the machine cannot read now hides no other."""
+        try:
+            return await self._readings.read(place.path)
+        except MachineShort as short:
+            return Entry((), error=InvalidModel(f"cannot be read now: {short.describe()}"))
 
     def known(self, digest: str) -> ModelRef | None:
         """Return the model of a digest as it was last read."""
@@ -184,7 +197,7 @@ class Library:
         """Return where a name comes from that no load gave, on a thread; "" if it is none."""
         if name in self._configured:
             return "was named when the server began"
-        if self._alias_places(named, name):
+        if name in self._alias_places(named, name):
             return "is an alias: `mlxd alias --remove` takes it away"
         place = self._shelved(name)
         return "" if place is None else f"is what the store {place.kind} has"

@@ -44,7 +44,8 @@ KINDS: dict[str, Calls] = {
 }
 RAPID_RESET = "rapid_reset"
 NICENESS = 10
-CHANNELS_MAX = 20
+CHANNELS = 20
+STREAMS_PER_CHANNEL = 100  # fewer than a connection has: all calls reach the server
 GRACE_S = 90.0
 """What calls that were begun in time may take: more than any deadline of theirs."""
 OPTIONS = (
@@ -94,7 +95,7 @@ async def attack(
     async with AsyncExitStack() as stack:
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=OPTIONS))
-            for _ in range(min(at_once, CHANNELS_MAX))
+            for _ in range(min(at_once, max(CHANNELS, -(-at_once // STREAMS_PER_CHANNEL))))
         ]
         while True:
             volley = zip(itertools.cycle(channels), itertools.islice(calls, at_once), strict=False)
