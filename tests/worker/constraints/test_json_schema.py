@@ -69,6 +69,19 @@ def test_what_is_wrong_or_not_served_is_told_with_its_place(text: str, problem: 
     assert caught.value.violations[0].description.startswith(problem)
 
 
+def test_ways_that_double_at_each_reference_are_counted() -> None:
+    """Two to the fortieth ways lead back to the root; nobody walks them all."""
+    defs: dict[str, object] = {
+        f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(40)
+    }
+    defs["n0"] = {"anyOf": [{"$ref": "#/$defs/n1"}, {"type": "string"}]}
+    defs["n40"] = {"anyOf": [{"$ref": "#/$defs/n0"}]}
+    with pytest.raises(InvalidRequest) as caught:
+        schema(json.dumps({"$ref": "#/$defs/n0", "$defs": defs}))
+
+    assert "references lead through more than" in caught.value.violations[0].description
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_what_matches_is_accepted_and_nothing_else(case: Case) -> None:
     """Every good value token by token, compact and indented; no bad one; the judge agrees."""

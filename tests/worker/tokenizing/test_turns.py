@@ -82,3 +82,23 @@ async def test_who_leaves_holds_no_place_and_keeps_no_turn() -> None:
     assert left.cancelled()
     assert called.cancelled()
     assert its.are_idle
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_before_a_turn_ends_does_not_take_it_along() -> None:
+    """The turn goes to the next one, or is free, though who left has not run since."""
+    its = turns()
+    await its.acquire("a", 1)
+    left, after = await waiting(its, "a"), await waiting(its, "a")
+    left.cancel()
+    its.release()
+    await asyncio.wait([left, after])
+    assert left.cancelled()
+    assert its.are_idle
+
+    last = await waiting(its, "a")
+    last.cancel()
+    its.release()
+    await asyncio.wait([last])
+    assert last.cancelled()
+    await asyncio.wait_for(its.acquire("a", 1), 60)

@@ -74,6 +74,7 @@ class Document:
         """What has been referred to and is not written yet, by its name."""
         self.patterns = PatternSets()
         self._parts = 0
+        self._looks = 0
         self.multiples: set[Fraction] = set()
         """What numbers are to be multiples of, somewhere."""
         self._names: dict[str, str] = {}
@@ -128,10 +129,10 @@ class Document:
     def leads_back(self, place: Place) -> bool:
         """Tell whether a part means itself before it demands anything of a value's parts.
 
-        Each part is looked at once, however often this is asked.
+        Parts that do not are looked at once, however often this is asked; all looks are counted.
 
         Raises:
-            SchemaError: a reference leads nowhere.
+            SchemaError: a reference leads nowhere, or there are too many ways to follow them.
         """
         return self._leads_back(place, frozenset())
 
@@ -141,6 +142,7 @@ class Document:
             return True
         if pointer in self._ends or not isinstance(content, dict):
             return False
+        self._count_look(pointer)  # what leads back depends on what came before: not remembered
         if len(before) == DEPTH_MAX:
             raise SchemaError(pointer, f"references more than {DEPTH_MAX} deep")
         here = before | {pointer}
@@ -158,6 +160,11 @@ class Document:
                     return True
         self._ends.add(pointer)
         return False
+
+    def _count_look(self, pointer: str) -> None:
+        self._looks += 1
+        if self._looks > SUBSCHEMAS_MAX:
+            raise SchemaError(pointer, f"references lead through more than {SUBSCHEMAS_MAX} parts")
 
     def _pointer(self, place: Place, reference: str) -> str:
         """Return the pointer from the root that a reference means."""

@@ -179,8 +179,8 @@ class Engine:
         """Do one round; returns after at most one whole chunk and one decode step."""
         self._drop_late(self._clock())
         decoder = self._speculator.decoder
-        if not any(row.decoding for row in self._rows.values()):
-            decoder.drop()
+        if not any(row.decoding and row.advance is None for row in self._rows.values()):
+            decoder.drop()  # rows whose masks are being made take up nothing
         if decoder.ahead and not self._calm:
             self._decode_all(())  # what is under way is told before prompts take their time
         else:

@@ -71,19 +71,22 @@ class Turns:
 
     def release(self) -> None:
         """Give a turn to the next, or keep it for whoever comes."""
-        if not self._queues:
-            self._free += 1
-            return
-        kind = next(iter(self._queues))
-        queue = self._queues.pop(kind)
-        waiter = queue.popleft()
-        if queue:
-            self._queues[kind] = queue  # behind the other kinds
-        self._count(waiter, -1)
-        waiter.called.set_result(None)
+        while self._queues:
+            kind = next(iter(self._queues))
+            queue = self._queues.pop(kind)
+            waiter = queue.popleft()
+            if queue:
+                self._queues[kind] = queue  # behind the other kinds
+            self._count(waiter, -1)
+            if not waiter.called.done():  # else it is leaving, and its task has not run yet
+                waiter.called.set_result(None)
+                return
+        self._free += 1
 
     def _leave(self, kind: str, waiter: _Waiter) -> None:
-        queue = self._queues[kind]
+        queue = self._queues.get(kind, deque())
+        if waiter not in queue:
+            return  # a turn that ended meanwhile has passed it by
         queue.remove(waiter)
         if not queue:
             del self._queues[kind]
