@@ -107,8 +107,9 @@ def try_all(
     taking_s = {
         mutant: sum(reach.took_s[test] for test in tests) for mutant, tests in chosen.items()
     }
-    first = next(iter(chosen))
-    check_unmutated(copies, chosen[first], taking_s[first])
+    first = next((mutant for mutant, tests in chosen.items() if tests), None)
+    if first is not None:  # without tests pytest would run them all
+        check_unmutated(copies, chosen[first], taking_s[first])
 
     def keep(outcome: Outcome) -> None:
         results.add(outcome)

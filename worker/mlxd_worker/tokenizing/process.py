@@ -98,7 +98,8 @@ class Desk:
         if self._control is None or header["steering"] != self._steering:
             self._steering = header["steering"]
             self._control = self._known.control_tokens(**header["steering"])
-        ids = self._control.encode(body.decode(), header["nonce"])
+        with library_faults("cannot read a chat"):
+            ids = self._control.encode(body.decode(), header["nonce"])
         return array(IDS, ids).tobytes()
 
     def _ids(self, header: dict[str, Any], body: bytes) -> bytes:

@@ -181,7 +181,11 @@ class TokenRoom:
         least_s, most_s = self._limits_s
         limit_s = least_s + (most_s - least_s) * min(nbytes / config.PROMPT_BYTES_MAX, 1.0)
         self._rest_later(None)
-        children = self._children_of(tokenizer)
+        try:
+            children = self._children_of(tokenizer)
+        except BaseException:
+            self._over()
+            raise
 
         def ask() -> _T:
             content = body.encode() if isinstance(body, str) else body.tobytes()
