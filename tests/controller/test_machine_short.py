@@ -68,7 +68,7 @@ async def test_a_model_that_cannot_be_read_now_is_listed_so_and_hides_no_other()
     (model,) = await library.listed()
 
     assert isinstance(broken, BrokenRef)
-    assert "cannot be read now: the machine lacks open files" in broken.error.problem
+    assert "cannot be read now: the machine lacks open files" in broken.error.describe()
     assert isinstance(model, ModelRef)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from mlxd_shared.errors import InvalidModel
 from tests.fuzz import chat_targets
-from tests.fuzz.harness import Breach, Target, fuzz, peak_nbytes, seconds
+from tests.fuzz.harness import Breach, Target, fuzz, seconds
 from tests.fuzz.store_targets import TARGETS as STORE_TARGETS
+from tests.worker import fresh_process
 
 TARGETS: tuple[Target, ...] = (*STORE_TARGETS, *chat_targets.TARGETS)
 """Whoever has more adds them here; the time in CI is shared by all."""
@@ -56,17 +57,32 @@ def _opens(rng: random.Random, place: Path) -> None:
     raise InvalidModel(str(rng.random()))
 
 
-def _grows(rng: random.Random, place: Path) -> None:
-    (place / "grown").write_bytes(bytes(1))
-    # Beyond what this process has ever held, whatever ran in it before.
+GROWS = """
+import json
+from pathlib import Path
+from tests.fuzz.harness import Breach, fuzz, peak_nbytes
+
+def grows(rng, place):
     assert len(bytearray(peak_nbytes() + (600 << 20))) > rng.random()
 
+try:
+    fuzz(grows, Path(sys.argv[1]), for_s=0.0, runs_min=1, runs_max=1)
+except Breach as breach:
+    print(json.dumps(str(breach)))
+"""
 
-@pytest.mark.parametrize(
-    ("target", "words"), [(_raises, "KeyError"), (_opens, "opened /etc"), (_grows, "MiB more")]
-)
+
+def test_growth_is_seen(tmp_path: Path) -> None:
+    """In a process of its own: beyond a peak that others have left it would take gigabytes."""
+    code = GROWS.replace("sys.argv[1]", repr(str(tmp_path)))
+    breach = fresh_process.run(code, fresh_process.environment())
+    assert breach.startswith("grows")
+    assert "MiB more" in breach
+
+
+@pytest.mark.parametrize(("target", "words"), [(_raises, "KeyError"), (_opens, "opened /etc")])
 def test_a_breach_is_seen(target: Target, words: str, tmp_path: Path) -> None:
-    """Errors that are not ours, files elsewhere, memory: each ends the run and names the target."""
+    """Errors that are not ours and files elsewhere: each ends the run and names the target."""
     with pytest.raises(Breach, match=words) as caught:
         fuzz(target, tmp_path, for_s=0.0, runs_min=1, runs_max=1)
     assert target.__name__ in str(caught.value)
