@@ -15,10 +15,10 @@ import pytest_asyncio
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, QueueFull
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, QueueFull
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.template_files import ChatTemplate
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import COMMAND
 from mlxd_worker.tokenizing.room import TokenRoom
 from tests.worker.chat.test_control_tokens import made
@@ -44,7 +44,7 @@ def with_parts(**parts: Any) -> Tokenizer:
 async def room() -> AsyncIterator[TokenRoom]:
     made_room = TokenRoom()
     yield made_room
-    made_room.forget()
+    await made_room.close()
 
 
 def violation(error: InvalidRequest) -> tuple[str, str]:
@@ -108,8 +108,9 @@ async def test_what_is_too_large_is_refused_before_anybody_looks_at_it() -> None
 
 @pytest.mark.asyncio
 async def test_a_text_that_takes_too_long_is_its_requests_error() -> None:
-    """An expression that looks at the text from every character on; the next text is served."""
-    slow = {"type": "Split", "pattern": {"Regex": "a*b"}, "behavior": "Isolated", "invert": False}
+    """Each character looks ahead to the text's end, so it takes hours; the next text is served."""
+    ahead = {"Regex": "(?=a*[bc])a"}
+    slow = {"type": "Split", "pattern": ahead, "behavior": "Isolated", "invert": False}
     tokenizer = with_parts(pre_tokenizer=slow)
     room = TokenRoom(limits_s=(1.0, 1.0))
     try:
@@ -121,7 +122,7 @@ async def test_a_text_that_takes_too_long_is_its_requests_error() -> None:
         room._limits_s = (60.0, 60.0)
         assert await room.encoded(tokenizer, "ab", field="text", kind="tokenize")
     finally:
-        room.forget()
+        await room.close()
 
 
 @pytest.mark.asyncio
@@ -140,7 +141,7 @@ async def test_a_text_that_takes_too_much_memory_is_its_requests_error() -> None
         )  # fmt: skip
         assert len(await room.encoded(tokenizer, "b", field="text", kind="x")) == 1
     finally:
-        room.forget()
+        await room.close()
 
 
 @pytest.mark.asyncio
@@ -169,9 +170,8 @@ async def test_who_leaves_ends_its_work_and_who_is_too_many_is_refused() -> None
     """A text that is read is given up with its child, one that waits never begins."""
     tokenizer, room = tokenizer_of(byte_level(), plain=False), Held(waiting_max=1)
 
-    def asked(command: tuple[str, ...] | None = None) -> asyncio.Task[array[int]]:
-        room._command = command or room._command
-        return asyncio.create_task(room.encoded(tokenizer, LONG, field="text", kind="tokenize"))
+    def asked(its: Tokenizer = tokenizer) -> asyncio.Task[array[int]]:
+        return asyncio.create_task(room.encoded(its, LONG, field="text", kind="tokenize"))
 
     try:
         reading, waits = asked(), asked()
@@ -183,10 +183,10 @@ async def test_who_leaves_ends_its_work_and_who_is_too_many_is_refused() -> None
         await asyncio.wait([waits])
         reading.cancel()
         await asyncio.wait([reading])
-        room.forget()
-        last = await asked(COMMAND)  # has the turn of the one that was given up
+        room._command = COMMAND
+        last = await asked(tokenizer_of(byte_level(), plain=False))  # has the turn of the first
     finally:
-        room.forget()
+        await room.close()
     assert list(last) == tokenizer.encode(LONG)
     assert waits.cancelled()
     assert reading.cancelled()
