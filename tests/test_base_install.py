@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 CHILD_TIMEOUT_S = 60
-OURS = {"mlxd", "mlxd_controller", "mlxd_shared"}
+OURS = {"mlxd", "mlxd_controller", "mlxd_models", "mlxd_shared"}
 PROGRAM = """
 import importlib, importlib.abc, pkgutil, sys
 
@@ -81,7 +81,7 @@ def test_the_controller_and_the_client_need_no_extra() -> None:
 
     assert done.returncode == 0, done.stderr
     imported = set(done.stdout.split())
-    assert {"mlxd.client", "mlxd_controller.cli", "mlxd_shared.errors"} <= imported
+    assert {"mlxd.client", "mlxd_controller.cli", "mlxd_shared.domain.errors"} <= imported
 
 
 @pytest.mark.parametrize("module", ["mlx", "tokenizers", "mlxd_worker", "mlx_lm", "numpy"])

@@ -11,7 +11,12 @@ from typer.core import TyperGroup
 from mlxd_controller.cli.app import app
 from tests.tidy.tree import ROOT
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+MANUAL = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("commands", "operations", "requests", "resume")),
+)
+DOCUMENTS = (*MANUAL, "CONTRIBUTING.md", "CHANGELOG.md")
+README_LINES_MAX = 120
 
 
 def text_of(document: str) -> str:
@@ -53,17 +58,47 @@ def test_every_command_named_exists(document: str) -> None:
     assert named <= commands().keys(), sorted(named - commands().keys())
 
 
-def test_every_option_shown_exists() -> None:
+@pytest.mark.parametrize("document", MANUAL)
+def test_every_option_shown_exists(document: str) -> None:
     """An option in an example is one that its command takes."""
-    shown = re.findall(r"(?:`|\$ )mlxd ([a-z]+)([^`\n]*)", text_of("README.md"))
+    shown = re.findall(r"(?:`|\$ )mlxd ([a-z]+)([^`\n]*)", text_of(document))
     for name, rest in shown:
         named = set(re.findall(r"(?<![\w-])--[a-z-]+", rest.partition("#")[0]))
         assert named <= commands()[name], f"mlxd {name}: {sorted(named - commands()[name])}"
 
 
-def test_every_command_is_in_the_readme() -> None:
-    """The README names every command, so that a reader finds it."""
-    named = set(re.findall(r"\bmlxd ([a-z]+)|`([a-z]+)`", text_of("README.md")))
-    flat = {name for pair in named for name in pair if name}
+def test_every_command_is_in_the_manual() -> None:
+    """The table of commands has them all, and no other."""
+    named = set(re.findall(r"^\| `mlxd ([a-z]+)", text_of("docs/commands.md"), flags=re.MULTILINE))
 
-    assert commands().keys() <= flat, sorted(commands().keys() - flat)
+    assert commands().keys() == named
+
+
+def test_the_readme_is_short() -> None:
+    """A newcomer reads it to its end; the manual has the rest."""
+    assert len(text_of("README.md").splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))],
+)
+def test_every_link_leads_somewhere(document: str) -> None:
+    """A link within the tree names a file or a folder of it."""
+    folder = (ROOT / document).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(document)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, _ = target.partition("#")
+        assert (folder / path).exists(), f"{document}: {target}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """One row a record, in their order."""
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(
+        r"^\| \[\d+\]\(([^)]+)\)", text_of("docs/decisions/README.md"), re.MULTILINE
+    )
+    there = sorted(path.name for path in folder.glob("[0-9]*.md") if path.name[:4] != "0000")
+
+    assert listed == there

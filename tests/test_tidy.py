@@ -27,6 +27,7 @@ BREACHES = [
     ("local_paths", "a.json", '{"path": "/ro' + 'ot/models"}', 1),
     ("local_paths", "docs/a.md", "see /wo" + "rk/x", 1),
     ("dynamic_tricks", "tests/a.py", "has" + "attr(x, 'y')", 1),
+    ("prose_columns", "docs/a.md", f"```\n```\n{'a' * 121}", 3),
     ("dynamic_tricks", "worker/a.py", "a = 1\nglob" + "als()['a']", 2),
     ("file_docstring", "worker/a.py", "a = 1", 1),
     ("file_docstring", "tests/__init__.py", "", 1),
@@ -39,6 +40,8 @@ BREACHES = [
 INNOCENTS = [
     ("file_length", "a.json", "{}\n" * 401),
     ("columns", "README.md", "a" * 200),
+    ("prose_columns", "README.md", f"| {'a' * 200} |\n```\n{'a' * 200}\n```"),
+    ("prose_columns", "worker/a.py", "a" * 200),
     ("function_length", "worker/a.py", BAD_FUNCTION.replace("    pass\n", "", 2)),
     ("banned_words", "tools/go", "#!/bin/sh\nmktemp /tmp/" + "X" * 6),
     (

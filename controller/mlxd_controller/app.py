@@ -16,44 +16,39 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib import resources
 from pathlib import Path
 
-from mlxd.v1 import inference_pb2, model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc
-from mlxd_controller.adoption import enrolled
-from mlxd_controller.clock import SystemClock
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
 from mlxd_controller.crew import crew_of, held
-from mlxd_controller.metrics_http import PATH as METRICS_PATH
-from mlxd_controller.metrics_http import serving_metrics
-from mlxd_controller.ports import ModelRef
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.metrics.exposition import render
+from mlxd_controller.metrics.http import PATH as METRICS_PATH
+from mlxd_controller.metrics.http import serving_metrics
+from mlxd_controller.runtime.adoption import enrolled
+from mlxd_controller.runtime.clock import SystemClock
+from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
-from mlxd_controller.services.inference import InferenceService, add_to_server
+from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import library_of
-from mlxd_shared import config, logs
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.listeners import ListenerSecurity
-from mlxd_shared.net import parse_address
-from mlxd_shared.requests import LoadSpec
-from mlxd_shared.serving import Health, listen, make_server
+from mlxd_shared import config
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops import logs
+from mlxd_shared.security.listeners import ListenerSecurity
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.serving.server import Health, listen, make_server
 
 __all__ = ["ServeSettings", "serve"]
 
 DEMO_NAME = "demo"
 FLUSH_GRACE_S = 0.5
 """What calls without a lease get to end by themselves, once all else has ended."""
-_SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name]
-    for module, name in (
-        (inference_pb2, "InferenceService"),
-        (model_pb2, "ModelService"),
-        (status_pb2, "StatusService"),
-    )
-)
+_SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
 
@@ -146,11 +141,11 @@ async def _listening(
     calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
     catalog = Catalog(store, runtime)
-    inference = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
-    add_to_server(inference, server)
-    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
-    status = StatusService(catalog, runtime, clock)
-    status_pb2_grpc.add_StatusServiceServicer_to_server(status, server)
+    streams = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
+    inference.add_to_server(streams, server)
+    models.add_to_server(ModelService(catalog, runtime, clock), server)
+    figures = StatusService(catalog, runtime, clock)
+    status.add_to_server(figures, server)
     following = tasks.create_task(follow_health(health, catalog, runtime))
     try:
         target = listen(
@@ -162,7 +157,7 @@ async def _listening(
         await server.start()
         for name in ("", *(service.full_name for service in _SERVICES)):
             await health.set(name, serving=True)
-        async with _metrics(settings, security, status):
+        async with _metrics(settings, security, figures):
             yield target
     finally:
         following.cancel()
@@ -177,18 +172,18 @@ async def _listening(
 
 @asynccontextmanager
 async def _metrics(
-    settings: ServeSettings, security: ListenerSecurity, status: StatusService
+    settings: ServeSettings, security: ListenerSecurity, figures: StatusService
 ) -> AsyncIterator[None]:
     """Serve Prometheus around the body, if that is asked for."""
     if settings.metrics is None:
         yield
         return
+
+    async def scrape() -> bytes:
+        return render(await figures.read(), vllm_aliases=settings.metrics_vllm_aliases)
+
     async with serving_metrics(
-        settings.metrics,
-        status.read,
-        security=security,
-        anywhere=settings.allow_remote,
-        vllm_aliases=settings.metrics_vllm_aliases,
+        settings.metrics, scrape, security=security, anywhere=settings.allow_remote
     ) as address:
         _log.info("serving metrics", address=address, path=METRICS_PATH)
         yield

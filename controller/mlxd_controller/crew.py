@@ -15,22 +15,20 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from mlxd.v1 import types_pb2
-from mlxd_controller.adoption import device_of
 from mlxd_controller.core.fit import Device
-from mlxd_controller.device import HostProbe, Limits, make_device, make_probe, usable_gpus
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
-from mlxd_controller.nvidia import Gpu
-from mlxd_controller.oom import oom_kills
-from mlxd_controller.ports import Clock, ModelRef, ModelStore, Ports, Survivor
+from mlxd_controller.memory.device import HostProbe, Limits, make_device, make_probe, usable_gpus
+from mlxd_controller.memory.nvidia import Gpu
+from mlxd_controller.memory.oom import oom_kills
+from mlxd_controller.runtime.ports import Clock, ModelRef, ModelStore, Ports, Survivor
+from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import ServeSettings
-from mlxd_controller.worker_link import GrpcLink
-from mlxd_shared.convert import KV_FORMAT_FROM_PB, WEIGHTS_FROM_PB
-from mlxd_shared.logs import get_logger
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.logs import get_logger
 
 FIRST_WORD_S = 2.0
 """What a controller that starts gives attached workers to say what they hold."""
@@ -90,7 +88,9 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         gpu_ids={gpu.name: gpu.id for gpu in gpus},
     )
     try:
-        async with survivors_of(run_dir, store, arguments=launcher.arguments) as survivors:
+        async with survivors_of(
+            run_dir, store, GrpcLink, arguments=launcher.arguments
+        ) as survivors:
             probe = make_probe(limits, gpus=with_survivors(gpus, survivors))
             ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=oom_kills)
             yield Crew(ports, settings.max_loaded, survivors=survivors)
@@ -102,8 +102,7 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
     """Return the GPUs as they were before any worker ran, those included that still run."""
     held: Counter[str] = Counter()
     for survivor in survivors:
-        memory = survivor.status.workers[0].memory
-        held[device_of(survivor)] += memory.mlx_active_bytes + memory.mlx_cache_bytes
+        held[survivor.figures.device] += survivor.figures.memory.mlx_nbytes
     return tuple(replace(gpu, free_bytes=gpu.free_bytes + held[gpu.name]) for gpu in gpus)
 
 
@@ -141,14 +140,14 @@ class AttachedProbe:
             return self._own.read(own_pids)
         kind = kind_of(said[0].workers[0].backend)
         resident = sum(
-            s.figures.memory.resident_bytes for s in self._stations if s.figures is not None
+            s.figures.memory.resident_nbytes for s in self._stations if s.figures is not None
         )
         return (
             make_device(
                 "cpu" if kind == "cpu" else "gpu0",
                 kind,
-                total_bytes=min(status.host_memory.total_bytes for status in said),
-                unheld_bytes=min(s.host_memory.available_bytes for s in said) + resident,
+                total_bytes=min(status.host_total_nbytes for status in said),
+                unheld_bytes=min(s.host_available_nbytes for s in said) + resident,
                 limits=self._limits,
                 held_bytes=resident,
             ),
@@ -172,7 +171,7 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
     ready = [
         figures
         for figures in await crew.attached.heard(wait_s=FIRST_WORD_S)
-        if figures.state == types_pb2.MODEL_STATE_READY
+        if figures.state is WorkerState.READY
     ]
     if ready:
         await store.listed()  # reads every folder, so that digests are known
@@ -182,15 +181,15 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
             continue
-        if figures.weights not in WEIGHTS_FROM_PB or figures.kv_format not in KV_FORMAT_FROM_PB:
+        if not figures.form_is_known:
             _log.warning("a worker's model lives in an unknown form", model=figures.model_name)
             continue
         spec = LoadSpec(
             context_length=figures.context_length,
             rows_max=figures.rows_max,
-            weights=WEIGHTS_FROM_PB[figures.weights],
-            kv_format=KV_FORMAT_FROM_PB[figures.kv_format],
-            prefix_cache_nbytes=figures.prefix_cache_bytes,
+            weights=figures.weights,
+            kv_format=figures.kv_format,
+            prefix_cache_nbytes=figures.prefix_cache_nbytes,
         )
         found.append((ref, spec))
     return found

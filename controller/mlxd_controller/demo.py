@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mlxd.client import Client, Delta, Finished, MlxdError, SamplingOptions, Status
-from mlxd_controller.cli.serve import LISTENING
-from mlxd_shared.units import format_bytes
+from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_shared.domain.units import format_bytes
 
 PROMPT = "Once upon a time"
 TOKENS = 120

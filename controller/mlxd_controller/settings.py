@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_shared import config
-from mlxd_shared.listeners import NO_FILES, ListenerFiles
-from mlxd_shared.logs import LogFormat
-from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.ops.logs import LogFormat
+from mlxd_shared.security.listeners import NO_FILES, ListenerFiles
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True)

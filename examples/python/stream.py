@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from mlxd.client import Client, Delta, MlxdError, SamplingOptions
+from mlxd import Client, Delta, MlxdError, SamplingOptions
 
 
 async def stream(address: str, model: str, prompt: str) -> None:

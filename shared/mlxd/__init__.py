@@ -1,8 +1,140 @@
-"""mlxd for Python programs: `mlxd.client` is the typed client, `mlxd.v1` the generated messages.
+"""mlxd for Python programs: the typed client, what it takes and returns, and every error it raises.
 
-Importing this package imports neither of them.
+    from mlxd import Client, Delta
+
+Names are imported when they are first used: the generated messages lie in this package too, and a
+program that needs these alone does not pay for a client. `__all__` is what programs may rely on.
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlxd._streams import BrokenStream, Stream
+    from mlxd.client import Client
+    from mlxd.messages import (
+        Calls,
+        Completion,
+        Delta,
+        DeviceStatus,
+        Finished,
+        FitReport,
+        FitTerm,
+        Histogram,
+        HostMemory,
+        LoadProgress,
+        LoadUpdate,
+        MathLibrary,
+        MemoryAccount,
+        MetricFamily,
+        MetricKind,
+        MetricPoint,
+        Model,
+        ModelState,
+        PositionLogprobs,
+        ProcessRole,
+        Status,
+        TokenLogprob,
+        Unloaded,
+        Usage,
+        WorkerMemory,
+        WorkerStatus,
+    )
+    from mlxd_shared.domain.cache_reasons import CacheReason
+    from mlxd_shared.domain.chats import (
+        AnswerPart,
+        Chat,
+        ChatMessage,
+        ToolCall,
+    )
+    from mlxd_shared.domain.errors import (
+        BackendProblem,
+        BadCredentials,
+        DeadlinePassed,
+        DuplicateRequest,
+        FieldNotServed,
+        FieldViolation,
+        InternalError,
+        InvalidModel,
+        InvalidRequest,
+        LoadAbandoned,
+        MachineShort,
+        MlxdError,
+        ModelDraining,
+        ModelLoading,
+        ModelNotFound,
+        ModelTooLarge,
+        ModelUnloaded,
+        NoChatTemplate,
+        NoRoom,
+        PoisonPrompt,
+        QueueFull,
+        ShuttingDown,
+        WorkerExited,
+        WorkerLost,
+        WorkerStartFailed,
+        WorkerTimedOut,
+        WrongWorker,
+    )
+    from mlxd_shared.domain.formats import (
+        FormatKind,
+        ResponseFormat,
+    )
+    from mlxd_shared.domain.requests import (
+        FinishReason,
+        KVFormat,
+        LoadSpec,
+        Pooling,
+        SamplingOptions,
+        Weights,
+    )
+    from mlxd_shared.security.secure_channel import ChannelSecurity
+    from mlxd_shared.wire.status import RemoteError
 
 __version__ = version("mlxd")
+# fmt: off
+__all__ = [
+    "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
+    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
+    "DeviceStatus",
+    "DuplicateRequest", "FieldNotServed", "FieldViolation", "FinishReason", "Finished",
+    "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory", "InternalError",
+    "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress", "LoadSpec",
+    "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily", "MetricKind",
+    "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading", "ModelNotFound",
+    "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom", "PoisonPrompt",
+    "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError", "ResponseFormat",
+    "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob", "ToolCall", "Unloaded",
+    "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed",
+    "WorkerStatus", "WorkerTimedOut", "WrongWorker",
+]
+# fmt: on
+
+_HOMES = (
+    "mlxd._streams",
+    "mlxd.client",
+    "mlxd.messages",
+    "mlxd_shared.domain.cache_reasons",
+    "mlxd_shared.domain.chats",
+    "mlxd_shared.domain.errors",
+    "mlxd_shared.domain.formats",
+    "mlxd_shared.domain.requests",
+    "mlxd_shared.security.secure_channel",
+    "mlxd_shared.wire.status",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from where it is defined.
+
+    Raises:
+        AttributeError: it is none.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,8 +11,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
-from mlxd_shared.secure_channel import ChannelSecurity, channel
-from mlxd_shared.status import from_call
+from mlxd_shared.security.secure_channel import ChannelSecurity, channel
+from mlxd_shared.wire.status import from_call
 
 if TYPE_CHECKING:  # these classes exist for the type checker only
     from mlxd.v1.inference_pb2_grpc import InferenceServiceAsyncStub

@@ -23,8 +23,8 @@ import grpc
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
-from mlxd_shared.errors import DuplicateRequest, MlxdError, ShuttingDown, WorkerLost
-from mlxd_shared.status import RemoteError, from_call
+from mlxd_shared.domain.errors import DuplicateRequest, MlxdError, ShuttingDown, WorkerLost
+from mlxd_shared.wire.status import RemoteError, from_call
 
 GenerateCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]"
 Start: TypeAlias = Callable[[inference_pb2.GenerateRequest, float | None], GenerateCall]

@@ -11,7 +11,7 @@ from mlxd._wire import (
     weights_from_pb,
 )
 from mlxd.v1 import status_pb2
-from mlxd_shared.convert import duration_from_pb, sampling_from_pb
+from mlxd_shared.wire.convert import duration_from_pb, sampling_from_pb
 
 _ROLES = {
     status_pb2.PROCESS_ROLE_CONTROLLER: m.ProcessRole.CONTROLLER,

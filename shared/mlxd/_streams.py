@@ -18,9 +18,9 @@ import grpc
 from mlxd import messages as m
 from mlxd._wire import delta_from_pb, finished_from_pb, load_update_from_pb
 from mlxd.v1 import inference_pb2, model_pb2
-from mlxd_shared.convert import FINISH_FROM_PB
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.status import from_call
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.wire.convert import FINISH_FROM_PB
+from mlxd_shared.wire.status import from_call
 
 _Pb_contra = TypeVar("_Pb_contra", contravariant=True)
 _Item_co = TypeVar("_Item_co", covariant=True)
@@ -67,8 +67,9 @@ class Call(Protocol):
 class Stream(Generic[_Out]):
     """An async iterator over one call. Leave it with `async with`, or call `aclose`.
 
-    Raises, from `async for`: the server's error (a class of mlxd_shared.errors, or RemoteError),
-    or BrokenStream. Cancelling the task that reads cancels the call.
+    Raises, from `async for`: the server's error (a class of
+    mlxd_shared.domain.errors, or RemoteError), or BrokenStream. Cancelling the task that reads
+    cancels the call.
     """
 
     def __init__(self, call: Call, reader: Reader[Any, _Out]) -> None:

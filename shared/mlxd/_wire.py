@@ -16,9 +16,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.chats import Chat, chat_texts, half_character
 from mlxd_shared.config import DURATION_MAX_S
-from mlxd_shared.convert import (
+from mlxd_shared.domain.chats import Chat, chat_texts, half_character
+from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
+from mlxd_shared.domain.formats import ResponseFormat
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.wire.convert import (
     CACHE_REASON_FROM_PB,
     FINISH_FROM_PB,
     KV_FORMAT_FROM_PB,
@@ -30,11 +33,8 @@ from mlxd_shared.convert import (
     sampling_to_pb,
     timestamp_from_pb,
 )
-from mlxd_shared.convert_chat import chat_to_pb, part_from_pb
-from mlxd_shared.convert_format import format_to_pb
-from mlxd_shared.errors import FieldViolation, InvalidRequest
-from mlxd_shared.formats import ResponseFormat
-from mlxd_shared.requests import KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_shared.wire.convert_chat import chat_to_pb, part_from_pb
+from mlxd_shared.wire.convert_format import format_texts, format_to_pb
 
 Prompt = str | Sequence[int] | Chat
 MODEL_STATES = {
@@ -128,6 +128,7 @@ def generate_to_pb(
     """
     _refuse(
         *_prompt_violations(prompt),
+        *_texts("model", model),
         *_texts("stop", *stop),
         *_INT32.check("max_tokens", (max_tokens,)),
         *_UINT32.check("stop_token_ids", stop_token_ids),
@@ -135,8 +136,10 @@ def generate_to_pb(
         *_UINT32.check("top_logprobs", (logprobs,)),
         *_UINT32.check("speculation.depth_max", (speculation_depth,)),
         *_sampling_violations(sampling, prefix="sampling"),
+        *_texts(*format_texts(response_format)),
         *_INT32.check("priority", (priority,)),
         *_seconds("keep_alive", keep_alive_s),
+        *_texts("request_id", request_id),
         *_UINT32.check("resume_token_ids", resume),
     )
     request = inference_pb2.GenerateRequest(
@@ -160,6 +163,11 @@ def generate_to_pb(
     )
     if speculation_depth is not None:
         request.speculation.depth_max = speculation_depth
+    _set_prompt(request, prompt)
+    return request
+
+
+def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):
@@ -167,7 +175,6 @@ def generate_to_pb(
     else:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
-    return request
 
 
 def load_request_to_pb(
@@ -176,9 +183,11 @@ def load_request_to_pb(
     """Return the request.
 
     Raises:
-        InvalidRequest: a number that its field cannot carry.
+        InvalidRequest: a number, or half a character, that its field cannot carry.
     """
     _refuse(
+        *_texts("model", model),
+        *_texts("name", name),
         *_UINT32.check("options.context_length", (options.context_length,)),
         *_UINT32.check("options.rows_max", (options.rows_max,)),
         *_UINT64.check("options.prefix_cache_bytes", (options.prefix_cache_nbytes,)),
@@ -358,11 +367,11 @@ def load_update_from_pb(pb: model_pb2.LoadModelResponse) -> m.LoadUpdate:
     return m.LoadUpdate(model_from_pb(pb.model), fit)
 
 
-def grace_to_pb(grace_s: float | None) -> Duration | None:
+def seconds_to_pb(field: str, seconds: float | None) -> Duration | None:
     """Return the duration, or None to leave it absent.
 
     Raises:
-        InvalidRequest: it cannot be a duration.
+        InvalidRequest: it cannot be a duration; names `field`.
     """
-    _refuse(*_seconds("grace", grace_s))
-    return None if grace_s is None else duration_to_pb(grace_s)
+    _refuse(*_seconds(field, seconds))
+    return None if seconds is None else duration_to_pb(seconds)

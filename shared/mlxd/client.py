@@ -5,8 +5,8 @@
             async for event in stream:
                 ...  # Delta, Delta, ..., Finished
 
-Every method raises the server's own error (a class of mlxd_shared.errors with its fields), or
-RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED, or
+Every method raises the server's own error (a class of mlxd_shared.domain.errors with its fields),
+or RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED, or
 DeadlinePassed where the server was faster to say so.
 One client is one channel, for one event loop; any number of calls may run at once.
 """
@@ -26,6 +26,7 @@ from mlxd._connection import Connection, answer
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._status import status_from_pb
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
+from mlxd._wire import text_to_pb
 from mlxd.messages import (
     Completion,
     Delta,
@@ -40,13 +41,10 @@ from mlxd.messages import (
 )  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
-from mlxd_shared.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
-from mlxd_shared.convert import duration_to_pb
-from mlxd_shared.convert_embed import POOLING_TO_PB
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_shared.net import parse_address
-from mlxd_shared.requests import (
+from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.requests import (
     FinishReason,
     KVFormat,
     LoadSpec,
@@ -54,8 +52,10 @@ from mlxd_shared.requests import (
     SamplingOptions,
     Weights,
 )
-from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
-from mlxd_shared.status import RemoteError
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.wire.convert_embed import POOLING_TO_PB
+from mlxd_shared.wire.status import RemoteError
 
 __all__ = [
     "AnswerPart",
@@ -162,7 +162,7 @@ class Client:
         or server are lost, for up to RECONNECT_WINDOW_S without a token.
 
         Raises:
-            InvalidRequest: a number that the wire cannot carry (other ranges: from the stream).
+            InvalidRequest: a value that the wire cannot carry (other ranges: from the stream).
         """
         if reconnect and isinstance(prompt, Chat) and prompt.now_s is None:
             prompt = replace(prompt, now_s=time.time())  # the same for every call
@@ -251,8 +251,8 @@ class Client:
     ) -> tuple[int, ...]:
         """Return the token ids of `text`; the model is loaded if need be."""
         request = inference_pb2.TokenizeRequest(
-            model=model,
-            text=_wire.text_to_pb("text", text),
+            model=text_to_pb("model", model),
+            text=text_to_pb("text", text),
             add_special_tokens=add_special_tokens,
             parse_special_tokens=parse_special_tokens,
         )
@@ -269,7 +269,7 @@ class Client:
     ) -> str:
         """Return the text of `token_ids`; the model is loaded if need be."""
         request = inference_pb2.DetokenizeRequest(
-            model=model,
+            model=text_to_pb("model", model),
             token_ids=_wire.token_ids_to_pb(token_ids),
             skip_special_tokens=skip_special_tokens,
         )
@@ -288,8 +288,8 @@ class Client:
     ) -> tuple[tuple[float, ...], ...]:
         """Return a vector for each of `texts`; the model is loaded if need be."""
         request = inference_pb2.EmbedRequest(
-            model=model,
-            texts=[_wire.text_to_pb("texts", text) for text in texts],
+            model=text_to_pb("model", model),
+            texts=[text_to_pb("texts", text) for text in texts],
             dimensions=dimensions,
             pooling=POOLING_TO_PB[pooling],
             normalize=normalize,
@@ -334,10 +334,10 @@ class Client:
     ) -> Unloaded:
         """Unload `model`; streams in progress may go on for `grace_s`, or end at once by `force`.
 
-        Returns when it is done. A model that is not loaded is a success.
+        Returns when it is done. A model that is not loaded is a success; an empty name is refused.
         """
-        grace = _wire.grace_to_pb(grace_s)
-        request = model_pb2.UnloadModelRequest(model=model, grace=grace, force=force)
+        name, grace = text_to_pb("model", model), _wire.seconds_to_pb("grace", grace_s)
+        request = model_pb2.UnloadModelRequest(model=name, grace=grace, force=force)
         wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
         timeout_s = None if math.isinf(wait_s) else wait_s
         pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
@@ -345,11 +345,9 @@ class Client:
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Take a name away that a load gave to a folder; return those that the folder has left."""
-        forget, request = (
-            self._connection.models.ForgetModel,
-            model_pb2.ForgetModelRequest(name=name),
-        )
-        return tuple((await answer(forget(request, timeout=self._timeout_s))).names)
+        request = model_pb2.ForgetModelRequest(name=text_to_pb("name", name))
+        call = self._connection.models.ForgetModel(request, timeout=self._timeout_s)
+        return tuple((await answer(call)).names)
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
@@ -365,18 +363,19 @@ class Client:
 
     async def model(self, model: str = "") -> Model:
         """Return one model, by name, alias or digest."""
-        request = model_pb2.GetModelRequest(model=model)
+        request = model_pb2.GetModelRequest(model=text_to_pb("model", model))
         call = self._connection.models.GetModel(request, timeout=self._timeout_s)
         return _wire.model_from_pb((await answer(call)).model)
 
     def watch_models(self, model: str = "") -> Stream[Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
-        call = self._connection.models.WatchModels(model_pb2.WatchModelsRequest(model=model))
+        request = model_pb2.WatchModelsRequest(model=text_to_pb("model", model))
+        call = self._connection.models.WatchModels(request)
         return Stream(call, EachReader(lambda pb: _wire.model_from_pb(pb.model)))
 
     async def status(self, model: str = "") -> Status:
         """Return the server's status, with all workers or those of `model`."""
-        request = status_pb2.GetStatusRequest(model=model)
+        request = status_pb2.GetStatusRequest(model=text_to_pb("model", model))
         call = self._connection.status.GetStatus(request, timeout=self._timeout_s)
         return status_from_pb((await answer(call)).status)
 
@@ -384,7 +383,8 @@ class Client:
         self, model: str = "", *, interval_s: float = config.WATCH_INTERVAL_DEFAULT_S
     ) -> Stream[Status]:
         """Return the status at once and then every `interval_s`, until the stream is left."""
-        request = status_pb2.WatchStatusRequest(model=model, interval=duration_to_pb(interval_s))
+        name, interval = text_to_pb("model", model), _wire.seconds_to_pb("interval", interval_s)
+        request = status_pb2.WatchStatusRequest(model=name, interval=interval)
         call = self._connection.status.WatchStatus(request)
         return Stream(call, EachReader(lambda pb: status_from_pb(pb.status)))
 
@@ -394,6 +394,6 @@ class Client:
         Raises:
             RemoteError: NOT_FOUND for a name that the server does not know.
         """
-        request = health_pb2.HealthCheckRequest(service=service)
+        request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
         found = await answer(self._connection.health(request, timeout_s=self._timeout_s))
         return found.status == health_pb2.HealthCheckResponse.SERVING

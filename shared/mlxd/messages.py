@@ -10,9 +10,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlxd_shared.cache_reasons import CacheReason
-from mlxd_shared.chats import AnswerPart, ChatMessage
-from mlxd_shared.requests import FinishReason, KVFormat, SamplingOptions, Weights
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_shared.domain.chats import AnswerPart, ChatMessage
+from mlxd_shared.domain.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
 
 @dataclass(frozen=True, slots=True)

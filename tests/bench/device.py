@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from mlxd_shared.config import ROWS_MAX_DEFAULT
 from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.kv import KVCache
+from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Model
 from tests.bench.device_models import (
     SHAPES,
@@ -48,7 +49,7 @@ class Bench:
         self.args = args
         self.form = form
         self.shape: Shape = SHAPES[args.model]
-        dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
+        dtype = mx.float32 if runs_cpu() else mx.bfloat16
         self.peer = make_peer(self.shape, packed=form == "q4", dtype=dtype, seed=args.seed)
         self.ours: Model = make_ours(self.shape, self.peer)
         self.peer_nbytes = sum(array.nbytes for array in named_parameters(self.peer).values())

@@ -10,12 +10,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxd_worker.models.architecture import Stack
+from mlxd_models.families.common.packing import Packing
+from mlxd_models.families.common.tensors import Stack
+from mlxd_models.families.llama import parse_llama
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.families.llama import LLAMA
+from mlxd_worker.models.families.llama import LlamaModel
 from mlxd_worker.models.weights.expert_linear import ExpertProjection
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection
-from mlxd_worker.models.weights.packing import Packing
 
 GROUP_SIZE = 64
 BITS = 4
@@ -97,8 +98,7 @@ def _random(name: str, shape: Sequence[int], key: mx.array) -> mx.array:
 
 def make_ours(shape: Shape, peer: Any) -> Model:
     """Return our model with the peer's weights, joined as a load joins them."""
-    config = LLAMA.parse(shape.config())
-    return LLAMA.build(config, PeerWeights(named_parameters(peer)))
+    return LlamaModel(parse_llama(shape.config()), PeerWeights(named_parameters(peer)))
 
 
 class PeerWeights:

@@ -13,12 +13,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.base import LayerCache, RowId
-from mlxd_worker.cache.kv import KVCache
-from mlxd_worker.cache.plan import StepPlan
+from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.compiled import CompiledModel
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.engine.stepping.compiled import CompiledModel
+from mlxd_worker.models.base import Batch, Model, Passes
 
 COPY_NBYTES = 4 << 30
 PROMPT_CHUNK = 512
@@ -80,7 +80,7 @@ class Decoder:
     ) -> None:
         """Make caches of `layers` for so many rows; nothing is in them."""
         self.caches = RowCaches(layers, context_max=context, rows_max=rows)
-        self.model: Model = CompiledModel(model, self.caches)
+        self.model: Passes = CompiledModel(model, self.caches)
         self._ids = [RowId(number) for number in range(rows)]
         self._length = 0
 
@@ -138,7 +138,7 @@ def logits_difference(model: Model, *, rows: int, length: int, steps: int, conte
         caches = RowCaches(
             model.new_caches(context_max=context), context_max=context, rows_max=rows
         )
-        used: Model = CompiledModel(model, caches) if compiled else model
+        used: Passes = CompiledModel(model, caches) if compiled else model
         lengths = {RowId(number): length + 3 * number for number in range(rows)}
         for row, tokens in lengths.items():
             while not caches.join(row, tokens=tokens + steps):

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from mlxd_shared.requests import Sampling
+from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.compiled import CompiledModel
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
-from mlxd_worker.models.base import Model
+from mlxd_worker.engine.stepping.choose import choose
+from mlxd_worker.engine.stepping.compiled import CompiledModel
+from mlxd_worker.models.base import Model, Passes
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -74,12 +75,13 @@ class Ours:
         self.caches = RowCaches(
             model.new_caches(context_max=context), context_max=context, rows_max=rows_max
         )
-        self.model = CompiledModel(model, self.caches) if compiled else model
+        self.model: Passes = CompiledModel(model, self.caches) if compiled else model
         self.engine = Engine(
             self.model,
             self.caches,
             lambda skip: NoText(),
             Limits(context_length=context, rows_max=rows_max),
+            stepper=choose(self.model, self.caches),
         )
 
     def run(self, prompts: list[list[int]], *, steps: int) -> Measured:

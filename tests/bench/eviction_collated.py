@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mlxd_controller.core import evict, reuse
+from mlxd_controller.core.placement import evict, reuse
 from tests.bench.eviction_cells import MODELS, Cell
 from tests.bench.eviction_policies import Seen, expected
 from tests.bench.eviction_replay import Outcome, outcome

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlxd_controller.core import evict, reuse
+from mlxd_controller.core.placement import evict, reuse
 from tests.bench.eviction_cells import MODELS, Cell
 
 

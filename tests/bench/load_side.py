@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxd_shared.pass_sizes import POOL_NBYTES
-from mlxd_worker.memory.residency import FloatType
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.loader import inspect_model, load_model
 
 GROUP, BITS = 64, 4

@@ -31,7 +31,7 @@ SHORT_STEPS = 2 * STEPS
 
 OURS, PEER = "mlxd: engine", "mlx-lm: BatchGenerator"
 _OUR_MODULES = ("models.loader", "memory.residency", "memory.ledger", "cache.rows", "engine.loop",
-                "engine.request", "tokenizer_files")  # fmt: skip
+                "engine.request", "engine.stepping.choose", "tokenizing.files")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -67,13 +67,14 @@ class Ours:
         )
         self._ledger = self._ledgers.Ledger()
         self._ledger.attach(self._ledgers.Account.KV, "rows", self._caches)
-        tokenizer = modules["tokenizer_files"].load_tokenizer(folder)
+        tokenizer = modules["tokenizing.files"].load_tokenizer(folder)
         loop = modules["engine.loop"]
         self._engine = loop.Engine(
             model,
             self._caches,
             lambda skip: tokenizer.detokenizer(skip_special=skip),
             loop.Limits(context_length=CONTEXT, rows_max=ROWS),
+            stepper=modules["engine.stepping.choose"].choose(model, self._caches),
         )
 
     def run(self, prompts: list[list[int]]) -> Measured:
@@ -161,7 +162,7 @@ def steps_of(prompt: list[int]) -> int:
 
 
 def _greedy() -> Any:
-    requests = importlib.import_module("mlxd_shared.requests")
+    requests = importlib.import_module("mlxd_shared.domain.requests")
     return requests.Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 

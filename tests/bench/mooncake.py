@@ -21,9 +21,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from mlxd_worker.cache.eviction import Candidate, Value, reuse_value
-from mlxd_worker.cache.trie import EDGE_TOKENS_MAX, PrefixTrie
-from mlxd_worker.cache.trie_node import key_of
+from mlxd_worker.cache.prefix.eviction import Candidate, Value, reuse_value
+from mlxd_worker.cache.prefix.trie import EDGE_TOKENS_MAX, PrefixTrie
+from mlxd_worker.cache.prefix.trie_node import key_of
 
 BLOCK_TOKENS = 512
 TRACE = ("traces", "mooncake_conversation.jsonl.xz")

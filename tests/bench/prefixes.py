@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from mlxd_worker.cache.trie import PrefixTrie
-from mlxd_worker.cache.trie_node import key_of
+from mlxd_worker.cache.prefix.trie import PrefixTrie
+from mlxd_worker.cache.prefix.trie_node import key_of
 from tests.bench.mooncake import (
     TRACE,
     Kind,

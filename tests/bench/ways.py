@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import grpc
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.security.net import CHANNEL_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

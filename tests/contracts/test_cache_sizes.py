@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxd_controller.store.caches import cache_sizes, feed_width
-from mlxd_worker.models.registry import REGISTRY
+from mlxd_models.families.registry import REGISTRY
 
 BASE: dict[str, Any] = {
     "hidden_size": 64,

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
-from mlxd_controller.ports import Launcher
-from mlxd_shared.errors import WorkerExited
+from mlxd_controller.runtime.ports import Launcher
+from mlxd_shared.domain.errors import WorkerExited
 from tests.fakes.workers import FakeLauncher
 from tests.support.launching import START_S_MAX, fake_command, launcher_of
 from tests.support.worker_process import running_worker

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import pytest
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.ports import LoadOrder, WorkerLink, WorkerProcess
-from mlxd_controller.worker_link import GrpcLink
-from mlxd_shared.requests import LoadSpec
-from mlxd_shared.status import RemoteError
+from mlxd_controller.runtime.ports import LoadOrder, WorkerLink, WorkerProcess
+from mlxd_controller.runtime.worker_link import GrpcLink
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.status import RemoteError
 from tests.fakes.workers import FakeWorkers
 from tests.support.launching import launched
 
@@ -50,10 +53,10 @@ async def pair(kind: str, *, endless: bool = False) -> AsyncIterator[Pair]:
             await link.close()
 
 
-def request(*, endless: bool = False) -> inference_pb2.GenerateRequest:
+def request(*, endless: bool = False) -> bytes:
     """Return a request for three tokens, as the scripted process reads it."""
     text = "hang 3" if endless else "count 3"
-    return inference_pb2.GenerateRequest(text=text, request_id="r")
+    return inference_pb2.GenerateRequest(text=text, request_id="r").SerializeToString()
 
 
 @pytest.mark.asyncio
@@ -121,11 +124,24 @@ async def test_cancelling_the_reader_is_a_cancellation(kind: str) -> None:
 async def test_text_goes_to_ids_and_back(kind: str) -> None:
     """Tokenize and Detokenize reach the worker."""
     async with pair(kind) as its:
-        raw = await its.link.tokenize(inference_pb2.TokenizeRequest(text="hi"), timeout_s=TIMEOUT_S)
+        text = inference_pb2.TokenizeRequest(text="hi").SerializeToString()
+        raw = await its.link.tokenize(text, timeout_s=TIMEOUT_S)
         ids = inference_pb2.TokenizeResponse.FromString(raw)
-        back = inference_pb2.DetokenizeRequest(token_ids=ids.token_ids)
+        back = inference_pb2.DetokenizeRequest(token_ids=ids.token_ids).SerializeToString()
         raw = await its.link.detokenize(back, timeout_s=TIMEOUT_S)
         assert inference_pb2.DetokenizeResponse.FromString(raw).text == "hi"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_link_addresses_what_goes_through(kind: str) -> None:
+    """Whatever model and worker a request names, it reaches the link's own, and else unchanged."""
+    other = inference_pb2.TokenizeRequest(model="m", worker_incarnation="i-0", text="hi")
+    async with pair(kind) as its:
+        raw = await its.link.tokenize(other.SerializeToString(), timeout_s=TIMEOUT_S)
+    answer = inference_pb2.TokenizeResponse.FromString(raw)
+
+    assert (answer.model_digest, bytes(answer.token_ids)) == ("d" * 64, b"hi")
 
 
 @pytest.mark.asyncio
@@ -138,6 +154,45 @@ async def test_a_worker_tells_its_status_and_ends_when_told(kind: str) -> None:
 
         await its.link.shutdown(timeout_s=TIMEOUT_S)
         assert await its.process.wait_exited() == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_watched_worker_tells_its_status_until_it_stops(kind: str) -> None:
+    """At once and again; when it has been told to end, the watch ends without an error."""
+    async with pair(kind) as its, aclosing(its.link.watch(interval_s=0.1)) as statuses:
+        pids = [worker.pid for _ in range(2) for worker in (await anext(statuses)).workers]
+        await its.link.shutdown(timeout_s=TIMEOUT_S)
+        rest = [status async for status in statuses]
+
+    assert pids == [its.process.pid] * 2
+    assert len(rest) <= 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_unloads_and_stays(kind: str) -> None:
+    """Its model is gone afterwards, and it still answers."""
+    async with pair(kind) as its:
+        states = []
+        async for _ in its.link.load(ORDER):
+            pass
+        states += [w.state for w in (await its.link.status(timeout_s=TIMEOUT_S)).workers]
+        await its.link.unload(timeout_s=TIMEOUT_S)
+        states += [w.state for w in (await its.link.status(timeout_s=TIMEOUT_S)).workers]
+
+    assert states == [WorkerState.READY, WorkerState.UNLOADED]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_follows_another_controller_or_says_why_not(kind: str) -> None:
+    """What it takes is answered with nothing; its own refusal comes as the error that it is."""
+    async with pair(kind) as its:
+        await its.link.adopt(ProcessMark(7, "boot:1"), output_path="", timeout_s=TIMEOUT_S)
+        with pytest.raises(InvalidRequest):
+            await its.link.adopt(ProcessMark(0, ""), output_path="", timeout_s=TIMEOUT_S)
+        assert its.process.exit_code is None
 
 
 @pytest.mark.asyncio

@@ -11,19 +11,20 @@ import pytest
 
 from mlxd_controller.core import fit
 from mlxd_controller.store.facts import read_folder
+from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import GIB
-from mlxd_shared.packed_weights import UNPACKED_LAYERS
-from mlxd_shared.requests import KVFormat, LoadSpec, Weights
-from mlxd_worker.memory.residency import DeviceKind, FloatType, WeightsChoice, plan_residency
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
+from mlxd_worker.memory.residency import DeviceKind, WeightsChoice, plan_residency
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.weights.packing import ON_LOAD
-from mlxd_worker.resident import demand_of
+from mlxd_worker.thread.resident import demand_of
 from tests.worker.hybrid_experts import MOE, NEXT, expert_weights, packed_experts
 from tests.worker.kin import GPT_OSS, QWEN3, QWEN3_MOE, kin_weights, write_quantised
 from tests.worker.latent import DEEPSEEK_V2, DEEPSEEK_V3, absorbed, latent_weights, packed_latent
-from tests.worker.test_models_formats import fp8_folders, modelopt_folders
-from tests.worker.test_models_gemma3 import nested
-from tests.worker.test_models_gpt_oss_layouts import in_numbers, published
+from tests.worker.models.test_formats import fp8_folders, modelopt_folders
+from tests.worker.models.test_gemma3 import nested
+from tests.worker.models.test_gpt_oss_layouts import in_numbers, published
 from tests.worker.tiny import config_with, ignore_progress, random_weights, write_model
 
 GROUP, BITS = 32, 4

@@ -16,23 +16,23 @@ from mlxd_controller.store.caches import (
     projected_values,
     recurrent_values,
 )
-from mlxd_shared.arena_sizes import capacity_classes, slots_bound
-from mlxd_shared.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
+from mlxd_models.families.registry import REGISTRY
+from mlxd_models.sizes.arena_sizes import capacity_classes, slots_bound
+from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import GIB, MIB, ROWS_MAX_DEFAULT
-from mlxd_shared.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from mlxd_worker.cache.base import Kind
-from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.recurrent import RecurrentCache, RowState
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.memory.residency import (
     DeviceKind,
-    FloatType,
     ResidencyPlan,
     WeightsChoice,
     open_contexts,
     plan_residency,
 )
-from mlxd_worker.models.registry import REGISTRY
-from mlxd_worker.resident import demand_of
+from mlxd_worker.thread.resident import demand_of
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.core.fit import ModelFacts
-from mlxd_controller.ports import BrokenRef, ModelRef, ModelStore
+from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.model_library import Library
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     InvalidModel,
     InvalidRequest,
     MlxdError,
@@ -133,6 +133,23 @@ async def test_a_name_that_was_given_can_be_forgotten(kind: str, tmp_path: Path)
             await store.resolve(name)
     with pytest.raises(InvalidRequest):
         await store.forget("a")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_listens_is_told_what_is_forgotten(kind: str, tmp_path: Path) -> None:
+    """At once; not what is refused, and nothing once the listener has gone."""
+    store, paths = make_store(kind, tmp_path)
+    told: list[str] = []
+    for name in ("mine", "yours"):
+        await store.add(paths["d"], name=name)
+    with store.telling(told.append):
+        await store.forget("mine")
+        with pytest.raises(ModelNotFound):
+            await store.forget("mine")
+        assert told == ["mine"]
+    await store.forget("yours")
+    assert told == ["mine"]
 
 
 @pytest.mark.asyncio

@@ -25,10 +25,10 @@ from mlxd.v1 import (
     status_pb2_grpc,
     types_pb2,
 )
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.interceptors import Context
-from mlxd_shared.net import parse_address
-from mlxd_shared.serving import Health, listen, make_server
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.serving.server import Health, listen, make_server
+from mlxd_shared.wire.interceptors import Context
 
 _T = TypeVar("_T")
 Script = Sequence[_T | MlxdError]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlxd_controller.core.fit import ModelFacts
-from mlxd_controller.ports import BrokenRef, ModelRef
-from mlxd_shared.errors import InvalidRequest, MlxdError, ModelNotFound
-from mlxd_shared.requests import SamplingOptions
+from mlxd_controller.runtime.ports import BrokenRef, ModelRef
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.domain.requests import SamplingOptions
 
 
 class FakeStore:
@@ -20,6 +21,7 @@ class FakeStore:
         self._folders = {Path("/models") / name: found for name, found in folders.items()}
         self._refs: dict[str, ModelRef] = {}
         self._given: set[str] = set()
+        self._listeners: list[Callable[[str], None]] = []
 
     def put(self, path: Path, digest: str, facts: ModelFacts | MlxdError) -> None:
         """Make a folder, or change what is in it."""
@@ -80,7 +82,18 @@ class FakeStore:
             raise InvalidRequest.of("name", problem)
         del self._names[name]
         self._given.remove(name)
+        for listener in self._listeners:
+            listener(name)
         return left
+
+    @contextmanager
+    def telling(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Have each name that is forgotten told."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once."""

@@ -12,12 +12,18 @@ from typing import Any, NoReturn
 
 import grpc
 
-from mlxd.v1 import inference_pb2, status_pb2, types_pb2
-from mlxd_controller.core.state import Progress
-from mlxd_controller.ports import Holding, LoadOrder
-from mlxd_shared.convert import duration_to_pb
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.status import RemoteError
+from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_controller.runtime.ports import Holding, LoadOrder
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.figures import (
+    LoadProgress,
+    MemoryFigures,
+    ProcessStatus,
+    WorkerFigures,
+    WorkerState,
+)
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.status import RemoteError
 
 SEED = 17
 """What a stream without a seed is given."""
@@ -219,64 +225,62 @@ class FakeStream:
 class FakeLink:
     """Implements ports.WorkerLink for a FakeProcess."""
 
-    def __init__(self, process: FakeProcess, script: LinkScript) -> None:
+    def __init__(self, process: FakeProcess, script: LinkScript, digest: str) -> None:
         self._process = process
         self._script = script
+        self._digest = digest
         self.orders: list[LoadOrder] = []
         self.at_gate = False
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.targets: list[int] = []
         self.arrays_bytes = script.arrays_bytes
+        self.followed: list[ProcessMark] = []
         self.closed = False
+        self._state = WorkerState.UNLOADED
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
         """Yield the script's stages."""
         self.orders.append(order)
         for index, stage in enumerate(self._script.stages):
             self._check()
-            yield Progress(stage, index, len(self._script.stages))
+            yield LoadProgress(stage, index, len(self._script.stages))
             if index == 0:
                 self.at_gate = True
                 await self._script.load_gate.wait()
                 if self._script.load_error is not None:
                     raise self._script.load_error
         self._check()
+        self._state = WorkerState.READY
 
-    def generate(
-        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
-    ) -> FakeStream:
+    def generate(self, request: bytes, *, timeout_s: float | None) -> FakeStream:
         """Stream the script's tokens."""
         self._check_open()
-        seen = inference_pb2.GenerateRequest()
-        seen.CopyFrom(request)  # its owner changes it for the next worker
+        seen = inference_pb2.GenerateRequest.FromString(request)
         self.requests.append(seen)
         return FakeStream(self._script, self._process, seen)
 
-    async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> bytes:
+    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Return one id a byte."""
         self._check_text()
-        ids = list(request.text.encode())
-        return inference_pb2.TokenizeResponse(token_ids=ids).SerializeToString()
+        ids = list(inference_pb2.TokenizeRequest.FromString(request).text.encode())
+        answer = inference_pb2.TokenizeResponse(token_ids=ids, model_digest=self._digest)
+        return answer.SerializeToString()
 
-    async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> bytes:
+    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Undo tokenize."""
         self._check_text()
-        text = bytes(request.token_ids).decode()
+        text = bytes(inference_pb2.DetokenizeRequest.FromString(request).token_ids).decode()
         return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
 
-    async def embed(
-        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
-    ) -> inference_pb2.EmbedResponse:
+    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Return a vector a text: how long it is, and 1."""
         self._check_text()
-        vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in request.texts]
-        return inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
+        texts = inference_pb2.EmbedRequest.FromString(request).texts
+        vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
+        answer = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
+        return answer.SerializeToString()
 
-    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+    async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Answer when the gate is open, or not in time."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -286,11 +290,26 @@ class FakeLink:
         if self._script.status_error is not None:
             raise self._script.status_error
         self._check()
-        worker = status_pb2.WorkerStatus(pid=self._process.pid)
-        worker.memory.total_bytes = 1000
-        worker.memory.mlx_active_bytes = self.arrays_bytes
-        worker.figures_age.CopyFrom(duration_to_pb(self._script.figures_age_s))
-        return status_pb2.Status(workers=[worker])
+        return self._own_status()
+
+    async def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
+        """Answer at every interval while the process lives."""
+        while self._process.exit_code is None:
+            self._check_open()
+            yield self._own_status()
+            waiting = asyncio.ensure_future(self._process.wait_exited())
+            await asyncio.wait({waiting}, timeout=interval_s)
+            waiting.cancel()
+
+    def _own_status(self) -> ProcessStatus:
+        memory = MemoryFigures(total_nbytes=1000, mlx_active_nbytes=self.arrays_bytes)
+        own = WorkerFigures(
+            pid=self._process.pid,
+            state=self._state,
+            memory=memory,
+            age_s=self._script.figures_age_s,
+        )
+        return ProcessStatus(workers=(own,))
 
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
         """Answer as the script says, once its gate is open."""
@@ -303,6 +322,18 @@ class FakeLink:
         needed_bytes = max(target_bytes, self._script.arrays_least_bytes)
         self.arrays_bytes = min(before_bytes, needed_bytes)
         return before_bytes, self.arrays_bytes
+
+    async def unload(self, *, timeout_s: float) -> None:
+        """Hold no model any more."""
+        self._check()
+        self._state = WorkerState.UNLOADED
+
+    async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
+        """Note whom it follows."""
+        self._check()
+        if not controller.pid:
+            raise InvalidRequest.of("controller_pid", "is needed")
+        self.followed.append(controller)
 
     async def shutdown(self, *, timeout_s: float) -> None:
         """End the process."""
@@ -340,7 +371,7 @@ class FakeWorkers:
         """Implements ports.Connect."""
         process = next(p for p in self.launcher.processes if p.address == address)
         assert process.incarnation == incarnation
-        link = FakeLink(process, self.script)
+        link = FakeLink(process, self.script, digest)
         self.links.append(link)
         return link
 

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from mlxd_shared.chats import Chat, ChatMessage, ToolCall, json_object
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall, json_object
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.parsing.pieces import tools_of
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import read_template
-from mlxd_worker.tokenizer import Tokenizer as OwnTokenizer
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer as OwnTokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.fuzz.inputs import encoded, text_of, wrong
 from tests.real_inputs import REAL_INPUTS
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID, byte_fallback, byte_level, with_bos
@@ -124,7 +124,7 @@ def _room() -> RenderRoom:
 
 def close() -> None:
     """End the processes that rendered; others are made when they are needed."""
-    _room().close()
+    asyncio.run(_room().close())
     _room.cache_clear()
 
 

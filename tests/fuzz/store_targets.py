@@ -12,9 +12,9 @@ from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
 from mlxd_controller.store.facts import read_folder
 from mlxd_controller.store.hub import HubShelf
 from mlxd_controller.store.ollama import OllamaShelf
-from mlxd_shared.safetensors_header import read_whole_header
-from mlxd_shared.tensor_blobs import check_copies
-from mlxd_shared.weights import INDEX_FILE, SINGLE_FILE, read_weights
+from mlxd_models.files.safetensors_header import read_whole_header
+from mlxd_models.files.tensor_blobs import check_copies
+from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE, read_weights
 from tests.fuzz.inputs import flipped, text_of, wrong
 from tests.support.made_stores import JSON, TENSOR, OllamaStore, commit_of, tensor_file
 

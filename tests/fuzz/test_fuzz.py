@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_shared.errors import InvalidModel
+from mlxd_shared.domain.errors import InvalidModel
 from tests.fuzz import chat_targets
 from tests.fuzz.harness import Breach, Target, fuzz, seconds
 from tests.fuzz.store_targets import TARGETS as STORE_TARGETS
@@ -60,10 +60,13 @@ def _opens(rng: random.Random, place: Path) -> None:
 GROWS = """
 import json
 from pathlib import Path
-from tests.fuzz.harness import Breach, fuzz, peak_nbytes
+from tests.fuzz.harness import Breach, fuzz
+from tests.support.peaks import peak_nbytes
+
+NBYTES = peak_nbytes() + (600 << 20)
 
 def grows(rng, place):
-    assert len(bytearray(peak_nbytes() + (600 << 20))) > rng.random()
+    assert len(bytearray(NBYTES)) > rng.random()
 
 try:
     fuzz(grows, Path(sys.argv[1]), for_s=0.0, runs_min=1, runs_max=1)

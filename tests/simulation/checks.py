@@ -10,9 +10,10 @@ from collections import Counter
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.state import Phase, State, StopReason
+from mlxd_controller.core import phases
+from mlxd_controller.core.state import State
 from mlxd_shared import config
-from mlxd_shared.errors import ModelTooLarge, NoRoom
+from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.settings import LOAD_S_MAX, STALL_S, STOP_S_MAX
 
@@ -139,12 +140,12 @@ class Checks:
         assert process is not None, "a worker is stopped that is gone"
         self.hold(process.stage is not Stage.STOPPING, "a worker is stopped once")
         self.hold(not self.books.leases.get(process.digest), "never a leased victim")
-        if action.reason in (StopReason.ROOM, StopReason.PRESSURE):
+        if action.reason in (phases.StopReason.ROOM, phases.StopReason.PRESSURE):
             self.hold(self.books.evictable(process, self._now_s), "a victim may be evicted")
             self.seen["eviction"] += 1
             if process.device != next(iter(self.books.devices)):
                 self.seen["evicted on another device"] += 1
-        if action.reason is StopReason.PRESSURE:
+        if action.reason is phases.StopReason.PRESSURE:
             self._evicted_under_pressure(process)
         self._stopped.append(action)
         if process.stage is Stage.LOADING:
@@ -255,11 +256,11 @@ class Checks:
         if isinstance(event, ev.LoadAsked) and event.ticket in books.waiting:
             books.wanted.setdefault(event.digest, self._now_s)
         for digest in tuple(books.wanted):  # given up with nobody left to be told
-            if not state.models[digest].wanted:
+            if not phases.demand_of(state.models[digest].phase).wanted:
                 del books.wanted[digest]
                 if books.process_of(digest) is None:
                     books.pins_to_come.pop(digest, None)
-        known = sum(1 for model in state.models.values() if model.worker)
+        known = sum(1 for model in state.models.values() if model.worker is not None)
         self.hold(known == len(books.processes), "no worker leaks")
         self._held_in_time()
         self._relieved(state)
@@ -270,13 +271,13 @@ class Checks:
         if not state.stopping:
             line = [d for d in books.queued() if books.can_hold(d)]
             self._victims_serve(line)
-            self.backing_off = {d for d in line if state.models[d].backing_off}
+            self.backing_off = {m.digest for m, q in state.queue() if q.backing_off} & {*line}
             self._victims_are_cheapest([d for d in line if d not in self.backing_off])
             self._in_time([d for d in line if d not in self.backing_off])
         self._no_wait_for_ever()
 
     def _victims_serve(self, line: list[str]) -> None:
-        victims = [action for action in self._stopped if action.reason is StopReason.ROOM]
+        victims = [action for action in self._stopped if action.reason is phases.StopReason.ROOM]
         if not victims:
             return
         now_s, books = self._now_s, self.books
@@ -292,7 +293,7 @@ class Checks:
     def _victims_are_cheapest(self, line: list[str]) -> None:
         """Hold that one model's room is made where it costs least, on whatever device."""
         books = self.books
-        victims = {a.worker for a in self._stopped if a.reason is StopReason.ROOM}
+        victims = {a.worker for a in self._stopped if a.reason is phases.StopReason.ROOM}
         others = [p for p in books.processes.values() if p.number not in victims]
         leaving = books.draining or any(p.stage is Stage.STOPPING for p in others)
         if not victims or len(line) != 1 or leaving:
@@ -387,13 +388,13 @@ class Checks:
         """Judge a world in which nothing is under way any more."""
         self.hold(not self.books.requests, "each request ends")
         for model in state.models.values():
-            quiet = model.phase in (Phase.READY, Phase.UNLOADED, Phase.FAILED)
-            self.hold(quiet, f"{model.digest} rests in {model.phase.value}")
-            empty = not (model.waiters or model.leases or model.unloaders or model.wanted)
-            self.hold(empty, "every queue empties")
+            quiet = isinstance(model.phase, phases.Ready | phases.Cold)
+            self.hold(quiet, f"{model.digest} rests in {type(model.phase).__name__}")
+            demand = phases.demand_of(model.phase)
+            self.hold(not (demand.stands or model.leases or model.unloaders), "every queue empties")
 
     def all_gone(self, state: State) -> None:
         """Judge the end of the controller: no process is left."""
         self.at_rest(state)
         self.hold(not self.books.processes, "no process outlives its controller")
-        self.hold(not any(m.worker for m in state.models.values()), "no worker leaks")
+        self.hold(all(m.worker is None for m in state.models.values()), "no worker leaks")

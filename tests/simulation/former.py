@@ -12,7 +12,7 @@ from typing import Protocol
 
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import fit
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process
 from tests.simulation.checks import Checks
 from tests.simulation.memory import Memory

@@ -40,20 +40,20 @@ MUTANTS = (
     Mutant(
         "the young are evicted too",
         "victims.py",
-        "        and now_s >= model.ready_s + state.age_min_s\n    ]",
+        "        and now_s >= ready.since_s + state.age_min_s\n    ]",
         "    ]",
     ),
     Mutant(
         "who waits for models in use waits for ever",
         "queueing.py",
-        "if turn.now_s >= model.gives_up_s:",
-        "if turn.now_s >= model.gives_up_s + 1e9:",
+        "if turn.now_s >= queued.gives_up_s:",
+        "if turn.now_s >= queued.gives_up_s + 1e9:",
     ),
     Mutant(
         "what loads has no claim on memory",
         "room.py",
         "        if not nbytes:\n",
-        "        if not nbytes or model.phase is Phase.LOADING:\n",
+        "        if not nbytes or isinstance(model.phase, Loading):\n",
     ),
     Mutant(
         "others are evicted for what can never fit",
@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "the second device is not looked at",
         "homes.py",
-        "for plan in model.plans]\n    open_",
-        "for plan in model.plans[:1]]\n    open_",
+        "for plan in queued.plans]\n    open_",
+        "for plan in queued.plans[:1]]\n    open_",
     ),
     Mutant(
         "two loads at once on a GPU",
@@ -101,16 +101,14 @@ MUTANTS = (
     Mutant(
         "those who were refused go on waiting",
         "turn.py",
-        "self.do(Refuse(waiter.ticket, error))\n"
-        "        return self.put(replace(model, waiters=(), wanted=False))",
-        "self.do(Refuse(waiter.ticket, error))\n"
-        "        return self.put(replace(model, wanted=False))",
+        "return self.put(replace(model, phase=with_demand(model.phase, NO_DEMAND)))",
+        "return self.put(model)",
     ),
     Mutant(
         "one who leaves takes the others along",
-        "schedule.py",
-        "waiters = tuple(w for w in model.waiters if w.ticket != event.ticket)",
-        "waiters = tuple(w for w in model.waiters if w.ticket == event.ticket)",
+        "demand.py",
+        "tuple(w for w in self.waiters if w.ticket != ticket)",
+        "tuple(w for w in self.waiters if w.ticket == ticket)",
     ),
     Mutant(
         "a draining model takes leases",
@@ -118,40 +116,44 @@ MUTANTS = (
         "        turn.do(Refuse(event.ticket, ModelDraining(model.name)))\n"
         "        return\n"
         "    model = replace(model, usage",
-        "        turn.put(replace(model, leases=model.leases | {event.ticket}))\n"
-        "        turn.do(Grant(event.ticket, model.worker, 0.0))\n"
+        "        phase = replace(model.phase, leases=model.leases | {event.ticket})\n"
+        "        turn.put(replace(model, phase=phase))\n"
+        "        turn.do(Grant(event.ticket, phase.worker, 0.0))\n"
         "        return\n"
         "    model = replace(model, usage",
     ),
     Mutant(
         "the last stream of a draining model ends, and nothing follows",
         "schedule.py",
-        "if model.phase is Phase.DRAINING and not model.leases:",
-        "if model.phase is Phase.DRAINING and model.wanted:",
+        "if isinstance(phase, phases.Draining) and not leases:",
+        "if isinstance(phase, phases.Draining) and phase.reason is None:",
     ),
     Mutant(
         "a worker that is being stopped is made ready by late news",
         "schedule.py",
-        "case Ready(), Phase.LOADING:",
-        "case Ready(), Phase.LOADING | Phase.UNLOADING:",
+        "case Ready(), phases.Loading() as loading:\n",
+        "case Ready(), phases.Unloading() as late:\n"
+        "            ready = phases.Ready(late.worker, late.plan, since_s=turn.now_s)\n"
+        "            turn.serve_waiters(model, ready, late.demand.waiters)\n"
+        "        case Ready(), phases.Loading() as loading:\n",
     ),
     Mutant(
         "the death of a worker goes unnoticed",
         "schedule.py",
-        "case WorkerDied(_, error), Phase.READY:",
-        "case WorkerDied(_, error), Phase.FAILED:",
+        "case WorkerDied(_, error), phases.Ready():",
+        "case WorkerDied(_, error), phases.Failed():",
     ),
     Mutant(
         "who waits for a model that is leaving is forgotten",
         "schedule.py",
-        "if ended.waiters or ended.wanted:",
-        "if ended.wanted:",
+        "if unloading.demand.stands:",
+        "if unloading.demand.wanted:",
     ),
     Mutant(
         "what a model was measured to take does not count",
         "schedule.py",
-        "plan=fit.corrected(model.plan, known)",
-        "plan=model.plan",
+        "plan=fit.corrected(ready.plan, known)",
+        "plan=ready.plan",
         seed=62,
     ),
     Mutant(
@@ -163,8 +165,8 @@ MUTANTS = (
     Mutant(
         "a hold never ends",
         "holding.py",
-        "if not awaited or model.pinned or turn.now_s >= model.held_until_s:",
-        "if model.held_until_s > turn.now_s + 1e9:",
+        "if not awaited or model.pinned or turn.now_s >= hold.until_s:",
+        "if hold.until_s > turn.now_s + 1e9:",
     ),
     Mutant(
         "a model is held again and again",
@@ -202,14 +204,14 @@ MUTANTS = (
     Mutant(
         "models go before they have shrunk",
         "pressure.py",
-        "if asked is not None:",
-        "if asked is not None and asked.leases:",
+        "if candidate is not None:",
+        "if candidate is not None and candidate[1].leases:",
     ),
     Mutant(
         "the busy shrink before the idle",
         "pressure.py",
-        "(bool(m.leases), m.last_used_s",
-        "(not m.leases, m.last_used_s",
+        "(bool(ready.leases), model.last_used_s",
+        "(not ready.leases, model.last_used_s",
     ),
     Mutant(
         "a load begins above the marks",
@@ -227,14 +229,14 @@ MUTANTS = (
     Mutant(
         "what has no room is forgotten while it still lives",
         "adopting.py",
-        "turn.stop_worker(replace(model, drain_reason=StopReason.SURPLUS), StopReason.SURPLUS)",
+        "turn.stop_worker(model, StopReason.SURPLUS)",
         "turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))",
     ),
     Mutant(
         "a grace never ends",
         "schedule.py",
-        "turn.now_s >= model.drain_until_s:",
-        "turn.now_s >= model.drain_until_s + 1e9:",
+        "turn.now_s >= phase.until_s:",
+        "turn.now_s >= phase.until_s + 1e9:",
     ),
 )
 
@@ -244,7 +246,7 @@ def found(mutant: Mutant, folder: Path, *, seeds: int, first: int = 0) -> str | 
     package = folder / "mlxd_controller"
     shutil.copytree(CORE, package / "core", ignore=shutil.ignore_patterns("__pycache__"))
     (package / "__init__.py").touch()
-    target = package / "core" / mutant.file
+    (target,) = (package / "core").rglob(mutant.file)
     source = target.read_text(encoding="utf-8")
     assert source.count(mutant.text) == 1, f"{mutant.file} does not say {mutant.text!r} once"
     target.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")

@@ -31,9 +31,9 @@ from mlxd_controller.core.fit import Device
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import State, next_wake_s
 from mlxd_shared.config import MIB
-from mlxd_shared.errors import WorkerExited, WorkerLost
-from mlxd_shared.requests import LoadSpec
-from tests.controller.core_conversation import check_state
+from mlxd_shared.domain.errors import WorkerExited, WorkerLost
+from mlxd_shared.domain.requests import LoadSpec
+from tests.controller.core.conversation import check_state
 from tests.support.model_facts import device, facts, need_mib
 
 FOLDER = Path(__file__).with_name("scenarios")
@@ -111,7 +111,7 @@ class Script:
                 grace_s = float(options.get("grace", "30"))
                 return ev.UnloadAsked(ticket, name, grace_s, options.get("force") == "yes")
             case (("ready" | "fail" | "die" | "gone" | "shrunk"), [name]):
-                return _news(verb, self.state.models[name].worker, name)
+                return _news(verb, self._worker(name), name)
             case "late", [what, worker]:
                 return _news({"died": "die"}.get(what, what), int(worker), "m")
             case "memory", rooms:
@@ -126,9 +126,13 @@ class Script:
             replace(known, usable_bytes=_device(room, known.kind, known.name).usable_bytes)
             for known, room in zip(self.state.devices, rooms, strict=True)
         )
-        workers = {name: model.worker for name, model in self.state.models.items()}
-        arrays = {workers[name]: int(mib) * MIB for name, mib in options.items()}
+        arrays = {self._worker(name): int(mib) * MIB for name, mib in options.items()}
         return ev.MemoryRead(measured, arrays)
+
+    def _worker(self, name: str) -> int:
+        worker = self.state.models[name].worker
+        assert worker is not None, f"{name} has no worker"
+        return worker
 
     def _text(self, action: a.Action) -> str:
         """Return an action as text; where it begins a load, if there is a choice."""

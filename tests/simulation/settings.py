@@ -10,7 +10,7 @@ from random import Random
 from mlxd_controller.core import fit
 from mlxd_controller.core.fit import Device, ModelFacts
 from mlxd_shared.config import MIB
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.requests import LoadSpec
 from tests.support.model_facts import device, facts
 
 EVENTS = 500

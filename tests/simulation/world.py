@@ -17,10 +17,12 @@ from random import Random
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
+from mlxd_controller.core import phases
 from mlxd_controller.core.schedule import decide
-from mlxd_controller.core.state import Phase, Progress, State, next_wake_s
-from mlxd_shared.errors import WorkerExited, WorkerLost, WorkerTimedOut
-from mlxd_shared.requests import LoadSpec
+from mlxd_controller.core.state import State, next_wake_s
+from mlxd_shared.domain.errors import WorkerExited, WorkerLost, WorkerTimedOut
+from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
 from tests.simulation.former import begin_with_former_workers
@@ -190,7 +192,7 @@ class World:
 
     def _arrive(self, name: str) -> None:
         model = self.state.models.get(name)
-        if model is None or model.phase in (Phase.UNLOADED, Phase.FAILED):
+        if model is None or isinstance(model.phase, phases.Cold):
             self._measure()
         self._note_arrival(name)
         keep_alive_s = self.rng.choice((None, None, None, 0.0, 10.0, math.inf))
@@ -201,7 +203,7 @@ class World:
     def _note_arrival(self, name: str) -> None:
         model = self.state.models.get(name)
         if model is not None:
-            self.seen[f"arrival while {model.phase.value}"] += 1
+            self.seen[f"arrival while {type(model.phase).__name__.lower()}"] += 1
         if not self.state.stopping and name not in self.books.draining:
             self.books.worth.uses.setdefault(name, []).append(self.now_s)
 
@@ -277,7 +279,7 @@ class World:
         number, name = process.number, process.digest
         for part in (0.3, 0.6):
             if not self._broken():
-                step = Progress("reading weights", int(part * 100), 100)
+                step = LoadProgress("reading weights", int(part * 100), 100)
                 self._report(process, part * load_s, ev.Progressed(number, step))
         if not self._broken():
             self._report(process, load_s, ev.Ready(number))

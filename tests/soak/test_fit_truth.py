@@ -13,8 +13,8 @@ import pytest
 
 from mlxd.v1 import model_pb2
 from mlxd_controller.store.model_library import Library
-from mlxd_shared.errors import ModelTooLarge
-from mlxd_shared.requests import KVFormat, Weights
+from mlxd_shared.domain.errors import ModelTooLarge
+from mlxd_shared.domain.requests import KVFormat, Weights
 from tests.bench.models import Shape
 from tests.support.calls import error_of
 from tests.support.controller_stack import controller_stack

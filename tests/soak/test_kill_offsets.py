@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from mlxd.v1 import inference_pb2
-from mlxd_shared.errors import WorkerLost
+from mlxd_shared.domain.errors import WorkerLost
 from tests.real_inputs import real_input
 from tests.support.calls import error_of
 from tests.support.killed_streams import Killed, heard

@@ -14,18 +14,18 @@ from tests.tidy.tree import ROOT
 FACTOR = 20
 
 PROPERTY_TESTS = (
-    "tests/controller/test_core_machine.py",
-    "tests/controller/test_stores.py",
+    "tests/controller/core/test_machine.py",
+    "tests/controller/store/test_stores.py",
     "tests/system/test_parity.py",
-    "tests/worker/caches/test_contract.py",
-    "tests/worker/caches/test_trie_programs.py",
-    "tests/worker/test_cache_table.py",
-    "tests/worker/test_cache_kv.py",
-    "tests/worker/test_engine_programs.py",
-    "tests/worker/test_near_ties.py",
-    "tests/worker/test_sampler.py",
-    "tests/worker/test_text.py",
-    "tests/worker/test_memory.py",
+    "tests/worker/cache/test_contract.py",
+    "tests/worker/cache/test_trie_programs.py",
+    "tests/worker/cache/test_table.py",
+    "tests/worker/cache/test_kv.py",
+    "tests/worker/engine/test_programs.py",
+    "tests/worker/engine/test_near_ties.py",
+    "tests/worker/engine/sampling/test_sampler.py",
+    "tests/worker/engine/test_text.py",
+    "tests/worker/memory/test_ledger.py",
 )
 
 

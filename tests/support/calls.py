@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.status import RemoteError, from_call
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.wire.status import RemoteError, from_call
 from tests.support.worker_process import WorkerProcess
 
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED

@@ -10,11 +10,11 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints
-from mlxd_worker.engine.constraint import Constraint
-from mlxd_worker.tokenizer import Tokenizer
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 TRIES_MAX = 20_000
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"

@@ -17,19 +17,20 @@ from mlxd.v1 import (
     model_pb2_grpc,
     status_pb2_grpc,
 )
+from mlxd_controller.core import phases
 from mlxd_controller.core.events import ShutDown, Tick
 from mlxd_controller.core.fit import Device
-from mlxd_controller.core.state import Model, Phase, State
-from mlxd_controller.ports import Clock, ModelStore, Ports, unknown_oom_kills
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.core.state import Model, State
+from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, unknown_oom_kills
+from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService, add_to_server
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_shared import config
-from mlxd_shared.net import parse_address
-from mlxd_shared.serving import Health, listen, make_server
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.serving.server import Health, listen, make_server
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers
 from tests.fakes.world import FakeClock, FakeProbe
@@ -60,11 +61,11 @@ class Stack:
         """Return the scheduler's view of a model."""
         return next(m for m in self.runtime.state.models.values() if m.name == name)
 
-    async def until(self, name: str, phase: Phase) -> Model:
+    async def until(self, name: str, phase: type[phases.Phase]) -> Model:
         """Wait until a model is in a phase."""
         with self.runtime.changes.subscribe() as news:
             found = [m for m in self.runtime.state.models.values() if m.name == name]
-            while not found or found[0].phase is not phase:
+            while not found or not isinstance(found[0].phase, phase):
                 found = [m for m in [await news.next()] if m.name == name]
             return found[0]
 

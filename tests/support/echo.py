@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from mlxd_shared.secure_channel import ChannelSecurity, channel
+from mlxd_shared.security.secure_channel import ChannelSecurity, channel
 
 WRITING_FAILED = "Internal error from Core"
 """The library's word for a request that could not be written to its end."""

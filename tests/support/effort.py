@@ -23,10 +23,10 @@ IN_FULL = IN_CI or not SAME_EACH_TIME
 
 
 def examples(count: int, *, few: int | None = None) -> int:
-    """Return how many examples a test tries that tries `count` in CI: elsewhere `few`, or half."""
+    """Return how many examples a test tries: `count` in CI, elsewhere `few`, or a third."""
     if IN_FULL:
         return count * FACTOR
-    return -(-count // 2) if few is None else few
+    return -(-count // 3) if few is None else few
 
 
 def spread(cases: Sequence[T], count: int) -> list[T]:

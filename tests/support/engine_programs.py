@@ -18,21 +18,22 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 from hypothesis import strategies as st
 
-from mlxd_shared.errors import DeadlinePassed, InternalError, InvalidRequest, QueueFull
-from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_shared.requests import FinishReason, Sampling
+from mlxd_shared.domain.errors import DeadlinePassed, InternalError, InvalidRequest, QueueFull
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.requests import FinishReason, Sampling
 from mlxd_worker.constraints.compiler import Constraints
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Event, Failed, Finished, Submit
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.memory.ledger import Account, Ledger
 from mlxd_worker.models.base import Model
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.batch_mixes import check_nothing_left
+from tests.support.clocks import Clock
 from tests.support.engines import STEPS_MAX, Collected, TinyEngine, engine_on
 from tests.support.mlx_memory import live_nbytes
 from tests.support.remembering import STRAY_NBYTES, tokens_of
-from tests.worker.speculation.guessing import eager
+from tests.worker.engine.speculation.guessing import eager
 
 ROWS_MAX, WAITING_MAX, CONTEXT, CHUNK = 3, 3, 512, 32
 PREFIX_NBYTES = 1 << 18
@@ -174,16 +175,6 @@ class Broken:
         return ""
 
 
-class Clock:
-    """A clock that somebody sets."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
-
-
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.8, 1.5]),
@@ -232,7 +223,7 @@ class World:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._clock = Clock()
+        self._clock = Clock(0.0)
         self._baseline_nbytes = live_nbytes()
         self.tiny: TinyEngine = engine_on(
             served.model,

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlxd_shared.requests import LoadSpec
-from mlxd_shared.serving import Health
-from mlxd_worker.engine_thread import EngineThread
-from mlxd_worker.facts import Figures, LoadJob
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.serving.server import Health
+from mlxd_worker.front.worker import Identity, Worker
 from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
 from mlxd_worker.machine.blas_library import BlasReport
-from mlxd_worker.worker import Identity, Worker
+from mlxd_worker.thread.engine_thread import EngineThread
+from mlxd_worker.thread.facts import Figures, LoadJob
 
 
 def kind() -> BackendKind:

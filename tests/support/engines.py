@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from mlxd_shared.requests import FinishReason, Sampling
-from mlxd_worker.cache.prefix import PrefixCache
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.domain.requests import FinishReason, Sampling
+from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
 from mlxd_worker.engine.request import (
@@ -23,11 +24,13 @@ from mlxd_worker.engine.request import (
 )
 from mlxd_worker.engine.speculation.depth import DepthController
 from mlxd_worker.engine.speculation.speculator import Speculator
-from mlxd_worker.memory.residency import FloatType
-from mlxd_worker.models.base import Model
+from mlxd_worker.engine.stepping.base import Stepper
+from mlxd_worker.engine.stepping.choose import main_road, way_of
+from mlxd_worker.engine.stepping.joined import Joined
+from mlxd_worker.models.base import JoiningPasses, Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.tokenizer import Tokenizer
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 STEPS_MAX = 5000
@@ -111,6 +114,8 @@ class TinyEngine:
     caches: RowCaches
     tokenizer: Tokenizer
     prefix: PrefixCache
+    plain: Stepper
+    """What steps its rows where none guesses."""
 
     def rest(self) -> None:
         """Give back the arenas that an idle engine keeps for rows to come; then it holds none."""
@@ -201,10 +206,12 @@ def engine_on(
     prefix_nbytes: int = 0,
     keeps_spares: bool = True,
     controller: DepthController | None = None,
+    make_plain: Callable[[Passes, RowCaches], Stepper] | None = None,
 ) -> TinyEngine:
     """Return an engine with caches of its own on a model that others may use, too.
 
-    `controller` says how wide the steps are in which rows guess that are asked to.
+    `controller` says how wide the steps are in which rows guess that are asked to; `make_plain`
+    makes what steps the others, prompts apart, as a load chooses it by default.
     """
     caches = RowCaches(
         model.new_caches(),
@@ -219,6 +226,16 @@ def engine_on(
         prefill_chunk_tokens=chunk,
     )
     prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
+    way = way_of(model.capabilities, caches)
+    plain = main_road(model, caches, way)
+    stepper = plain
+    if make_plain is not None:
+        plain = make_plain(model, caches)
+        stepper = joined_as_chosen(model, caches, plain)
+    if way.guesses:
+        stepper = Speculator(
+            model, caches, stepper, clock=clock, depth_default=0, controller=controller
+        )
     engine = Engine(
         model,
         caches,
@@ -230,7 +247,14 @@ def engine_on(
         ),
         limits,
         prefix=prefix,
-        speculator=Speculator(model, caches, clock=clock, depth_default=0, controller=controller),
+        stepper=stepper,
         clock=clock,
     )
-    return TinyEngine(engine, caches, tokenizer, prefix)
+    return TinyEngine(engine, caches, tokenizer, prefix, plain)
+
+
+def joined_as_chosen(model: Passes, caches: RowCaches, plain: Stepper) -> Stepper:
+    """Return `plain`, which takes prompts along where a load would have chosen that."""
+    if not way_of(model.capabilities, caches).joins:
+        return plain
+    return Joined(cast("JoiningPasses", model), caches, plain)

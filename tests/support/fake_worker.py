@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 
@@ -30,8 +31,9 @@ from mlxd.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from mlxd_shared.errors import FieldNotServed, InvalidModel, WrongWorker
-from mlxd_shared.interceptors import Context, ErrorInterceptor
+from mlxd_shared.domain.errors import FieldNotServed, InvalidModel, InvalidRequest, WrongWorker
+from mlxd_shared.wire.convert import duration_from_pb
+from mlxd_shared.wire.interceptors import Context, ErrorInterceptor
 
 LONG_LINE_CHARS = 1 << 20
 EXIT_CODE = 3
@@ -57,6 +59,7 @@ class FakeWorker(
         self.incarnation = incarnation
         self.stopping = asyncio.Event()
         self.streams = 0
+        self.state = types_pb2.MODEL_STATE_UNLOADED
 
     async def Load(
         self, request: worker_pb2.LoadRequest, context: Context
@@ -74,6 +77,7 @@ class FakeWorker(
         if self.script == "load-unfinished":
             return
         yield _loaded("reading weights", 5)
+        self.state = types_pb2.MODEL_STATE_READY
         yield _loaded("ready", 10)
 
     async def Generate(
@@ -123,11 +127,17 @@ class FakeWorker(
         self, request: status_pb2.GetStatusRequest, context: Context
     ) -> status_pb2.GetStatusResponse:
         """Say who this is."""
+        return status_pb2.GetStatusResponse(status=self._status())
+
+    def _status(self) -> status_pb2.Status:
         worker = status_pb2.WorkerStatus(
-            pid=os.getpid(), incarnation=self.incarnation, streams_running=self.streams
+            pid=os.getpid(),
+            incarnation=self.incarnation,
+            state=self.state,
+            streams_running=self.streams,
         )
         worker.memory.total_bytes = 1000
-        return status_pb2.GetStatusResponse(status=status_pb2.Status(workers=[worker]))
+        return status_pb2.Status(workers=[worker])
 
     async def Shutdown(
         self, request: worker_pb2.ShutdownRequest, context: Context
@@ -141,8 +151,11 @@ class FakeWorker(
     async def Adopt(
         self, request: worker_pb2.AdoptRequest, context: Context
     ) -> worker_pb2.AdoptResponse:
-        """Refuse, as the others below: nobody takes a scripted worker over."""
-        raise FieldNotServed("Adopt")
+        """Follow nobody, but refuse what no worker takes."""
+        self._check(request.worker_incarnation)
+        if not request.controller_pid:
+            raise InvalidRequest.of("controller_pid", "is needed")
+        return worker_pb2.AdoptResponse()
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
@@ -155,15 +168,19 @@ class FakeWorker(
     async def WatchStatus(
         self, request: status_pb2.WatchStatusRequest, context: Context
     ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
-        """Refuse."""
-        raise FieldNotServed("WatchStatus")
-        yield status_pb2.WatchStatusResponse()
+        """Say who this is at every interval, and end with the process."""
+        while not self.stopping.is_set():
+            yield status_pb2.WatchStatusResponse(status=self._status())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), duration_from_pb(request.interval))
 
     async def Unload(
         self, request: worker_pb2.UnloadRequest, context: Context
     ) -> worker_pb2.UnloadResponse:
-        """Refuse."""
-        raise FieldNotServed("Unload")
+        """Hold no model any more."""
+        self._check(request.worker_incarnation)
+        self.state = types_pb2.MODEL_STATE_UNLOADED
+        return worker_pb2.UnloadResponse()
 
     async def Shrink(
         self, request: worker_pb2.ShrinkRequest, context: Context

@@ -10,13 +10,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from mlxd_shared import logs
+from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
 from mlxd_worker.machine.backend import BackendKind
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
-    from mlxd_worker.host import ModelHost
+    from mlxd_worker.thread.host import ModelHost
 
 FAULT = "this engine is broken on purpose"
 STEPS_GOOD = 3
@@ -25,8 +25,8 @@ STREAMS_VARIABLE = "TEST_STREAMS"
 
 def make_faulty_host(kind: BackendKind) -> ModelHost:
     """Return a host that breaks in the middle of its work; imports MLX."""
-    from mlxd_worker.host import ModelHost  # noqa: PLC0415 - after the BLAS, on the engine thread
     from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class FaultyHost(ModelHost):
         """Steps, and at last fails."""

@@ -19,8 +19,8 @@ from mlxd_controller.core import fit
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.store.facts import read_folder
 from mlxd_shared.config import GIB
-from mlxd_shared.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
-from mlxd_shared.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from tests.bench.models import Shape
 from tests.support.made_weights import write_weights
 from tests.support.random_model import decoder_config, expert_hybrid_config, latent_config

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
 
-from mlxd_worker.engine.constraint import Constraint, Matcher
+from mlxd_worker.engine.masks.constraint import Constraint, Matcher
 
 GO_S = 120.0
 _SLOW = "s ::= s s s s | s s | [a-z ]* | [a-z]+ s"
@@ -23,6 +23,8 @@ class Gate:
 
     at: int = 3
     """So many masks are made before."""
+    error: Exception | None = None
+    """What the mask fails with once it is let go on."""
     reached: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)
@@ -32,6 +34,8 @@ class Gate:
         self.reached.set()
         assert self.go.wait(GO_S)
         self.left.set()
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +67,6 @@ def held(constraint: Constraint, gate: Gate, *, mask_s: float | None = None) -> 
         constraint.first_mask,
         constraint.field,
         mask_s=constraint.mask_s if mask_s is None else mask_s,
+        turns=constraint.turns,
         gate=gate,
     )

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxd_shared import logs
+from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
 from mlxd_worker.machine.backend import BackendKind
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
-    from mlxd_worker.host import ModelHost
+    from mlxd_worker.thread.host import ModelHost
 
 LOCK_VARIABLE = "TEST_STEP_LOCK"
 """Names the file, in the worker's environment."""
@@ -38,8 +38,8 @@ def steps_held(path: Path) -> Iterator[None]:
 
 def make_held_host(kind: BackendKind) -> ModelHost:
     """Return a host whose steps can be held; imports MLX."""
-    from mlxd_worker.host import ModelHost  # noqa: PLC0415 - after the BLAS, on the engine thread
     from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class HeldHost(ModelHost):
         """Steps when it may."""

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from mlxd_worker.models.config import architecture_of
-from mlxd_worker.models.registry import REGISTRY
+from mlxd_models.families.registry import REGISTRY, architecture_of
 from tests.support.tiny_model import write_json, write_text_files
 
 HUGE: dict[str, Any] = {

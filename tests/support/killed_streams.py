@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_shared.requests import Sampling
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.constraints.compiler import Constraints
 from tests.support.near_ties import NEAR_TIE, Step, slack_of
 from tests.support.probing import Probe

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mlxd_controller.launcher.subprocess import WORKER_COMMAND, SubprocessLauncher
-from mlxd_controller.ports import WorkerProcess
+from mlxd_controller.runtime.ports import WorkerProcess
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 START_S_MAX = 60.0

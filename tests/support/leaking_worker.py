@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from mlxd_shared import logs
+from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
 from mlxd_worker.engine.request import Cancel
 from mlxd_worker.machine.backend import BackendKind
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
-    from mlxd_worker.host import ModelHost
+    from mlxd_worker.thread.host import ModelHost
 
 LEAKED_ROW = 1 << 40
 """A number that no stream's row ever gets."""
@@ -21,8 +21,8 @@ LEAKED_ROW = 1 << 40
 def make_leaking_host(kind: BackendKind) -> ModelHost:
     """Return a host that loses one row; imports MLX."""
     from mlxd_worker.cache.base import RowId  # noqa: PLC0415 - after the BLAS, on its thread
-    from mlxd_worker.host import ModelHost  # noqa: PLC0415
     from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
     class LeakingHost(ModelHost):
         """Gives back all rows but one."""

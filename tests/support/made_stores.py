@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxd_shared.safetensors_header import TensorFact, read_header
+from mlxd_models.files.safetensors_header import TensorFact, read_header
 
 TENSOR = "application/vnd.ollama.image.tensor"
 JSON = "application/vnd.ollama.image.json"

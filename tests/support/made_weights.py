@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from mlxd_worker.models.architecture import TensorSpec
-from mlxd_worker.models.config import architecture_of
-from mlxd_worker.models.loader import as_stored
-from mlxd_worker.models.registry import REGISTRY
+from mlxd_models.families.common.stored_layouts import as_stored
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.registry import REGISTRY, architecture_of
 from tests.support.random_model import SPREAD
 from tests.support.tiny_model import write_json, write_text_files
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mlxd_controller.core import fit
 from mlxd_controller.core.fit import Device, ModelFacts
-from mlxd_shared.cache_sizes import CacheSizes
+from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.requests import LoadSpec
 
 CONTEXT_MAX = 1024
 

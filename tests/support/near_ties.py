@@ -24,8 +24,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxd_shared.requests import Sampling
-from mlxd_worker.engine.sampler import Purpose, draw_key, gumbel_noise
+from mlxd_shared.domain.requests import Sampling
+from mlxd_worker.engine.sampling.sampler import Purpose, draw_key, gumbel_noise
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

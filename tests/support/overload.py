@@ -31,9 +31,9 @@ from mlxd.v1 import (
     types_pb2,
 )
 from mlxd_shared import config
-from mlxd_shared.errors import QueueFull
-from mlxd_shared.net import CHANNEL_OPTIONS
-from mlxd_shared.status import from_call
+from mlxd_shared.domain.errors import QueueFull
+from mlxd_shared.security.net import CHANNEL_OPTIONS
+from mlxd_shared.wire.status import from_call
 
 TRIES_MAX = 20
 

@@ -9,17 +9,19 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxd_shared.requests import KVFormat
+from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.capabilities import Capabilities
 
 
-class Probe(Model):
+class Probe:
     """The model it is given, step for step; keeps every row of logits that it hands out."""
 
     def __init__(self, inner: Model) -> None:
         self._inner = inner
+        self.capabilities = Capabilities()
         self._given: list[mx.array] = []
 
     @property

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlxd_worker.models.architecture import TensorSpec
-from mlxd_worker.models.config import architecture_of
-from mlxd_worker.models.registry import REGISTRY
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.registry import REGISTRY, architecture_of
 from tests.bench.models import Shape
 from tests.support.tiny_model import VOCAB, write_float32, write_json, write_text_files
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID

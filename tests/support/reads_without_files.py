@@ -13,8 +13,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.weights import read_header
+from mlxd_models.files.weights import read_header
+from mlxd_shared.domain.errors import MlxdError
 from mlxd_worker.models.weights.direct_reading import Segment, read_joined
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors
 from tests.support.no_more_files import no_more_files

@@ -2,9 +2,9 @@
 
     final_distribution(logits, sampling, recent=counts)   # the exact probability of each token
 
-The order is that of `mlxd_worker.engine.sampler`: bias, penalties, allowed and forbidden tokens,
-top-k, softmax at T, top-p, min-p, xtc. Each step is a function of its own, so that a test can look
-at what a cut leaves. Nothing here shares code with the sampler.
+The order is that of `mlxd_worker.engine.sampling.sampler`: bias, penalties, allowed and forbidden
+tokens, top-k, softmax at T, top-p, min-p, xtc. Each step is a function of its own, so that a test
+can look at what a cut leaves. Nothing here shares code with the sampler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxd_shared.requests import Sampling
+from mlxd_shared.domain.requests import Sampling
 
 Vector = npt.NDArray[np.float64]
 """One value for each token of the vocabulary."""

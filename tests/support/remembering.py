@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxd_shared.cache_reasons import CacheReason
+from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_worker.memory.ledger import Account, Ledger
 from tests.support.engines import Collected, TinyEngine, tiny_engine
 from tests.support.mlx_memory import live_nbytes

@@ -8,11 +8,17 @@ from __future__ import annotations
 import socket
 from typing import BinaryIO
 
+from mlxd_shared import config
+
 TIMEOUT_S = 60.0
-AT_ONCE = 500  # open streams: fewer than a server allows
+AT_ONCE = 100
+assert AT_ONCE < config.STREAMS_PER_CONNECTION_MAX  # or the transport would refuse some by itself
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADERS, _RST_STREAM, _SETTINGS = 1, 3, 4
 _END_HEADERS, _ACK = 0x4, 0x1
+_CONCURRENT_STREAMS_MAX = 3
+"""A setting's number, as it is in a frame of settings."""
+_SETTING_NBYTES = 6
 _CANCEL = 8
 _HEAD_NBYTES = 9
 
@@ -51,6 +57,24 @@ def flood(port: int, method: str, streams: int) -> None:
             _send(connection, answers, b"".join(opened))
             reset = (_frame(_RST_STREAM, _CANCEL.to_bytes(4, "big"), stream=n) for n in numbers)
             _send(connection, answers, b"".join(reset))
+
+
+def concurrent_streams_max(port: int) -> int | None:
+    """Return how many streams a server lets a connection have, by what it says; None: any number.
+
+    Its settings are the first thing that a server says.
+    """
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+        connection.sendall(_PREFACE + _frame(_SETTINGS, b""))
+        answers = connection.makefile("rb")
+        head = answers.read(_HEAD_NBYTES)
+        assert head[3] == _SETTINGS
+        settings = answers.read(int.from_bytes(head[:3], "big"))
+    for begin in range(0, len(settings), _SETTING_NBYTES):
+        number, value = settings[begin : begin + 2], settings[begin + 2 : begin + _SETTING_NBYTES]
+        if int.from_bytes(number, "big") == _CONCURRENT_STREAMS_MAX:
+            return int.from_bytes(value, "big")
+    return None
 
 
 def _send(connection: socket.socket, answers: BinaryIO, frames: bytes) -> None:

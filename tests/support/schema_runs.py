@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.trials import Trials
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from tests.support.constrained import (
     DEMO,
     accepts,

@@ -18,8 +18,8 @@ import numpy as np
 from check_jsonschema.formats import FormatOptions, make_format_checker
 from check_jsonschema.regex_variants import RegexImplementation, RegexVariantName
 
-from mlxd_worker.engine.constraint import Constraint
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.ecma import found
 
 WALK_TOKENS_MAX: Final = 400

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-from mlxd_shared import config, logs
+from mlxd_shared import config
+from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 CHUNK_VARIABLE = "TEST_CHUNK_TOKENS"
 

@@ -9,13 +9,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from mlxd_shared import logs
+from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
 from mlxd_worker.machine.backend import BackendKind
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
-    from mlxd_worker.host import ModelHost
+    from mlxd_worker.thread.host import ModelHost
 
 PIPE_VARIABLE = "TEST_STEPS_PIPE"
 """Names the pipe in the file system, in the worker's environment."""
@@ -30,8 +30,8 @@ def steps_taken(log: str) -> int:
 
 def make_stepped_host(kind: BackendKind) -> ModelHost:
     """Return a host whose steps are given out one by one; imports MLX."""
-    from mlxd_worker.host import ModelHost  # noqa: PLC0415 - after the BLAS, on the engine thread
     from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class SteppedHost(ModelHost):
         """Steps when it may."""

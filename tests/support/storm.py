@@ -29,7 +29,7 @@ from mlxd.client import (
     SamplingOptions,
     Stream,
 )
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     DeadlinePassed,
     ModelLoading,
     NoRoom,
@@ -37,7 +37,7 @@ from mlxd_shared.errors import (
     WorkerExited,
     WorkerLost,
 )
-from mlxd_shared.status import TABLE
+from mlxd_shared.wire.status import TABLE
 from tests.support.overload import wait
 from tests.support.storm_tally import Got, Job, Tally
 

@@ -25,7 +25,7 @@ import psutil
 from mlxd.client import Client
 from mlxd.messages import ModelState, Status
 from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
-from mlxd_shared.net import CHANNEL_OPTIONS
+from mlxd_shared.security.net import CHANNEL_OPTIONS
 from tests.support.crowds import observed
 from tests.support.mixed_load import Samples, check_account, check_swept
 from tests.support.overload import Observed, wait

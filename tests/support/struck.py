@@ -23,17 +23,17 @@ from typing import Any
 import grpc
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc
-from mlxd_controller.clock import SystemClock
 from mlxd_controller.core.state import State
-from mlxd_controller.device import HostProbe, Limits
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
-from mlxd_controller.ports import Ports, RawStream
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.memory.device import HostProbe, Limits
+from mlxd_controller.runtime.clock import SystemClock
+from mlxd_controller.runtime.ports import Ports, RawStream
+from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library
-from mlxd_controller.worker_link import GrpcLink
 from mlxd_shared import config
-from mlxd_shared.status import RemoteError
+from mlxd_shared.wire.status import RemoteError
 from tests.support.controller_stack import serving
 
 NAME = "m"
@@ -136,11 +136,12 @@ class StruckLink(GrpcLink):
     struck: Struck
 
     def generate(  # type: ignore[override]
-        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
+        self, request: bytes, *, timeout_s: float | None
     ) -> RawStream:
         """Start a Generate."""
         inner = super().generate(request, timeout_s=timeout_s)
-        return StruckStream(inner, self.struck, request.resume_from)
+        begins_at = inference_pb2.GenerateRequest.FromString(request).resume_from
+        return StruckStream(inner, self.struck, begins_at)
 
 
 @asynccontextmanager

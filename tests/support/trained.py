@@ -14,16 +14,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_shared.requests import Sampling
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.constraints.compiler import Constraints
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Submit
-from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.tokenizer import Tokenizer
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.real_inputs import real_input
 from tests.support.engines import Collected, TinyEngine, engine_on
 from tests.support.near_ties import Step

@@ -18,7 +18,7 @@ import pytest
 from mlxd.client import Client, MlxdError, SamplingOptions
 from mlxd.messages import ModelState, WorkerStatus
 from mlxd.v1 import types_pb2
-from mlxd_shared.errors import WorkerTimedOut
+from mlxd_shared.domain.errors import WorkerTimedOut
 from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
 from tests.support.ports import own_port

@@ -15,15 +15,15 @@ import pytest
 import pytest_asyncio
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     BackendProblem,
     InvalidModel,
     InvalidRequest,
     MlxdError,
     ModelNotFound,
 )
-from mlxd_shared.net import CHANNEL_OPTIONS
-from mlxd_shared.status import code_of
+from mlxd_shared.security.net import CHANNEL_OPTIONS
+from mlxd_shared.wire.status import code_of
 from tests.support.served import served
 from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.system.wire.model_probes import load

@@ -30,8 +30,8 @@ from mlxd.client import (
     Weights,
 )
 from mlxd.messages import ModelState
-from mlxd_controller.cli.serve import LISTENING
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound
+from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, mlxd
 from tests.support.tiny_model import write_tiny_model
 from tests.tidy.tree import ROOT

@@ -18,7 +18,7 @@ import pytest
 
 from mlxd.client import Client, SamplingOptions
 from mlxd.v1 import inference_pb2
-from mlxd_shared.errors import ModelNotFound
+from mlxd_shared.domain.errors import ModelNotFound
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.served import served

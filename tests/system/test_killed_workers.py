@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from mlxd_controller.core.state import Phase
+from mlxd_controller.core import phases
 from tests.support.effort import spread
 from tests.support.killed_streams import Killed, heard
 from tests.support.struck import Struck, struck_controller
@@ -22,11 +22,11 @@ OFFSETS = spread((0, 1, 17, 64), 2)
 SILENT_MAX_S = 5.0
 
 
-async def until(struck: Struck, *phases: Phase) -> None:
-    """Wait until the model is in one of these phases."""
+async def until(struck: Struck, phase: type[phases.Phase]) -> None:
+    """Wait until the model is in this phase."""
     with struck.runtime.changes.subscribe() as news:
         (model,) = struck.runtime.state.models.values()
-        while model.phase not in phases:
+        while not isinstance(model.phase, phase):
             model = await news.next()
 
 
@@ -65,7 +65,7 @@ async def test_kills_while_a_model_comes_and_goes() -> None:
         (case,), whole = killed.cases, killed.whole["greedy"]
         await struck.unload()
         asking = asyncio.create_task(heard(struck, case.request()))
-        await until(struck, Phase.LOADING)
+        await until(struck, phases.Loading)
         await turned(lambda: struck.runtime.workers.live()[0].process is not None)
         os.kill(struck.pid, signal.SIGKILL)
         assert (await asking).ids == whole.ids
@@ -75,7 +75,7 @@ async def test_kills_while_a_model_comes_and_goes() -> None:
         await turned(lambda: blow.held > 0)
         (digest,) = struck.runtime.state.models
         unloading = asyncio.create_task(struck.runtime.unload(digest, grace_s=60.0, force=False))
-        await until(struck, Phase.DRAINING)
+        await until(struck, phases.Draining)
         struck.note_arrival(blow, held=False)
         assert await unloading == 0
         one = await asking

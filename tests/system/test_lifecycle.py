@@ -27,7 +27,7 @@ from mlxd.v1 import (
     status_pb2_grpc,
     types_pb2,
 )
-from mlxd_shared.errors import InvalidModel, ModelUnloaded, WorkerLost
+from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded, WorkerLost
 from tests.support.calls import error_of, greedy
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import spread
 from tests.support.no_compiler import without_compiler
 from tests.tidy.tree import ROOT
 
 LIMIT_S = 500
 """Many times what it takes; the machine may have too much to do."""
 pytestmark = pytest.mark.timeout(LIMIT_S + 10)
-ENGINE_TESTS = ("tests/worker/test_models_golden.py", "tests/worker/test_sampler.py")
+ENGINE_TESTS = spread(
+    ("tests/worker/models/test_golden.py", "tests/worker/engine/sampling/test_sampler.py"), 1
+)
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

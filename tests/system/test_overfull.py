@@ -19,9 +19,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.net import CHANNEL_OPTIONS
-from mlxd_shared.status import RemoteError, from_call
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.security.net import CHANNEL_OPTIONS
+from mlxd_shared.wire.status import RemoteError, from_call
 from tests.support.calls import error_of, health
 from tests.support.overfull import ATTACKS, sized
 from tests.support.served import served

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_shared import bearer
+from mlxd_shared.security import bearer
 from tests.support.certificates import SECRET, Authority, token_file
 from tests.support.cli import mlxd
 from tests.support.served import served

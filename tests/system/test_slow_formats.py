@@ -10,7 +10,7 @@ import pytest
 from mlxd.client import Client
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from mlxd_controller.services.quarantine import DEATHS_MAX
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from tests.support.calls import error_of
 from tests.support.held_masks import SLOW_BEHIND
 from tests.support.served import served

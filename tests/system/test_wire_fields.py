@@ -17,9 +17,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import FieldNotServed
-from mlxd_shared.net import CHANNEL_OPTIONS
-from mlxd_shared.unserved import UNSERVED
+from mlxd_shared.domain.errors import FieldNotServed
+from mlxd_shared.security.net import CHANNEL_OPTIONS
+from mlxd_shared.wire.unserved import UNSERVED
 from tests.support.chat_template import write_template
 from tests.support.served import served
 from tests.support.tiny_model import write_tiny_model
@@ -56,7 +56,7 @@ BARE = types_pb2.LoadOptions(prefix_cache_bytes=0)
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is
-# compiled; a CPU has no driver's id. tests/controller/test_service_devices.py has them set.
+# compiled; a CPU has no driver's id. tests/controller/services/test_devices.py has them set.
 ZERO = {
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",

@@ -12,6 +12,7 @@ from tests.tidy.tree import Source
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
+PROSE_COLUMNS_MAX = 120
 
 # Spelled in halves, so that this file passes its own rules.
 BANNED_WORDS = {
@@ -71,6 +72,19 @@ def columns(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.lines, start=1):
         if len(line) > COLUMNS_MAX:
             yield source.at(number, f"{len(line)} columns; at most {COLUMNS_MAX}")
+
+
+def prose_columns(source: Source) -> Iterator[str]:
+    """Hold a line of prose to PROSE_COLUMNS_MAX columns; rows of tables and code may be longer."""
+    if not source.name.endswith(".md"):
+        return
+    in_code = False
+    for number, line in enumerate(source.lines, start=1):
+        fence = line.lstrip().startswith("```")
+        in_code ^= fence
+        is_table_or_heading = line.lstrip().startswith(("|", "#"))
+        if not (fence or in_code or is_table_or_heading) and len(line) > PROSE_COLUMNS_MAX:
+            yield source.at(number, f"{len(line)} columns of prose; at most {PROSE_COLUMNS_MAX}")
 
 
 def function_length(source: Source) -> Iterator[str]:
@@ -148,6 +162,7 @@ def patching_tests(source: Source) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     file_length,
     columns,
+    prose_columns,
     function_length,
     banned_words,
     local_paths,

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from mlxd_controller.cli.app import app
-from mlxd_worker.options import parse_options
+from mlxd_worker.process.options import parse_options
 
 
 def given(command: Sequence[str]) -> dict[str, Any]:

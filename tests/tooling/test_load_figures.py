@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.bench.azure import NEW_TOKENS, PROMPT_TOKENS, SHRINK, trace_requests
 from tests.bench.cases import CASES, Target
 from tests.bench.load import run

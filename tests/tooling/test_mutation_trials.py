@@ -17,6 +17,7 @@ from mutations.report import Results, key, share, words
 from mutations.running import run
 from mutations.session import Copies, check_unmutated, mutate
 from mutations.trials import Outcome, Verdict, choose, try_mutant
+from tests.support.effort import spread
 
 pytestmark = pytest.mark.timeout(900)
 """Each test starts several interpreters, one after another."""
@@ -65,6 +66,7 @@ FILES = {
     "worker/small/__init__.py": "",
     FILE: TESTS,
     "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\n",
+    "pyproject.toml": "[tool.mypy]\nfiles = 'worker/small'\nmypy_path = 'worker'\n",
 }
 
 
@@ -101,9 +103,10 @@ ODD = "    return number % 2 != 0"
 QUOTIENT = "    return number / 2 == 0"
 ENDLESS = "        number = 2"
 SAME = "    count = 1"
+NO_NUMBER = "    count = None"
 
 
-@pytest.mark.parametrize("killer", [EVEN, BARE, PROGRAM])
+@pytest.mark.parametrize("killer", spread([PROGRAM, BARE, EVEN], 1))
 def test_a_mutant_that_a_test_sees_is_killed(copy: Copy, tree: Path, killer: str) -> None:
     """Programs that a test starts run it too, in any environment; then all is as it was."""
     tried = try_mutant(mutant_with(ODD), 1, [killer], 1.0, copy)
@@ -123,12 +126,20 @@ def test_a_survivor_is_reported(copy: Copy, tmp_path: Path) -> None:
     said = words(records, seed=5)
     assert f"{SOURCE}:11: survived" in said
     assert "+    count = 1" in said
-    assert "seed 5: 0 killed, 0 hung, 1 survived, 0 unreached, 0 unsure; 0.0% seen" in said
+    assert "seed 5: 0 killed, 0 hung, 1 survived, " in said
+    assert "0 refused; 0.0% seen by their own room" in said
+
+
+def test_what_the_type_checker_refuses_is_no_survivor(copy: Copy) -> None:
+    """Nobody could bring it in, whether a test sees it or not."""
+    tried = try_mutant(mutant_with(NO_NUMBER), 7, [EVEN], 1.0, copy)
+
+    assert (tried.verdict, tried.verdict.dead) == (Verdict.REFUSED, False)
 
 
 def test_a_hang_is_a_kill(copy: Copy, tree: Path) -> None:
     """A loop that never ends is ended by the limit of its test, and was seen."""
-    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=10.0)
+    tried = try_mutant(mutant_with(ENDLESS), 3, [HALVINGS], 1.0, copy, test_limit_s=4.0)
 
     assert tried.verdict is Verdict.HUNG
     assert tried.verdict.dead
@@ -191,7 +202,7 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_the_share_counts_hangs_as_seen() -> None:
-    """And what survives or is never reached as not."""
+    """And what survives or is never reached as not; what the types refuse is not counted."""
     assert share({"verdict": verdict.value} for verdict in Verdict) == 2 / 5
     assert share([]) == 1.0
 

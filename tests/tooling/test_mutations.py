@@ -75,13 +75,42 @@ def test_each_line_is_drawn_once(tree: Path) -> None:
         "assert a > 0, a",
         "mx.eval(weight, bias)",
         "message = 'no such file'",
+        "message = f'{path} is no file'",
+        "raise ValueError(f'{count + 1} are too many')",
+        "f'{path}' ' is no file'",
         "QUEUE_MAX = 4 * 1024",
+        "READ_BYTES = 4096",
+        "cast('int', b)",
+        "WAIT_S = 2",
         "if __name__ == '__main__':\n    a = 1",
     ],
 )
 def test_what_no_test_can_tell_is_left_alone(text: str) -> None:
     """Types, texts for people, declarations and chosen numbers offer no mutant."""
     assert changes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("message = read(3)", "message = read(4)"),
+        ("path = f'{folder(1)}/{name}.json'", "path = f'{folder(2)}/{name}.json'"),
+        ("key = f'{first(1)}' 'XXL'", "key = f'{first(2)}' 'XXL'"),
+        ("split = re.compile(r'a +b')", "split = re.compile(r'XXa +bXX')"),
+        ("HEAD_BYTES = 8", "HEAD_BYTES = 9"),
+        ("_UNKNOWN_BYTES = (1 << 64) - 1", "_UNKNOWN_BYTES = (1 << 64) + 1"),
+        (
+            "def f(a: Annotated[str, Option('--a')]): ...",
+            "def f(a: Annotated[str, Option('--A')]): ...",
+        ),
+        ("pairs = zip(a, b, strict=False)", "pairs = zip(a, b, strict=True)"),
+        ("ids = cast('list[int]', tokens(1))", "ids = cast('list[int]', tokens(2))"),
+        ("if TYPE_CHECKING:\n    a = 1\nelse:\n    a = 2", "a = 3"),
+    ],
+)
+def test_what_only_looks_like_it_is_mutated(text: str, expected: str) -> None:
+    """A name that texts have too, a path, a pattern, a format's sizes, a command's flags decide."""
+    assert expected in changes(text)
 
 
 def test_what_decides_is_mutated() -> None:
@@ -116,9 +145,17 @@ def test_every_source_has_a_room() -> None:
 @pytest.mark.parametrize(
     ("test", "source", "mirrored"),
     [
-        ("tests/worker/test_cache_trie.py::test_a", "worker/mlxd_worker/cache/trie.py", True),
-        ("tests/worker/caches/test_trie_programs.py", "worker/mlxd_worker/cache/trie.py", True),
-        ("tests/controller/test_launcher.py", "controller/a/launcher/__init__.py", True),
+        (
+            "tests/worker/test_cache_trie.py::test_a",
+            "worker/mlxd_worker/cache/trie.py",
+            True,
+        ),
+        (
+            "tests/worker/cache/test_trie_programs.py",
+            "worker/mlxd_worker/cache/trie.py",
+            True,
+        ),
+        ("tests/controller/launcher/test_launcher.py", "controller/a/launcher/__init__.py", True),
         ("tests/worker/test_tries.py", "worker/mlxd_worker/cache/trie.py", False),
     ],
 )

@@ -16,23 +16,13 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from mlxd_shared.requests import KVFormat
+from mlxd_models.families.common.packing import MODES, PackingMode
+from mlxd_models.families.registry import REGISTRY
+from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
-from mlxd_worker.cache.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.registry import REGISTRY
-from mlxd_worker.models.weights.packing import MODES, PackingMode
-from tests.worker import (
-    test_models_gemma3,
-    test_models_gpt_oss,
-    test_models_latent,
-    test_models_llama,
-    test_models_qwen3,
-    test_models_qwen3_5,
-    test_models_qwen3_next,
-    test_models_sliding,
-    zoo_conformance,
-)
+from tests.worker import zoo_conformance
 from tests.worker.hybrid import (
     converted,
     error,
@@ -44,6 +34,14 @@ from tests.worker.hybrid import (
 from tests.worker.hybrid_experts import WHOLE, expert_weights, packed_experts
 from tests.worker.kin import GROUP, built, forced, kin_weights, quantised
 from tests.worker.latent import latent_weights, packed_latent
+from tests.worker.models import test_gemma3 as test_models_gemma3
+from tests.worker.models import test_gpt_oss as test_models_gpt_oss
+from tests.worker.models import test_latent as test_models_latent
+from tests.worker.models import test_llama as test_models_llama
+from tests.worker.models import test_qwen3 as test_models_qwen3
+from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
+from tests.worker.models import test_qwen3_next as test_models_qwen3_next
+from tests.worker.models import test_sliding as test_models_sliding
 from tests.worker.tiny import config_with, random_weights, write_model
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
@@ -66,9 +64,9 @@ INTRODUCTION: Final = (
     "published, and the worst of weights that mlx-lm's converter has packed in 4 and in 8 bits, as",
     "mxfp4, mxfp8 and nvfp4; 0 is bit for bit, with the BLAS that MLX brings. Every width and",
     "group of integers, global scales and 8-bit floats in blocks are held to mlx-lm, or to the",
-    "numbers that they stand for, in `tests/worker/test_models_formats.py`. Windows of Mistral and",
+    "numbers that they stand for, in `tests/worker/models/test_formats.py`. Windows of Mistral and",
     "Qwen2, which mlx-lm has not, are held to dense attention in",
-    "`tests/worker/test_models_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
+    "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
     "heads whose width 32 divides.",
 )
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlxd_worker.models.config import ExpertsConfig
-from mlxd_worker.models.families.qwen3_5_config import HybridConfig
+from mlxd_models.families.common.experts import ExpertsConfig
+from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_worker.models.loader import inspect_model
 from tests.worker.hybrid import HYBRID_CONFIG, converted, hybrid_weights
 from tests.worker.kin import quantised, stacked

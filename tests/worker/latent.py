@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlxd_worker.models.config import ExpertsConfig
-from mlxd_worker.models.families.latent_config import LatentConfig
+from mlxd_models.families.common.experts import ExpertsConfig
+from mlxd_models.families.latent.config import LatentConfig
 from mlxd_worker.models.loader import inspect_model
 from tests.worker.kin import kin_weights, quantised
 from tests.worker.tiny import write_model

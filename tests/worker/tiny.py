@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.memory.residency import FloatType
 from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.config import architecture_of
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.registry import REGISTRY
 
 BASE_CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

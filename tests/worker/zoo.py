@@ -11,10 +11,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
+from mlxd_models.describe import Description
+from mlxd_models.families.registry import Registry
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.loader import ModelFiles, inspect_model
-from mlxd_worker.models.registry import Registry
+from mlxd_worker.models.loader import inspect_model
 from mlxd_worker.models.zoo.adapter import ZOO
 from mlxd_worker.models.zoo.peer import hollow, parameters_of, uncompiled
 from tests.worker.hybrid import error, token_ids
@@ -111,7 +112,7 @@ def write_zoo(folder: Path, config: Mapping[str, Any], **more: Any) -> Path:
     return folder
 
 
-def inspected(folder: Path) -> ModelFiles:
+def inspected(folder: Path) -> Description:
     """Return a model that goes through mlx-lm even where its type is ours."""
     return inspect_model(folder, registry=Registry(("NoneOfOurOwn", ZOO)))
 

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.zoo_types import ZOO_TYPES, ZOO_VERSION
-from mlxd_worker.memory.residency import FloatType
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_models.sizes.zoo_types import ZOO_TYPES, ZOO_VERSION
 from mlxd_worker.models.loader import load_model
 from tests.worker.tiny import ignore_progress
 from tests.worker.zoo import (

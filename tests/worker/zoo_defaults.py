@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.zoo_sizes import DEFAULTS_FILE, SIZE_MAX, SIZE_NAMES
-from mlxd_shared.zoo_types import ZOO_TYPES
+from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, SIZE_MAX, SIZE_NAMES
+from mlxd_models.sizes.zoo_types import ZOO_TYPES
 
 _SEEING: Final = ("Vision", "Projector", "Audio")
 """What names of classes begin with that are no text's."""

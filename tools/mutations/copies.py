@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_FOLDERS = ("controller", "worker", "shared", "gateway")
-DATA_VARIABLE = "MLXD_SHARED_DATA"
 EDITABLE = "_editable_impl_mlxd.pth"
 """How an editable install says where the packages lie; the copy says it for itself."""
 
@@ -34,8 +33,7 @@ class Copy:
     def environment(self) -> dict[str, str]:
         """Return what commands in the copy get: nothing in it leads back to the tree itself."""
         inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        data = os.environ.get(DATA_VARIABLE, str(ROOT.parent / "shared" / "data"))
-        return inherited | {"PYTHONPATH": str(self.root / "tools"), DATA_VARIABLE: data}
+        return inherited | {"PYTHONPATH": str(self.root / "tools")}
 
     @contextmanager
     def holding(self, name: str, text: str, *, changed_s: int) -> Iterator[None]:

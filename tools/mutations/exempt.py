@@ -25,6 +25,9 @@ _FOR_TYPES = {"cast", "TypeVar", "ParamSpec", "NewType", "assert_never", "overlo
 _EVALUATING = {"eval", "async_eval", "clear_cache", "synchronize"}
 _CODINGS = {"utf-8", "ascii", "latin-1", "strict", "replace", "surrogateescape"}
 _CHOSEN = re.compile(r"_?[A-Z0-9_]+_(MAX|MIN|S|MS|NBYTES|BYTES|TOKENS|SHARE|FACTOR|RATIO)")
+_SIZE = re.compile(r"_?[A-Z0-9_]+_N?BYTES")
+_CHOSEN_NBYTES_MIN = 1024
+"""Sizes below are those of a format or a type, which nobody chose."""
 _FOR_PEOPLE_OR_INVARIANTS = {
     "strict",
     "encoding",
@@ -52,9 +55,11 @@ def exempt(node: cst.CSTNode) -> bool:
 
 def _is_for_types(node: cst.CSTNode) -> bool:
     """Annotations, aliases of types, casts, Protocols and what only a type checker reads."""
-    if isinstance(node, cst.Annotation | cst.TypeAlias | cst.TypeParameters):
+    if isinstance(node, cst.Annotation):  # in Annotated[...] stand the flags of a command
+        return not m.matches(node.annotation, m.Subscript(value=m.Name("Annotated")))
+    if isinstance(node, cst.TypeAlias | cst.TypeParameters):
         return True
-    if isinstance(node, cst.If):
+    if isinstance(node, cst.If) and node.orelse is None:
         return m.matches(
             node.test, m.Name("TYPE_CHECKING") | m.Attribute(attr=m.Name("TYPE_CHECKING"))
         )
@@ -70,17 +75,34 @@ def _is_for_types(node: cst.CSTNode) -> bool:
 def _is_text_for_people(node: cst.CSTNode) -> bool:
     """Docstrings, what is logged, the words of an error: people read them, tests quote few.
 
-    The names of codings and of what they do with errors are read by Python, in any case of letters.
+    Words have blanks between them: what has none is a name, a key or a path. Patterns, which are
+    raw, are not for people either. The names of codings and of what they do with errors are read by
+    Python, in any case of letters.
     """
     if isinstance(node, cst.Expr):
         if isinstance(node.value, cst.SimpleString | cst.ConcatenatedString):
             return True
         return isinstance(node.value, cst.Call) and _is_logging(node.value.func)
     if isinstance(node, cst.Assign):
-        return any(m.matches(each.target, m.Name("message")) for each in node.targets)
-    if isinstance(node, cst.SimpleString):
-        return " " in node.raw_value.strip() or node.raw_value in _CODINGS
-    return isinstance(node, cst.FormattedString | cst.ConcatenatedString)
+        named = any(m.matches(each.target, m.Name("message")) for each in node.targets)
+        return named and isinstance(node.value, cst.BaseString)
+    if isinstance(node, cst.SimpleString) and node.raw_value in _CODINGS:
+        return True
+    return isinstance(node, cst.BaseString) and _has_words(node)
+
+
+def _has_words(text: cst.BaseString | cst.BaseFormattedStringContent) -> bool:
+    match text:
+        case cst.SimpleString():
+            return "r" not in text.prefix and " " in text.raw_value.strip()
+        case cst.FormattedStringText():
+            return " " in text.value
+        case cst.FormattedString():
+            return "r" not in text.prefix and any(map(_has_words, text.parts))
+        case cst.ConcatenatedString():
+            return _has_words(text.left) or _has_words(text.right)
+        case _:
+            return False
 
 
 def _is_equivalent_by_design(node: cst.CSTNode) -> bool:
@@ -92,7 +114,9 @@ def _is_equivalent_by_design(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.Expr):
         return _is_evaluation(node.value)
     if isinstance(node, cst.Arg):
-        return node.keyword is not None and node.keyword.value in _FOR_PEOPLE_OR_INVARIANTS
+        if node.keyword is None or node.keyword.value not in _FOR_PEOPLE_OR_INVARIANTS:
+            return False
+        return node.keyword.value != "strict" or m.matches(node.value, m.Name("True"))
     if isinstance(node, cst.Assert):
         return True
     return isinstance(node, cst.If) and m.matches(node.test, m.Comparison(left=m.Name("__name__")))
@@ -113,7 +137,21 @@ def _is_bound(node: cst.Assign | cst.AnnAssign) -> bool:
         return True
     value = node.value
     is_number = isinstance(value, cst.BaseNumber | cst.BinaryOperation | cst.UnaryOperation)
-    return is_number and any(_CHOSEN.fullmatch(name) for name in names)
+    if value is None or not is_number or not any(_CHOSEN.fullmatch(name) for name in names):
+        return False
+    if any(_SIZE.fullmatch(name) for name in names):
+        # A sum is derived from something; what was chosen is a number of some unit.
+        is_sum = m.matches(value, m.BinaryOperation(operator=m.Add() | m.Subtract()))
+        few = isinstance(value, cst.Integer) and value.evaluated_value < _CHOSEN_NBYTES_MIN
+        return not is_sum and not few
+    return True
+
+
+def cast_value(node: cst.CSTNode) -> cst.BaseExpression | None:
+    """Return what a cast leaves as it is; the cast itself does nothing. None: no cast."""
+    if isinstance(node, cst.Call) and m.matches(node.func, m.Name("cast")) and len(node.args) == 2:
+        return node.args[1].value
+    return None
 
 
 def _is_declaration(node: cst.CSTNode) -> bool:

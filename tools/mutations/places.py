@@ -22,7 +22,7 @@ from mutmut.mutation.mutators import (
 )
 
 from mutations.copies import PACKAGE_FOLDERS
-from mutations.exempt import exempt, exempt_file
+from mutations.exempt import cast_value, exempt, exempt_file
 
 Operator = Callable[[Any], Iterable[cst.CSTNode]]
 
@@ -75,6 +75,9 @@ class _Finder(cst.CSTVisitor):
     def on_visit(self, node: cst.CSTNode) -> bool:
         """Collect the changes of one node; nothing below an exempt one is looked at."""
         if isinstance(node, _BLANK) or exempt(node):
+            value = cast_value(node)
+            if value is not None:
+                value.visit(self)
             return False
         if isinstance(node, cst.SimpleStatementLine):
             self._statements.append(self._lines(node))

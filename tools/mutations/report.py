@@ -64,8 +64,12 @@ class Results:
 
 
 def share(records: Iterable[Mapping[str, Any]]) -> float:
-    """Return the part of some mutants that the tests saw; 1 of none."""
-    dead = [Verdict(each["verdict"]).dead for each in records]
+    """Return the part of some mutants that the tests saw; 1 of none.
+
+    Those that the type checker refuses are not counted.
+    """
+    verdicts = [Verdict(each["verdict"]) for each in records]
+    dead = [verdict.dead for verdict in verdicts if verdict is not Verdict.REFUSED]
     return sum(dead) / len(dead) if dead else 1.0
 
 

@@ -39,7 +39,7 @@ def test_files(root: Path) -> list[str]:
 def mirrors(test: str, source: str) -> bool:
     """Tell whether a test, or its file, is named after a source file.
 
-    tests/worker/caches/test_trie.py and tests/worker/test_cache_trie.py are both named after
+    tests/worker/cache/test_trie.py and tests/worker/test_cache_trie.py are both named after
     worker/mlxd_worker/cache/trie.py.
     """
     name = Path(test.partition("::")[0]).stem.removeprefix("test_")

@@ -19,7 +19,15 @@ from mutations.places import Mutant
 from mutations.reach import Reach, measure, read_reach, shards_of
 from mutations.report import Results, key
 from mutations.running import Done
-from mutations.trials import PYTEST_PASSED, Outcome, choose, run_tests, try_mutant
+from mutations.trials import (
+    MYPY_REFUSED,
+    PYTEST_PASSED,
+    Outcome,
+    check_types,
+    choose,
+    run_tests,
+    try_mutant,
+)
 
 T = TypeVar("T")
 
@@ -80,7 +88,7 @@ def measured(copies: Copies, root: Path, kept: Path) -> Reach:
 
 
 def check_unmutated(copies: Copies, tests: list[str], expected_s: float) -> None:
-    """See the tests of some mutants pass where nothing is wrong.
+    """See the tests of some mutants pass where nothing is wrong, and the types too.
 
     Raises RuntimeError where they do not: every mutant would then seem to be seen.
     """
@@ -89,7 +97,12 @@ def check_unmutated(copies: Copies, tests: list[str], expected_s: float) -> None
         if done.status != PYTEST_PASSED:
             raise RuntimeError(f"the tests fail without a mutant:\n{done.output}")
 
+    def see_types(done: Done) -> None:
+        if done.status == MYPY_REFUSED:
+            raise RuntimeError(f"the types are wrong without a mutant:\n{done.output}")
+
     copies.each([lambda copy: run_tests(copy, tests, expected_s)], see)
+    copies.each([check_types], see_types)
 
 
 def try_all(

@@ -36,13 +36,18 @@ EARLIEST_CHANGE_S = 1_000_000_000
 
 
 class Verdict(enum.StrEnum):
-    """What came of a mutant; unsure is one whose tests fail, or last as long, without it too."""
+    """What came of a mutant.
+
+    Unsure is one whose tests fail, or last as long, without it too; refused is one that no test
+    sees and that the type checker does not let pass: nobody could bring it in.
+    """
 
     KILLED = "killed"
     HUNG = "hung"
     SURVIVED = "survived"
     UNREACHED = "unreached"
     UNSURE = "unsure"
+    REFUSED = "refused"
 
     @property
     def dead(self) -> bool:
@@ -50,7 +55,11 @@ class Verdict(enum.StrEnum):
         return self in {Verdict.KILLED, Verdict.HUNG}
 
 
+TYPES_LIMIT_S = 600.0
+"""What the type checker may take over the whole tree, the first time without a cache."""
+
 PYTEST_PASSED = 0
+MYPY_REFUSED = 1
 TIMEOUT = "+ Timeout +"
 """pytest-timeout says it when it has ended a test, and pytest with it."""
 
@@ -137,9 +146,11 @@ def try_mutant(
     began_s = time.monotonic()
     with copy.holding(mutant.source, mutant.text, changed_s=EARLIEST_CHANGE_S + number):
         done = run_tests(copy, tests, expected_s, test_limit_s=test_limit_s)
+        verdict = _verdict(done)
+        if verdict is Verdict.SURVIVED and check_types(copy).status == MYPY_REFUSED:
+            verdict = Verdict.REFUSED
     match = re.search(r"^(?:FAILED|ERROR) (\S+)", done.output, re.MULTILINE)
     killer = match[1] if match else ""
-    verdict = _verdict(done)
     if verdict.dead:
         again = [test for test in tests if killer and test.startswith(killer)] or tests
         if run_tests(copy, again, expected_s, test_limit_s=test_limit_s).status != PYTEST_PASSED:
@@ -166,4 +177,14 @@ def run_tests(
         cwd=copy.root,
         environment=copy.environment(),
         limit_s=SLACK_S + SLACK_FACTOR * expected_s,
+    )
+
+
+def check_types(copy: Copy) -> Done:
+    """Run the type checker over a copy, as its own settings say."""
+    return run(
+        [str(copy.python), "-m", "mypy"],
+        cwd=copy.root,
+        environment=copy.environment(),
+        limit_s=TYPES_LIMIT_S,
     )

@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from mlxd_shared import logs
-from mlxd_shared.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError
+from mlxd_shared.ops import logs
 from mlxd_worker.app import ExitCode, serve, write_ready
-from mlxd_worker.engine_thread import MakeHost
 from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.machine.blas import THREADS_VARIABLE
-from mlxd_worker.options import Options, parse_options
+from mlxd_worker.process.options import Options, parse_options
+from mlxd_worker.thread.engine_thread import MakeHost
 
 TOKENIZERS_VARIABLE = "TOKENIZERS_PARALLELISM"
 SWITCH_INTERVAL_S = 0.0005

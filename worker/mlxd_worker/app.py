@@ -21,19 +21,19 @@ from enum import IntEnum
 
 import grpc
 
-from mlxd_shared.digest import model_digest
-from mlxd_shared.errors import MlxdError, ShuttingDown
-from mlxd_shared.listeners import ListenerSecurity
-from mlxd_shared.logs import get_logger
-from mlxd_shared.net import parse_address
-from mlxd_shared.serving import Health, listen, stop
-from mlxd_worker.engine_thread import EngineThread, MakeHost
-from mlxd_worker.facts import LoadJob
-from mlxd_worker.lifeline import Lifeline
+from mlxd_models.files.digest import model_digest
+from mlxd_shared.domain.errors import MlxdError, ShuttingDown
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.listeners import ListenerSecurity
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.serving.server import Health, listen, stop
+from mlxd_worker.front.worker import Identity, Phase, Worker
 from mlxd_worker.machine.backend import Backend
-from mlxd_worker.options import Options
-from mlxd_worker.service import add_services, announce, new_server
-from mlxd_worker.worker import Identity, Phase, Worker
+from mlxd_worker.process.lifeline import Lifeline
+from mlxd_worker.process.options import Options
+from mlxd_worker.servicers.service import add_services, announce, new_server
+from mlxd_worker.thread.engine_thread import EngineThread, MakeHost
+from mlxd_worker.thread.facts import LoadJob
 
 FLUSH_GRACE_S = 1.0
 """What answers that are on their way get at the very end."""
@@ -114,9 +114,9 @@ async def serve(
             waiting_max=options.waiting_max,
             replay_steps_max=options.replay_steps,
         )
-        stack.callback(worker.formats.close)
-        stack.callback(worker.chats.close)
-        stack.callback(worker.tokens.forget)
+        stack.push_async_callback(worker.formats.close)
+        stack.push_async_callback(worker.chats.close)
+        stack.push_async_callback(worker.tokens.close)
         add_services(server, worker)
         await server.start()
         await announce(health)

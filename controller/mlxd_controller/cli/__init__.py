@@ -26,6 +26,9 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     os.environ.setdefault(*NO_FORK_HANDLERS)
     # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
+    from mlxd_controller.cli.streams import open_closed  # noqa: PLC0415
+
+    open_closed()  # before the modules below open files, or keep a stream
     from mlxd_controller.cli.app import app  # noqa: PLC0415
     from mlxd_controller.cli.output import guarded  # noqa: PLC0415
 

@@ -8,26 +8,28 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.alias import alias
-from mlxd_controller.cli.embed import embed
-from mlxd_controller.cli.generate import generate, tokenize
-from mlxd_controller.cli.health import health
-from mlxd_controller.cli.load import fit, load
-from mlxd_controller.cli.models import forget, models, ps, unload
-from mlxd_controller.cli.protos import protos
-from mlxd_controller.cli.pull import pull
-from mlxd_controller.cli.run import run
+from mlxd_controller.cli.commands.alias import alias
+from mlxd_controller.cli.commands.embed import embed
+from mlxd_controller.cli.commands.generate import generate, tokenize
+from mlxd_controller.cli.commands.health import health
+from mlxd_controller.cli.commands.load import fit, load
+from mlxd_controller.cli.commands.models import forget, models, ps, unload
+from mlxd_controller.cli.commands.protos import protos
+from mlxd_controller.cli.commands.pull import pull
+from mlxd_controller.cli.commands.run import run
+from mlxd_controller.cli.commands.serve import serve
+from mlxd_controller.cli.commands.status import status
+from mlxd_controller.cli.output import Commands
 from mlxd_controller.cli.security import TlsCa, TlsCert, TlsKey, TokenFile
-from mlxd_controller.cli.serve import serve
-from mlxd_controller.cli.status import status
 from mlxd_shared import config
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 bad usage or refused request, 3 no such model, 4 no server,"
-    " 5 does not fit, 130 interrupted."
+    " 5 does not fit, 130 interrupted, 141 nobody reads the output."
 )
 app = typer.Typer(
     name="mlxd",
+    cls=Commands,
     no_args_is_help=True,
     epilog=EPILOG,
     rich_markup_mode=None,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlxd_shared import config
-from mlxd_shared.logs import get_logger
-from mlxd_shared.units import FOREVER_S, format_duration, parse_duration
+from mlxd_shared.domain.units import FOREVER_S, format_duration, parse_duration
+from mlxd_shared.ops.logs import get_logger
 
 KEEP_ALIVE_VARIABLE = "MLXD_KEEP_ALIVE"
 LOAD_TIMEOUT_VARIABLE = "MLXD_LOAD_TIMEOUT"

@@ -9,7 +9,7 @@ import typer
 
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared.config import FORMAT_CHARS_MAX
-from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 
 PANEL = "What the output looks like (one of these)"
 

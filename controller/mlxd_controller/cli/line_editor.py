@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from mlxd_shared.terminal import without_steering
+from mlxd_shared.ops.terminal import without_steering
 
 PROMPT: Final = ">>> "
 MORE: Final = "... "

@@ -7,8 +7,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from mlxd_shared.requests import SamplingOptions
-from mlxd_shared.units import parse_bytes, parse_duration
+from mlxd_shared.domain.requests import SamplingOptions
+from mlxd_shared.domain.units import parse_bytes, parse_duration
 
 _T = TypeVar("_T")
 SAMPLING_PANEL = "Sampling (absent: the model's own values, see `mlxd models --json`)"

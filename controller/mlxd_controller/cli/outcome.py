@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -14,9 +13,9 @@ from typing import Any, NoReturn
 import grpc
 import typer
 
-from mlxd_shared import errors as e
-from mlxd_shared.status import RemoteError
-from mlxd_shared.terminal import escaped
+from mlxd_shared.domain import errors as e
+from mlxd_shared.ops.terminal import escaped
+from mlxd_shared.wire.status import RemoteError
 
 
 class ExitCode(enum.IntEnum):
@@ -42,10 +41,12 @@ def run(
 
     `address` is the server's, for the message when nobody answers.
 
-    Ctrl-C cancels `work`, which ends its calls on the way out.
+    Ctrl-C cancels `work`, which ends its calls on the way out. Output that cannot be written is for
+    `mlxd_controller.cli.output` to tell of.
 
     Raises:
-        typer.Exit: always.
+        typer.Exit: at its end.
+        OSError: the output cannot be written.
     """
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -57,16 +58,6 @@ def run(
         code = report(_only_expected(group), address)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except UnicodeEncodeError as error:
-        if error.encoding != "utf-8":
-            raise
-        # Bytes of the command line that are no text arrive as characters that UTF-8 lacks.
-        complain("an argument or the standard input is not UTF-8 text")
-        code = ExitCode.USAGE
-    except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit; let it flush into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.PIPE
     raise typer.Exit(code)
 
 

@@ -11,8 +11,11 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+import typer
+from typer.core import TyperGroup
 
 from mlxd_controller.cli.outcome import ExitCode, complain
 
@@ -20,8 +23,33 @@ _REFUSED = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EMFILE, errno.ENFILE,
 })  # fmt: skip
 """What the system says where it takes no output, or has no room for an open file."""
-_UNUSABLE = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE})
-"""Of these, what it says of reading as well."""
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+"""Of these, what it says before anything is read or written."""
+
+
+class Commands(TyperGroup):
+    """Commands that leave with 141 where typer, which looks for EPIPE itself, would with 1.
+
+    The types are click's, which some versions of typer have for a module of their own.
+    """
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Read the command line; `--help` and `--version` are printed while it is."""
+        with _leaving_with_the_reader():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run the command."""
+        with _leaving_with_the_reader():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _leaving_with_the_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise typer.Exit(ExitCode.PIPE) from error
 
 
 def guarded(work: Callable[[], object]) -> None:
@@ -41,8 +69,7 @@ def guarded(work: Callable[[], object]) -> None:
             raise  # a bug
         code = _tell(refused[0])
     try:
-        if sys.stdout is not None:  # whoever closed it before we began wants no output
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:
         code = _tell(error) if code in (None, ExitCode.OK) else code
     _let_go(sys.stdout)
@@ -54,9 +81,15 @@ def _tell(error: BaseException) -> ExitCode:
     assert isinstance(error, OSError)
     if isinstance(error, BrokenPipeError):
         return ExitCode.PIPE
-    verb = "used" if error.errno in _UNUSABLE else "written"
-    complain(f"{error.filename or 'the output'} cannot be {verb}: {error.strerror}")
+    complain(f"{_problem(error)}: {error.strerror}")
     return ExitCode.ERROR
+
+
+def _problem(error: OSError) -> str:
+    if error.errno in _NO_DESCRIPTOR:
+        return f"{error.filename} cannot be opened" if error.filename else "no file can be opened"
+    verb = "used" if error.errno == errno.EIO else "written"  # EIO comes of reading as well
+    return f"{error.filename or 'the output'} cannot be {verb}"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -71,10 +104,8 @@ def _is_refused(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _REFUSED
 
 
-def _let_go(stream: TextIO | None) -> None:
+def _let_go(stream: TextIO) -> None:
     """Have what is left in a stream that takes nothing go nowhere: the interpreter writes it."""
-    if stream is None:
-        return
     try:
         stream.flush()
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from mlxd.messages import Model
 from mlxd_controller.cli import show
-from mlxd_shared.terminal import escaped
+from mlxd_shared.ops.terminal import escaped
 
 
 class ByteBar:

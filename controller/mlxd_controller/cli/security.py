@@ -16,10 +16,10 @@ from mlxd.client import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.listeners import ListenerFiles
-from mlxd_shared.net import parse_address
-from mlxd_shared.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.security.listeners import ListenerFiles
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 Named: TypeAlias = tuple[str, str]
 PANEL = "Security"

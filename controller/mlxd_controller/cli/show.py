@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
-from mlxd_shared.requests import KVFormat
-from mlxd_shared.terminal import escaped
-from mlxd_shared.units import format_bytes, format_duration
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_shared.domain.units import format_bytes, format_duration
+from mlxd_shared.ops.terminal import escaped
 
 DIGEST_CHARS = 12
 _WIDE = 10_000

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlxd_controller.core.fit import Plan
-from mlxd_controller.core.state import StopReason
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.requests import LoadSpec
+from mlxd_controller.core.phases import StopReason
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.requests import LoadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from mlxd_controller.core import fit
 from mlxd_controller.core.actions import StopWorker
 from mlxd_controller.core.events import Adopted
-from mlxd_controller.core.state import COLD, Model, Phase, State, StopReason
+from mlxd_controller.core.phases import Cold, Loading, Ready, StopReason
+from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
 
 
@@ -23,7 +24,7 @@ def adopt(turn: Turn, event: Adopted) -> None:
     state = turn.state
     turn.state = replace(state, next_worker=max(state.next_worker, event.worker + 1))
     before = state.models.get(event.digest)
-    if before is not None and before.phase not in COLD:
+    if before is not None and not isinstance(before.phase, Cold):
         # Two workers of one model, or one that comes too late: nobody is to use it.
         turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
         return
@@ -36,25 +37,21 @@ def adopt(turn: Turn, event: Adopted) -> None:
         event.path,
         event.facts,
         keep_alive_s=state.keep_alive_s if given_s is None else given_s,
-        phase=Phase.READY,
+        phase=Ready(event.worker, plan, since_s=turn.now_s),
         spec=event.spec,
         pinned=bool(event.spec.pinned),
-        plan=plan,
-        worker=event.worker,
         last_used_s=turn.now_s,
         load_s=event.load_s,
-        ready_s=turn.now_s,
     )
     if state.stopping or not _fits(state, device, plan.need_bytes):
-        turn.stop_worker(replace(model, drain_reason=StopReason.SURPLUS), StopReason.SURPLUS)
+        turn.stop_worker(model, StopReason.SURPLUS)
     else:
         turn.put(model)
 
 
 def _fits(state: State, device: fit.Device, need_bytes: int) -> bool:
     """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
-    leaving = (Phase.DRAINING, Phase.UNLOADING)
-    staying = [m for m in state.models.values() if m.worker and m.phase not in leaving]
+    staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
     here = sum(model.reserved_bytes for model in staying if state.lives_on(model, device))

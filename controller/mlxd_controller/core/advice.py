@@ -19,8 +19,8 @@ from mlxd_controller.core.fit import (
     power_of_two_below,
     reckon,
 )
-from mlxd_shared.requests import KVFormat, Weights
-from mlxd_shared.units import format_bytes
+from mlxd_shared.domain.requests import KVFormat, Weights
+from mlxd_shared.domain.units import format_bytes
 
 FLOAT32_BYTES = 4
 

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from mlxd_controller.core.fit import Choice, Device, ModelFacts
 from mlxd_controller.core.measured import Figures
-from mlxd_controller.core.state import NOTHING_FIXED, Progress
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.requests import LoadSpec
+from mlxd_controller.core.state import NOTHING_FIXED
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import LoadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Progressed:
     """A load went on."""
 
     worker: int
-    progress: Progress
+    progress: LoadProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.measured import Known, Way, recalled
 from mlxd_controller.core.taken import Packable, Taken
+from mlxd_models.sizes.arena_sizes import kv_tokens_bound
+from mlxd_models.sizes.cache_sizes import CacheSizes, rows_unpacked
+from mlxd_models.sizes.packing_on_load import POLICY
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES, PassSizes
 from mlxd_shared import config
-from mlxd_shared.arena_sizes import kv_tokens_bound
-from mlxd_shared.cache_sizes import CacheSizes, rows_unpacked
-from mlxd_shared.packing_on_load import POLICY
-from mlxd_shared.pass_sizes import POOL_NBYTES, PassSizes
-from mlxd_shared.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 
 CONTEXT_FLOOR_TOKENS = 256
 """An open context is not shortened further than to this."""
@@ -43,8 +43,8 @@ CUDA_CONTEXT_BYTES = 600 * config.MIB
 """What the driver keeps of a GPU for each process: context, kernels, workspaces. Measured on one
 H200: 518 MiB after a first array, 590 after streams. The process itself is not on the GPU."""
 
-TOKENIZER_FACTOR = 11
-"""What a tokenizer takes for each byte of its tokenizer.json: 9 (Mistral v3) to 11 (Qwen 3)."""
+TOKENIZER_FACTOR = 13
+"""Of a tokenizer for each byte of its tokenizer.json: 6.8 (GPT-NeoX) to 12.5 (Mistral v3; 0045)."""
 
 MEASURED = "measured"
 """The note of a term that was."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_shared.requests import KVFormat, Weights
+from mlxd_shared.domain.requests import KVFormat, Weights
 
 KNOWN_MAX = 8
 """Ways to live that are remembered of one model."""

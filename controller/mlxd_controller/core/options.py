@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mlxd_controller.core.state import JOINABLE, Model
-from mlxd_shared.errors import FieldViolation, InvalidRequest
-from mlxd_shared.requests import LoadSpec, Weights, merge
+from mlxd_controller.core.phases import Joinable
+from mlxd_controller.core.state import Model
+from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
+from mlxd_shared.domain.requests import LoadSpec, Weights, merge
 
 
 def merged(given: LoadSpec, before: LoadSpec) -> LoadSpec:
@@ -28,10 +29,9 @@ def merged(given: LoadSpec, before: LoadSpec) -> LoadSpec:
 
 def conflict(model: Model, given: LoadSpec) -> InvalidRequest | None:
     """Return why `given` cannot be had from a model that is loaded, or being loaded, already."""
-    if model.phase not in JOINABLE:
+    if not isinstance(model.phase, Joinable):
         return None
-    plan = model.plan
-    assert plan is not None
+    plan = model.phase.plan
     pairs = (
         ("context_length", given.context_length, plan.context_length),
         ("rows_max", given.rows_max, plan.rows_max),

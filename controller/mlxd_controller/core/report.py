@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlxd_controller.core import advice, evict, fit
-from mlxd_controller.core.homes import plans_of
+from mlxd_controller.core import advice, fit
 from mlxd_controller.core.options import merged
-from mlxd_controller.core.room import room_of
-from mlxd_controller.core.state import JOINABLE, RESIDENT, Model, State
-from mlxd_controller.core.victims import Short, victims_of
-from mlxd_shared.requests import LoadSpec
+from mlxd_controller.core.phases import Loading, Queued, Ready, Resident
+from mlxd_controller.core.placement import evict
+from mlxd_controller.core.placement.homes import plans_of
+from mlxd_controller.core.placement.room import room_of
+from mlxd_controller.core.placement.victims import Short, victims_of
+from mlxd_controller.core.state import Model, State
+from mlxd_shared.domain.requests import LoadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,15 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
     model = state.models.get(digest)
     if model is not None:
         spec = merged(spec, model.spec)
-    in_force = model is not None and model.phase in JOINABLE
-    if model is not None and in_force:
-        assert model.plan is not None
-        plans = model.plans or (model.plan,)
-    else:
-        plans = plans_of(facts, spec, state.devices, known=() if model is None else model.measured)
+    match None if model is None else model.phase:
+        case Queued(plans=plans):
+            in_force = True
+        case Loading(plan=plan) | Ready(plan=plan):
+            in_force, plans = True, (plan,)
+        case _:
+            in_force = False
+            known = () if model is None else model.measured
+            plans = plans_of(facts, spec, state.devices, known=known)
     looks = [_look(state, model, plan) for plan in plans]
     best = min(looks, key=lambda look: look.rank)
     plan = best.plan
@@ -86,7 +91,7 @@ def _look(state: State, model: Model | None, plan: fit.Plan) -> _Look:
     pressed = device.name in state.pressed
     room = room_of(state, device)
     available, slots = room.free_bytes, room.free_slots
-    if model is not None and model.phase in RESIDENT:
+    if model is not None and isinstance(model.phase, Resident):
         available += model.reserved_bytes if state.lives_on(model, device) else 0
         slots += 1
     ever = plan.need_bytes <= device.budget_bytes

@@ -11,11 +11,12 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
-from mlxd_controller.core import fit
+from mlxd_controller.core import fit, phases
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
+from mlxd_controller.core.demand import Demand, Fixed, Waiter, Want
 from mlxd_controller.core.events import (
     Adopted,
     Arrived,
@@ -34,24 +35,25 @@ from mlxd_controller.core.events import (
     Unloaded,
     WorkerDied,
 )
-from mlxd_controller.core.holding import end_holds
-from mlxd_controller.core.homes import plans_for
-from mlxd_controller.core.measured import learnt
+from mlxd_controller.core.measured import Figures, learnt
 from mlxd_controller.core.options import conflict, merged
-from mlxd_controller.core.placing import place_all
-from mlxd_controller.core.pressure import note_memory, note_shrunk, relieve
-from mlxd_controller.core.queueing import enqueue
-from mlxd_controller.core.state import COLD, JOINABLE, Model, Phase, State, StopReason, Waiter, Want
+from mlxd_controller.core.phases import StopReason
+from mlxd_controller.core.placement.holding import end_holds
+from mlxd_controller.core.placement.homes import plans_for
+from mlxd_controller.core.placement.placing import place_all
+from mlxd_controller.core.placement.pressure import note_memory, note_shrunk, relieve
+from mlxd_controller.core.placement.queueing import enqueue
+from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
 from mlxd_shared import config
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     MlxdError,
     ModelDraining,
     ModelTooLarge,
     ModelUnloaded,
     ShuttingDown,
 )
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.requests import LoadSpec
 
 Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk | Measured
 """What workers say, or their ends."""
@@ -96,8 +98,9 @@ def _settle(turn: Turn, event: Event) -> None:
     # Not in the decision that made it ready: whoever asked for the load must see that it was.
     may_expire = isinstance(event, Tick | Released)
     for model in turn.models():
-        if model.phase is Phase.DRAINING and turn.now_s >= model.drain_until_s:
-            turn.abort(model)
+        phase = model.phase
+        if isinstance(phase, phases.Draining) and turn.now_s >= phase.until_s:
+            turn.abort(model, phase)
         elif may_expire and model.idle and turn.now_s >= model.expires_s:
             turn.stop_worker(model, StopReason.EXPIRED)
     relieve(turn)
@@ -116,7 +119,7 @@ def _known(turn: Turn, event: Arrived | LoadAsked) -> Model:
     if model is None:
         turn.forget_one_of(config.MODELS_KNOWN_MAX)
         return Model(event.digest, event.name, event.path, event.facts, turn.state.keep_alive_s)
-    if model.phase in COLD:
+    if isinstance(model.phase, phases.Cold):
         return replace(model, name=event.name, path=event.path, facts=event.facts)
     return model
 
@@ -126,27 +129,32 @@ def _arrived(turn: Turn, event: Arrived) -> None:
         turn.do(Refuse(event.ticket, ShuttingDown()))
         return
     model = _known(turn, event)
-    if model.phase is Phase.DRAINING:
+    if isinstance(model.phase, phases.Draining):
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
     model = replace(model, usage=model.usage.used(turn.now_s))
+    before: Fixed | None = None
     if event.keep_alive_s is not None:
-        model = replace(model, keep_alive_s=event.keep_alive_s, before=model.before or model.fixed)
-    if model.phase is Phase.READY and not model.held:
-        leases = model.leases | {event.ticket}
-        turn.put(replace(model, leases=leases, last_used_s=turn.now_s, before=None))
-        turn.do(Grant(event.ticket, model.worker, 0.0))
+        before = model.fixed
+        model = replace(model, keep_alive_s=event.keep_alive_s)
+    if isinstance(model.phase, phases.Ready) and not model.held:
+        leased = replace(model.phase, leases=model.phase.leases | {event.ticket})
+        turn.put(replace(model, phase=leased, last_used_s=turn.now_s))
+        turn.do(Grant(event.ticket, leased.worker, 0.0))
         return
-    _wait(turn, model, Waiter(event.ticket, Want.LEASE, turn.now_s))
+    _wait(turn, model, Waiter(event.ticket, Want.LEASE, turn.now_s), before)
 
 
-def _wait(turn: Turn, model: Model, waiter: Waiter) -> None:
+def _wait(turn: Turn, model: Model, waiter: Waiter, before: Fixed | None) -> None:
+    """Have one more wait for `model`, whose options replaced what was fixed `before`."""
     if turn.state.waiters >= config.LOAD_WAITERS_MAX:
         turn.refuse_full(waiter.ticket, "requests that wait for a model", config.LOAD_WAITERS_MAX)
         return
-    model = turn.put(replace(model, waiters=(*model.waiters, waiter)))
-    if model.phase in COLD:
-        enqueue(turn, model)
+    demand = phases.demand_of(model.phase).add(waiter, before)
+    if isinstance(model.phase, phases.Cold):
+        enqueue(turn, model, demand)
+    else:
+        turn.put(replace(model, phase=phases.with_demand(model.phase, demand)))
 
 
 def _load_asked(turn: Turn, event: LoadAsked) -> None:
@@ -154,32 +162,35 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
         turn.do(Refuse(event.ticket, ShuttingDown()))
         return
     model = _known(turn, event)
-    if model.phase is Phase.DRAINING:
+    if isinstance(model.phase, phases.Draining):
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
     error = _unobtainable(turn, model, event.spec)
     if error is not None:
         turn.do(Refuse(event.ticket, error))
         return
+    before = model.fixed
     model = replace(
         model,
-        before=model.before or model.fixed,
         spec=merged(event.spec, model.spec),
         pinned=model.pinned if event.spec.pinned is None else event.spec.pinned,
         keep_alive_s=(
             model.keep_alive_s if event.spec.keep_alive_s is None else event.spec.keep_alive_s
         ),
     )
-    if model.phase is Phase.READY:
-        turn.put(replace(model, last_used_s=turn.now_s, before=None))
+    if isinstance(model.phase, phases.Ready):
+        # Those who wait while it is held keep these options too, if it is loaded anew for them.
+        kept = replace(phases.demand_of(model.phase), before=None)
+        phase = phases.with_demand(model.phase, kept)
+        turn.put(replace(model, phase=phase, last_used_s=turn.now_s))
         turn.do(Done(event.ticket))
         return
-    _wait(turn, replace(model, wanted=True), Waiter(event.ticket, Want.LOAD, turn.now_s))
+    _wait(turn, model, Waiter(event.ticket, Want.LOAD, turn.now_s), before)
 
 
 def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None:
     """Return why `given` cannot be had, before anything of it is remembered."""
-    if model.phase in JOINABLE:
+    if isinstance(model.phase, phases.Joinable):
         return conflict(model, given)
     plans = plans_for(model, merged(given, model.spec), turn.state.devices)
     return plans if isinstance(plans, ModelTooLarge) else None
@@ -192,17 +203,20 @@ def _released(turn: Turn, event: Released) -> None:
     if event.ticket in model.leases:
         _end_lease(turn, model, event.ticket)
         return
-    waiters = tuple(w for w in model.waiters if w.ticket != event.ticket)
-    unloaders = tuple(t for t in model.unloaders if t != event.ticket)
-    model = turn.put(replace(model, waiters=waiters, unloaders=unloaders))
-    if model.phase is Phase.QUEUED and not waiters and not model.wanted:
-        turn.gone(model, Phase.UNLOADED, None)
+    phase = phases.without_ticket(model.phase, event.ticket)
+    model = turn.put(replace(model, phase=phase))
+    if isinstance(phase, phases.Queued) and not phase.demand.stands:
+        turn.end(model, phases.UNLOADED)
 
 
 def _end_lease(turn: Turn, model: Model, ticket: str) -> None:
-    model = turn.put(replace(model, leases=model.leases - {ticket}, last_used_s=turn.now_s))
-    if model.phase is Phase.DRAINING and not model.leases:
-        turn.stop_worker(model, model.drain_reason)
+    phase = model.phase
+    assert isinstance(phase, phases.Ready | phases.Draining)
+    leases = phase.leases - {ticket}
+    phase = replace(phase, leases=leases)
+    model = turn.put(replace(model, phase=phase, last_used_s=turn.now_s))
+    if isinstance(phase, phases.Draining) and not leases:
+        turn.stop_worker(model, phase.reason)
 
 
 def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
@@ -217,35 +231,47 @@ def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
         return
     model = turn.refuse_waiters(model, ModelUnloaded(model.name))
     model = turn.forget_options(model)
-    model = turn.put(replace(model, unloaders=(*model.unloaders, event.ticket)))
+    unloader = (event.ticket,)
     until_s = turn.now_s if event.force else turn.now_s + event.grace_s
     match model.phase:
-        case Phase.UNLOADED | Phase.FAILED | Phase.QUEUED:
-            turn.gone(model, Phase.UNLOADED, None)
-        case Phase.LOADING:
-            turn.stop_worker(model, StopReason.ASKED)
-        case Phase.READY:
-            turn.drain(model, until_s=until_s, reason=StopReason.ASKED)
-        case Phase.DRAINING:
-            turn.put(replace(model, drain_until_s=min(until_s, model.drain_until_s)))
-        case Phase.UNLOADING:
-            pass  # it is on its way out; its end answers the ticket
+        case phases.Unloaded() | phases.Failed() | phases.Queued():
+            turn.do(Done(event.ticket))
+            turn.end(model, phases.UNLOADED)
+        case phases.Loading():
+            turn.stop_worker(model, StopReason.ASKED, unloaders=unloader)
+        case phases.Ready() as ready:
+            turn.drain(model, ready, until_s=until_s, reason=StopReason.ASKED, unloaders=unloader)
+        case phases.Draining() as draining:
+            sooner_s = min(until_s, draining.until_s)
+            unloaders = draining.unloaders + unloader
+            turn.put(replace(model, phase=replace(draining, until_s=sooner_s, unloaders=unloaders)))
+        case phases.Unloading() as unloading:  # on its way out; its end answers the ticket
+            unloaders = unloading.unloaders + unloader
+            turn.put(replace(model, phase=replace(unloading, unloaders=unloaders)))
+        case _ as never:
+            assert_never(never)
 
 
 def _shut_down(turn: Turn, grace_s: float) -> None:
     turn.state = replace(turn.state, stopping=True)
+    until_s = turn.now_s + grace_s
     for before in turn.models():
         model = turn.refuse_waiters(before, ShuttingDown())
         match model.phase:
-            case Phase.QUEUED:
-                turn.gone(model, Phase.UNLOADED, None)
-            case Phase.LOADING:
+            case phases.Queued():
+                turn.end(model, phases.UNLOADED)
+            case phases.Loading():
                 turn.stop_worker(model, StopReason.SHUTDOWN)
-            case Phase.READY | Phase.DRAINING:
-                until_s = min(turn.now_s + grace_s, model.drain_until_s)
-                turn.drain(model, until_s=until_s, reason=StopReason.SHUTDOWN)
-            case Phase.UNLOADED | Phase.FAILED | Phase.UNLOADING:
+            case phases.Ready() as ready:
+                turn.drain(model, ready, until_s=until_s, reason=StopReason.SHUTDOWN)
+            case phases.Draining() as draining:
+                sooner_s = min(until_s, draining.until_s)
+                ended = replace(draining, until_s=sooner_s, reason=StopReason.SHUTDOWN)
+                turn.put(replace(model, phase=ended))
+            case phases.Unloaded() | phases.Failed() | phases.Unloading():
                 pass
+            case _ as never:
+                assert_never(never)
 
 
 # --- what workers report -------------------------------------------------------------------------
@@ -256,41 +282,44 @@ def _reported(turn: Turn, event: Report) -> None:
     if model is None:
         return
     match event, model.phase:
-        case Progressed(_, progress), Phase.LOADING:
-            turn.put(replace(model, progress=progress))
-        case ((Shrunk() | Measured()), _):
-            _told_of_memory(turn, model, event)
-        case Ready(), Phase.LOADING:
-            took_s = turn.now_s - model.load_began_s
-            model = replace(model, phase=Phase.READY, ready_s=turn.now_s, load_s=took_s)
-            turn.serve_waiters(model)
-        case LoadFailed(_, error), Phase.LOADING:
-            turn.failed(turn.refuse_waiters(model, error), error)
-        case WorkerDied(_, error), Phase.READY:
-            model = turn.failed(model, error)
-            if model.waiters:  # it was held; they wait for its next worker
-                enqueue(turn, model)
-        case WorkerDied(), Phase.DRAINING:
-            turn.gone(model, Phase.UNLOADED, None)
-        case Unloaded(), Phase.UNLOADING:
-            _unloaded(turn, model)
+        case Progressed(_, progress), phases.Loading() as loading:
+            turn.put(replace(model, phase=replace(loading, progress=progress)))
+        case Shrunk(), _:
+            note_shrunk(turn, model)
+        case Measured(_, figures), phases.Ready() as ready:
+            _learn(turn, model, ready, figures)
+        case Ready(), phases.Loading() as loading:
+            model = replace(model, load_s=turn.now_s - loading.began_s)
+            ready = phases.Ready(loading.worker, loading.plan, since_s=turn.now_s)
+            turn.serve_waiters(model, ready, loading.demand.waiters)
+        case LoadFailed(_, error), phases.Loading():
+            turn.fail(turn.refuse_waiters(model, error), error)
+        case WorkerDied(_, error), phases.Ready():
+            _replace_dead(turn, model, error)
+        case WorkerDied(), phases.Draining():
+            turn.end(model, phases.UNLOADED)
+        case Unloaded(), phases.Unloading() as unloading:
+            _end_unload(turn, model, unloading)
         case _:
             pass  # late news of a worker that is being stopped; Unloaded will come
 
 
-def _told_of_memory(turn: Turn, model: Model, event: Shrunk | Measured) -> None:
+def _learn(turn: Turn, model: Model, ready: phases.Ready, figures: Figures) -> None:
     """Reckon with what a model takes from now on, and remember it for its next load."""
-    if isinstance(event, Shrunk):
-        note_shrunk(turn, model)
-        return
-    if model.phase is not Phase.READY:
-        return
-    assert model.plan is not None
-    known = learnt(model.measured, model.plan.choice.way, event.figures)
-    turn.put(replace(model, measured=known, plan=fit.corrected(model.plan, known)))
+    known = learnt(model.measured, ready.plan.choice.way, figures)
+    ready = replace(ready, plan=fit.corrected(ready.plan, known))
+    turn.put(replace(model, measured=known, phase=ready))
 
 
-def _unloaded(turn: Turn, model: Model) -> None:
-    ended = turn.gone(model, Phase.UNLOADED, None)
-    if ended.waiters or ended.wanted:
-        enqueue(turn, replace(ended, before=model.before))
+def _end_unload(turn: Turn, model: Model, unloading: phases.Unloading) -> None:
+    ended = turn.end(model, phases.UNLOADED)
+    if unloading.demand.stands:
+        enqueue(turn, ended, unloading.demand)
+
+
+def _replace_dead(turn: Turn, model: Model, error: MlxdError) -> None:
+    """Note the death of a worker; those who waited because it was held wait for its next one."""
+    waiters = model.waiters
+    model = turn.fail(model, error)
+    if waiters:
+        enqueue(turn, model, Demand(waiters))

@@ -1,164 +1,69 @@
 """The controller's knowledge: which models live where, who uses them, who waits. Immutable.
 
 Invariants (held by `schedule`, proved by tests):
-- A model is in exactly one phase. It has a worker in LOADING, READY, DRAINING and UNLOADING, and
-  reserves its plan's bytes exactly then; it has a plan in these and in QUEUED. In READY the plan is
-  corrected by what was measured.
-- Leases exist in READY and DRAINING only; waiters in QUEUED, LOADING and UNLOADING only, and in
-  READY while the model is held.
+- A model is in exactly one phase, which says what there is of it: see `phases`.
 - A ticket is in one place at a time: a lease, a waiter or an unloader of one model.
 - Each launch has a serial number of its own; what a former worker reports is not believed.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from mlxd_controller.core.demand import Fixed, Waiter
 from mlxd_controller.core.fit import Device, ModelFacts, Plan
 from mlxd_controller.core.measured import Known
-from mlxd_controller.core.reuse import NEVER_USED, Usage
+from mlxd_controller.core.phases import (
+    UNLOADED,
+    Cold,
+    Draining,
+    Failed,
+    Hold,
+    Phase,
+    Queued,
+    Ready,
+    Resident,
+    Unloading,
+    demand_of,
+)
+from mlxd_controller.core.placement.reuse import NEVER_USED, Usage
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.requests import LoadSpec
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.requests import LoadSpec
 
 NOTHING_FIXED = LoadSpec()
 
 
-class Phase(enum.Enum):
-    """The life of a model; see types.proto ModelState."""
-
-    UNLOADED = "unloaded"
-    QUEUED = "queued"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    UNLOADING = "unloading"
-    FAILED = "failed"
-
-
-RESIDENT = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.UNLOADING})
-"""Phases in which a worker process holds memory."""
-
-COLD = frozenset({Phase.UNLOADED, Phase.FAILED})
-"""Phases in which nothing of a model is loaded, or waits to be."""
-
-JOINABLE = frozenset({Phase.QUEUED, Phase.LOADING, Phase.READY})
-"""Phases in which a load joins the plan there is; after the others it makes a new one."""
-
-
-class Want(enum.Enum):
-    """What a waiter waits for."""
-
-    LEASE = "lease"
-    LOAD = "load"
-
-
-class StopReason(enum.Enum):
-    """Why a worker is stopped."""
-
-    ROOM = "room"
-    EXPIRED = "expired"
-    ASKED = "asked"
-    PRESSURE = "pressure"
-    SHUTDOWN = "shutdown"
-    SURPLUS = "surplus"
-    """A former controller started it, and there is no room for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A request that waits until its model is ready."""
-
-    ticket: str
-    want: Want
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a load has come."""
-
-    stage: str = ""
-    bytes_read: int = 0
-    bytes_total: int = 0
-
-    @property
-    def fraction(self) -> float:
-        """Between 0 and 1; 0 while the total is unknown."""
-        return self.bytes_read / self.bytes_total if self.bytes_total else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """What operators and requests fixed for a model, beyond one load."""
-
-    spec: LoadSpec
-    pinned: bool
-    keep_alive_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model, by digest. `path` and `facts` are as of the last time it was asked for."""
+    """One model, by digest. `path` and `facts` are as of the last time it was asked for.
+
+    What is only true in one phase is in `phase`; all else outlives the loads.
+    """
 
     digest: str
     name: str
     path: str
     facts: ModelFacts
     keep_alive_s: float
-    phase: Phase = Phase.UNLOADED
+    phase: Phase = UNLOADED
     spec: LoadSpec = NOTHING_FIXED
     pinned: bool = False
-    before: Fixed | None = None
-    """What was fixed before a load that has not begun; in force again if that is refused."""
-    plan: Plan | None = None
-    """How it lives, and on which device. In the queue: the first of `plans`."""
-    plans: tuple[Plan, ...] = ()
-    """In the queue: how it would live on each device that can hold it."""
-    worker: int = 0
-    leases: frozenset[str] = frozenset()
-    waiters: tuple[Waiter, ...] = ()
-    unloaders: tuple[str, ...] = ()
-    streams_aborted: int = 0
-    wanted: bool = False
-    """A LoadModel asked for it: the load goes on though nobody waits."""
     last_used_s: float = 0.0
     measured: tuple[Known, ...] = ()
-    """What its loads were measured to take; outlives them."""
+    """What its loads were measured to take."""
     usage: Usage = NEVER_USED
-    """How often it was asked for; outlives its loads."""
-    load_began_s: float = 0.0
+    """How often it was asked for."""
     load_s: float = 0.0
     """How long its last complete load took."""
-    queued_at: int = 0
-    """Place in the queue for memory: lower was earlier."""
-    queued_s: float = 0.0
-    """When it took that place."""
-    stuck: bool = False
-    """In the queue, and no eviction would make room for it now: what could go is in use."""
-    ready_s: float = -math.inf
-    """When its worker was made ready."""
     failures: int = 0
     """Workers in a row that failed to load it, or died soon after."""
-    retry_s: float = -math.inf
+    retry_s: float | None = None
     """No worker is started before, after failures in a row."""
-    backing_off: bool = False
-    """In the queue, and waits for `retry_s`."""
-    held_until_s: float = -math.inf
-    """Ready, but who comes before then waits: it is to become idle, for a model that waits."""
-    hold_again_s: float = -math.inf
+    hold_again_s: float | None = None
     """Not held again before."""
-    shrink_until_s: float = -math.inf
-    """Its worker was told to shrink, and its answer is waited for until then."""
-    shrink_again_s: float = -math.inf
-    """Not told to shrink before: it has given what it could."""
-    drain_until_s: float = math.inf
-    drain_reason: StopReason = StopReason.ASKED
-    progress: Progress = Progress()
-    error: MlxdError | None = None
 
     @property
     def fixed(self) -> Fixed:
@@ -166,33 +71,49 @@ class Model:
         return Fixed(self.spec, self.pinned, self.keep_alive_s)
 
     @property
+    def plan(self) -> Plan | None:
+        """How it lives, and on which device; in the queue, how it would on the first of them."""
+        return None if isinstance(self.phase, Cold) else self.phase.plan
+
+    @property
+    def worker(self) -> int | None:
+        """The number of its worker, where it has one."""
+        return self.phase.worker if isinstance(self.phase, Resident) else None
+
+    @property
     def reserved_bytes(self) -> int:
         """What it holds, or is promised while it loads."""
-        if not self.worker:  # as in all phases but the RESIDENT ones
-            return 0
-        assert self.plan is not None
-        return self.plan.need_bytes
+        return self.phase.plan.need_bytes if isinstance(self.phase, Resident) else 0
+
+    @property
+    def leases(self) -> frozenset[str]:
+        """The requests that use it."""
+        return self.phase.leases if isinstance(self.phase, Ready | Draining) else frozenset()
+
+    @property
+    def waiters(self) -> tuple[Waiter, ...]:
+        """The requests that wait until it is ready."""
+        return demand_of(self.phase).waiters
+
+    @property
+    def unloaders(self) -> tuple[str, ...]:
+        """The requests that wait until it is gone."""
+        return self.phase.unloaders if isinstance(self.phase, Draining | Unloading) else ()
+
+    @property
+    def error(self) -> MlxdError | None:
+        """Why its last worker failed; None once the next one is started."""
+        return self.phase.error if isinstance(self.phase, Failed | Queued) else None
 
     @property
     def idle(self) -> bool:
         """Ready, and nobody uses it."""
-        return self.phase is Phase.READY and not self.leases
+        return isinstance(self.phase, Ready) and not self.phase.leases
 
     @property
     def held(self) -> bool:
         """Whether new requests wait though it is ready."""
-        return self.held_until_s > -math.inf
-
-    @property
-    def gives_up_s(self) -> float:
-        """When the next of those who wait for models in use has waited long enough."""
-        return self.waits_since_s + config.ROOM_WAIT_MAX_S
-
-    @property
-    def waits_since_s(self) -> float:
-        """Since when the one who has waited longest has."""
-        since_s = [waiter.since_s for waiter in self.waiters] or [self.queued_s]
-        return min(since_s)
+        return isinstance(self.phase, Ready) and self.phase.hold is not None
 
     @property
     def expires_s(self) -> float:
@@ -232,7 +153,8 @@ class State:
 
     def home_of(self, model: Model) -> str:
         """Return the name of the device on which a model lives, or is to; "" without a plan."""
-        return "" if model.plan is None else self.device_named(model.plan.device).name
+        plan = model.plan
+        return "" if plan is None else self.device_named(plan.device).name
 
     def lives_on(self, model: Model, device: Device) -> bool:
         """Return whether a model lives on `device`, or is to."""
@@ -241,13 +163,13 @@ class State:
     def reserved_on(self, device: Device) -> int:
         """Return what all models that live on a device hold or are promised."""
         models = self.models.values()
-        return sum(m.reserved_bytes for m in models if m.worker and self.lives_on(m, device))
+        return sum(m.reserved_bytes for m in models if self.lives_on(m, device))
 
     def held_on(self, device: Device) -> int:
         """Return what all workers were measured to hold on a device, or say that they do."""
         if device.held_bytes:
             return device.held_bytes
-        here = {m.worker for m in self.models.values() if m.worker and self.lives_on(m, device)}
+        here = {m.worker for m in self.models.values() if self.lives_on(m, device)}
         return sum(nbytes for worker, nbytes in self.arrays.items() if worker in here)
 
     def excess_on(self, device: Device) -> int:
@@ -267,9 +189,17 @@ class State:
 
     def by_worker(self, worker: int) -> Model | None:
         """Return the model that this launch serves now."""
-        if worker == 0:
-            return None
         return next((m for m in self.models.values() if m.worker == worker), None)
+
+    def queue(self) -> list[tuple[Model, Queued]]:
+        """Return the models that wait for memory, the earliest place first."""
+        models = self.models.values()
+        queued = [(m, m.phase) for m in models if isinstance(m.phase, Queued)]
+        return sorted(queued, key=lambda pair: pair[1].place)
+
+    def ready(self) -> list[tuple[Model, Ready]]:
+        """Return the models that are ready, held or not."""
+        return [(m, m.phase) for m in self.models.values() if isinstance(m.phase, Ready)]
 
     def with_model(self, model: Model) -> State:
         """Return the state with `model` in place of its former self."""
@@ -278,14 +208,16 @@ class State:
 
 def next_wake_s(state: State) -> float:
     """Return when time alone changes something; infinite: never."""
-    models = state.models.values()
-    times = [model.expires_s for model in models]
-    times += [model.drain_until_s for model in models if model.phase is Phase.DRAINING]
-    times += [model.retry_s for model in models if model.backing_off]
-    times += [model.held_until_s for model in models if model.held]
-    times.append(state.relieve_again_s)
-    stuck = [model for model in models if model.stuck]
-    if stuck:
-        times += [model.gives_up_s for model in stuck]
-        times.append(state.look_again_s)
-    return min(times, default=math.inf)
+    times = [state.relieve_again_s]
+    for model in state.models.values():
+        times.append(model.expires_s)
+        match model.phase:
+            case Draining(until_s=until_s) | Ready(hold=Hold(until_s=until_s)):
+                times.append(until_s)
+            case Queued(backing_off=True) if model.retry_s is not None:
+                times.append(model.retry_s)
+            case Queued(stuck=True) as queued:
+                times += [queued.gives_up_s, state.look_again_s]
+            case _:
+                pass
+    return min(times)

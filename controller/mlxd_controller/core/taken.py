@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd_shared.packing_on_load import POLICY
-from mlxd_shared.requests import Weights
+from mlxd_models.sizes.packing_on_load import POLICY
+from mlxd_shared.domain.requests import Weights
 
 
 @dataclass(frozen=True, slots=True)

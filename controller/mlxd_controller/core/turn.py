@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -14,19 +13,24 @@ from mlxd_controller.core.actions import (
     Refuse,
     StopWorker,
 )
-from mlxd_controller.core.state import (
-    COLD,
-    NOTHING_FIXED,
-    Model,
-    Phase,
-    Progress,
-    State,
+from mlxd_controller.core.demand import NO_DEMAND, Waiter, Want
+from mlxd_controller.core.phases import (
+    Cold,
+    Draining,
+    Failed,
+    Loading,
+    Ready,
     StopReason,
-    Want,
+    Unloaded,
+    Unloading,
+    demand_of,
+    lies_ahead,
+    with_demand,
 )
+from mlxd_controller.core.state import NOTHING_FIXED, Model, State
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
-from mlxd_shared.retry_times import retry_after_s
+from mlxd_shared.domain.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
+from mlxd_shared.wire.retry_times import retry_after_s
 
 
 @dataclass(slots=True)
@@ -53,99 +57,94 @@ class Turn:
         self.do(Refuse(ticket, QueueFull(queue, limit, retry_after_s(refused))))
 
     def refuse_waiters(self, model: Model, error: MlxdError) -> Model:
-        """Refuse everybody who waits for `model`."""
+        """Refuse everybody who waits for `model`; no load of it is called for any more."""
         for waiter in model.waiters:
             self.do(Refuse(waiter.ticket, error))
-        return self.put(replace(model, waiters=(), wanted=False))
+        return self.put(replace(model, phase=with_demand(model.phase, NO_DEMAND)))
 
-    def serve_waiters(self, model: Model) -> Model:
-        """Give every waiter of a ready model what it waits for."""
-        assert model.phase is Phase.READY
-        leases = set(model.leases)
-        for waiter in model.waiters:
+    def serve_waiters(self, model: Model, ready: Ready, waiters: tuple[Waiter, ...]) -> Model:
+        """Have `model` be `ready`, held no more, and give every waiter what it waits for."""
+        leases = set(ready.leases)
+        for waiter in waiters:
             if waiter.want is Want.LOAD:
                 self.do(Done(waiter.ticket))
                 continue
             leases.add(waiter.ticket)
-            self.do(Grant(waiter.ticket, model.worker, self.now_s - waiter.since_s))
-        return self.put(
-            replace(
-                model,
-                waiters=(),
-                wanted=False,
-                before=None,
-                held_until_s=-math.inf,
-                leases=frozenset(leases),
-                last_used_s=self.now_s,
-            )
-        )
+            self.do(Grant(waiter.ticket, ready.worker, self.now_s - waiter.since_s))
+        served = replace(ready, leases=frozenset(leases), hold=None)
+        return self.put(replace(model, phase=served, last_used_s=self.now_s))
 
-    def stop_worker(self, model: Model, reason: StopReason) -> Model:
-        """Begin to unload a model that nobody uses."""
-        assert model.phase in (Phase.LOADING, Phase.READY, Phase.DRAINING)
+    def stop_worker(
+        self,
+        model: Model,
+        reason: StopReason,
+        *,
+        unloaders: tuple[str, ...] = (),
+        streams_aborted: int = 0,
+    ) -> Model:
+        """Begin to unload a model that nobody uses; more `unloaders` may wait for its end."""
+        phase = model.phase
+        assert isinstance(phase, Loading | Ready | Draining)
         assert not model.leases
-        model = replace(model, held_until_s=-math.inf)
-        self.do(StopWorker(model.worker, model.digest, reason))
-        return self.put(replace(model, phase=Phase.UNLOADING, drain_until_s=math.inf))
+        self.do(StopWorker(phase.worker, model.digest, reason))
+        unloading = Unloading(
+            phase.worker,
+            phase.plan,
+            reason,
+            demand=demand_of(phase),
+            unloaders=(*model.unloaders, *unloaders),
+            streams_aborted=streams_aborted,
+        )
+        return self.put(replace(model, phase=unloading))
 
-    def drain(self, model: Model, *, until_s: float, reason: StopReason) -> Model:
+    def drain(
+        self,
+        model: Model,
+        ready: Ready,
+        *,
+        until_s: float,
+        reason: StopReason,
+        unloaders: tuple[str, ...] = (),
+    ) -> Model:
         """Take no new lease; stop the worker when the last one ends or at `until_s`."""
-        draining = replace(
-            model,
-            phase=Phase.DRAINING,
-            drain_until_s=until_s,
-            drain_reason=reason,
-            held_until_s=-math.inf,
+        if not ready.leases:
+            return self.stop_worker(model, reason, unloaders=unloaders)
+        draining = Draining(
+            ready.worker,
+            ready.plan,
+            ready.leases,
+            until_s,
+            reason,
+            unloaders,
+            ready.shrink_until_s,
         )
-        return self.stop_worker(draining, reason) if not model.leases else self.put(draining)
+        return self.put(replace(model, phase=draining))
 
-    def abort(self, model: Model) -> Model:
+    def abort(self, model: Model, draining: Draining) -> Model:
         """End all streams of a draining model, and begin to unload it."""
+        reason = draining.reason
         error: MlxdError = (
-            ShuttingDown()
-            if model.drain_reason is StopReason.SHUTDOWN
-            else ModelUnloaded(model.name)
+            ShuttingDown() if reason is StopReason.SHUTDOWN else ModelUnloaded(model.name)
         )
-        tickets = tuple(sorted(model.leases))
+        tickets = tuple(sorted(draining.leases))
         self.do(AbortStreams(tickets, error))
-        ended = replace(
-            model, leases=frozenset(), streams_aborted=model.streams_aborted + len(tickets)
-        )
-        return self.stop_worker(ended, model.drain_reason)
+        unused = replace(model, phase=replace(draining, leases=frozenset()))
+        return self.stop_worker(unused, reason, streams_aborted=len(tickets))
 
-    def gone(self, model: Model, phase: Phase, error: MlxdError | None) -> Model:
+    def end(self, model: Model, phase: Unloaded | Failed) -> Model:
         """Note that no process serves `model` any more; unloads that wait for this are done."""
+        aborted = model.phase.streams_aborted if isinstance(model.phase, Unloading) else 0
         for ticket in model.unloaders:
-            self.do(Done(ticket, model.streams_aborted))
-        return self.put(
-            replace(
-                model,
-                phase=phase,
-                stuck=False,
-                backing_off=False,
-                held_until_s=-math.inf,
-                error=error,
-                plan=None,
-                plans=(),
-                worker=0,
-                before=None,
-                leases=frozenset(),
-                unloaders=(),
-                streams_aborted=0,
-                drain_until_s=math.inf,
-                shrink_until_s=-math.inf,
-                shrink_again_s=-math.inf,
-                drain_reason=StopReason.ASKED,
-                progress=Progress(),
-            )
-        )
+            self.do(Done(ticket, aborted))
+        return self.put(replace(model, phase=phase))
 
-    def failed(self, model: Model, error: MlxdError) -> Model:
+    def fail(self, model: Model, error: MlxdError) -> Model:
         """Note that a worker failed; after too many in a row the next one has to wait.
 
         A crash loop must not eat the machine: each start reads the weights anew.
         """
-        steady = self.now_s - model.ready_s >= config.STEADY_S and model.phase is Phase.READY
+        phase = model.phase
+        steady = isinstance(phase, Ready) and self.now_s - phase.since_s >= config.STEADY_S
         failures = 1 if steady else model.failures + 1
         retry_s = model.retry_s
         if failures > config.RESTARTS_AT_ONCE:
@@ -153,7 +152,7 @@ class Turn:
             pause_s = config.RESTART_BACKOFF_S * 2**doublings
             retry_s = self.now_s + min(pause_s, config.RESTART_BACKOFF_MAX_S)
         model = replace(model, failures=failures, retry_s=retry_s)
-        return self.gone(model, Phase.FAILED, error)
+        return self.end(model, Failed(error))
 
     def forget_options(self, model: Model) -> Model:
         """Drop what an operator fixed for this load; the next one starts from the defaults."""
@@ -163,9 +162,7 @@ class Turn:
                 spec=NOTHING_FIXED,
                 pinned=False,
                 failures=0,
-                retry_s=-math.inf,
-                before=None,
-                wanted=False,
+                retry_s=None,
                 keep_alive_s=self.state.keep_alive_s,
             )
         )
@@ -178,7 +175,11 @@ class Turn:
         models = self.state.models
         if len(models) < known_max:
             return
-        cold = [m for m in models.values() if m.phase in COLD and self.now_s >= m.retry_s]
+        cold = [
+            m
+            for m in models.values()
+            if isinstance(m.phase, Cold) and not lies_ahead(m.retry_s, self.now_s)
+        ]
         if cold:
             oldest = min(cold, key=lambda m: (max(m.last_used_s, m.usage.at_s), m.digest))
             kept = {digest: m for digest, m in models.items() if m is not oldest}

@@ -17,10 +17,10 @@ from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
-from mlxd_controller.ports import Holding
+from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
-from mlxd_shared.known_process import KnownProcess
-from mlxd_shared.logs import get_logger
+from mlxd_shared.ops.known_process import KnownProcess
+from mlxd_shared.ops.logs import get_logger
 
 END_S_MAX = 10.0
 """What the system may take to end a process that was killed."""

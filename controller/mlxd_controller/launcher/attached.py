@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
-import grpc
-
-from mlxd.v1 import status_pb2, status_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from mlxd_controller.hearing import hear
 from mlxd_controller.launcher.attached_link import AttachedLink
 from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
-from mlxd_controller.ports import Holding
-from mlxd_controller.worker_link import GrpcLink
+from mlxd_controller.runtime.hearing import hear
+from mlxd_controller.runtime.ports import Holding, WorkerLink
+from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared import config
-from mlxd_shared.convert import duration_to_pb
-from mlxd_shared.errors import MlxdError, WorkerTimedOut
-from mlxd_shared.logs import get_logger
-from mlxd_shared.secure_channel import PLAIN, ChannelSecurity, channel
-from mlxd_shared.status import from_call
-from mlxd_shared.units import timeout_of
+from mlxd_shared.domain.errors import MlxdError, WorkerTimedOut
+from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures, WorkerState
+from mlxd_shared.domain.units import timeout_of
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 WATCH_INTERVAL_S = 1.0
 SILENCE_S_MAX = 10.0
@@ -53,7 +50,7 @@ class AttachedWorker:
 class AttachedProcess:
     """Implements ports.WorkerProcess for as long as one model uses an attached worker."""
 
-    def __init__(self, station: Station, worker: status_pb2.WorkerStatus) -> None:
+    def __init__(self, station: Station, worker: WorkerFigures) -> None:
         """Take the station's worker, as it is now."""
         self._station = station
         self._pid = worker.pid
@@ -122,20 +119,19 @@ class Station:
     ) -> None:
         """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
         self.worker = worker
-        self.status: status_pb2.Status | None = None
-        self.last: status_pb2.Status | None = None
+        self.status: ProcessStatus | None = None
+        self.last: ProcessStatus | None = None
         """What the worker said last, also of a silent one."""
         self.keeps_model = False
         self.problem = "it has not answered yet"
         self.process: AttachedProcess | None = None
         self._changed = changed
         self._silent_since_s = 0.0
-        self._channel = channel(worker.address, security)
-        self._statuses = status_pb2_grpc.StatusServiceStub(self._channel)
-        self._control = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._security = security
+        self._link = self._link_to("")  # to whatever process listens there
 
     @property
-    def figures(self) -> status_pb2.WorkerStatus | None:
+    def figures(self) -> WorkerFigures | None:
         """What the worker said of itself last; None while it is silent."""
         return self.status.workers[0] if self.status is not None else None
 
@@ -160,12 +156,10 @@ class Station:
         """
         if self.keeps_model:
             return
-        request = worker_pb2.UnloadRequest(worker_incarnation=incarnation)
         try:
-            await self._control.Unload(request, timeout=UNLOAD_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            reason = from_call(error).describe()
-            _log.warning("not unloaded", worker=self.worker.name, reason=reason)
+            await self._unload(incarnation)
+        except MlxdError as error:
+            _log.warning("not unloaded", worker=self.worker.name, reason=error.describe())
 
     async def follow(self) -> None:
         """Watch the worker until cancelled."""
@@ -183,23 +177,32 @@ class Station:
         """Let go of the connection; whoever still uses the worker has lost it."""
         if self.process is not None:
             self.process.lost("the controller has let go of it")
-        await self._channel.close()
+        await self._link.close()
+
+    async def _unload(self, incarnation: str) -> None:
+        link = self._link_to(incarnation)
+        try:
+            await link.unload(timeout_s=UNLOAD_TIMEOUT_S)
+        finally:
+            await link.close()
 
     async def _watch(self) -> None:
-        interval = duration_to_pb(WATCH_INTERVAL_S)
-        call = self._statuses.WatchStatus(status_pb2.WatchStatusRequest(interval=interval))
-        try:
+        async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
-                message = await hear(call.read(), limit_s=SILENCE_S_MAX)
-                if not isinstance(message, status_pb2.WatchStatusResponse):
+                status = await hear(anext(statuses, None), limit_s=SILENCE_S_MAX)
+                if status is None:
                     return
-                self._hear(message.status)
-        except grpc.aio.AioRpcError as error:
-            raise from_call(error) from error
-        finally:
-            call.cancel()
+                self._hear(status)
 
-    def _hear(self, status: status_pb2.Status) -> None:
+    def _link_to(self, incarnation: str) -> WorkerLink:
+        return GrpcLink(
+            address=self.worker.address,
+            incarnation=incarnation,
+            digest="",
+            security=self._security,
+        )
+
+    def _hear(self, status: ProcessStatus) -> None:
         known = self.figures
         if not status.workers:
             return
@@ -299,7 +302,7 @@ class AttachedLauncher:
         )
         return AttachedLink(link, process)
 
-    async def heard(self, *, wait_s: float) -> tuple[status_pb2.WorkerStatus, ...]:
+    async def heard(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
         """Return what the workers say they hold; wait at most `wait_s` for those yet silent."""
         try:
             async with asyncio.timeout(wait_s):
@@ -314,7 +317,7 @@ class AttachedLauncher:
         def preference(station: Station) -> int:
             figures = station.figures
             assert figures is not None
-            if figures.model_name == model and figures.state == types_pb2.MODEL_STATE_READY:
+            if figures.model_name == model and figures.state is WorkerState.READY:
                 return 0
             return 1 if not figures.model_name else 2
 

@@ -8,26 +8,25 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from mlxd.v1 import inference_pb2, status_pb2
-from mlxd_controller.core.state import Progress
-from mlxd_controller.ports import LoadOrder, RawStream, WorkerProcess
-from mlxd_controller.worker_link import GrpcLink
-from mlxd_shared.errors import InvalidRequest, ModelDraining, WrongWorker
-from mlxd_shared.logs import get_logger
+from mlxd_controller.runtime.ports import LoadOrder, RawStream, WorkerLink, WorkerProcess
+from mlxd_shared.domain.errors import InvalidRequest, ModelDraining, WrongWorker
+from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.ops.logs import get_logger
 
 UNLOAD_TIMEOUT_S = 30.0
 _log = get_logger("attached")
 
 
 class AttachedLink:
-    """Implements ports.WorkerLink over a GrpcLink, for as long as `process` is used."""
+    """Implements ports.WorkerLink over another link, for as long as `process` is used."""
 
-    def __init__(self, link: GrpcLink, process: WorkerProcess) -> None:
+    def __init__(self, link: WorkerLink, process: WorkerProcess) -> None:
         """Own `link`."""
         self._link = link
         self._process = process
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[Progress, None]:
+    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; what is loaded otherwise is unloaded first.
 
         A model that is loaded as ordered is found and stays: the one step is "ready".
@@ -46,37 +45,43 @@ class AttachedLink:
             async for step in steps:
                 yield step
 
-    def generate(
-        self, request: inference_pb2.GenerateRequest, *, timeout_s: float | None
-    ) -> RawStream:
+    def generate(self, request: bytes, *, timeout_s: float | None) -> RawStream:
         """Start a Generate; see the port."""
         return self._link.generate(request, timeout_s=timeout_s)
 
-    async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, *, timeout_s: float | None
-    ) -> bytes:
+    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Ask the worker's tokenizer."""
         return await self._link.tokenize(request, timeout_s=timeout_s)
 
-    async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, *, timeout_s: float | None
-    ) -> bytes:
+    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Ask the worker's tokenizer."""
         return await self._link.detokenize(request, timeout_s=timeout_s)
 
-    async def embed(
-        self, request: inference_pb2.EmbedRequest, *, timeout_s: float | None
-    ) -> inference_pb2.EmbedResponse:
+    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
         """Ask for the vectors of texts."""
         return await self._link.embed(request, timeout_s=timeout_s)
 
-    async def status(self, *, timeout_s: float) -> status_pb2.Status:
+    async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Return what the worker says of itself."""
         return await self._link.status(timeout_s=timeout_s)
+
+    async def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
+        """Yield what the worker says of itself; see the port."""
+        async with aclosing(self._link.watch(interval_s=interval_s)) as statuses:
+            async for status in statuses:
+                yield status
 
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
         """Have it give back what no stream needs; see the port."""
         return await self._link.shrink(target_bytes, timeout_s=timeout_s)
+
+    async def unload(self, *, timeout_s: float) -> None:
+        """Have it drop its model; the process stays."""
+        await self._link.unload(timeout_s=timeout_s)
+
+    async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
+        """Pass it on; a worker that nobody here has started follows no controller, and says so."""
+        await self._link.adopt(controller, output_path=output_path, timeout_s=timeout_s)
 
     async def shutdown(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the process has its own
         """Give the worker back; its process is not ours to end."""

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlxd_controller.nvidia import VISIBLE_VARIABLE
+from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE
 from mlxd_shared import config
 
 # Folders of shared libraries that wheels bring, relative to site-packages: BLAS, then CUDA.

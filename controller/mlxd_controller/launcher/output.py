@@ -15,7 +15,7 @@ from collections import deque
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_shared import config
-from mlxd_shared.logs import LEVELS
+from mlxd_shared.ops.logs import LEVELS
 
 READ_CHUNK_BYTES = 64 * config.KIB
 CUT_MARK = " [cut]"

@@ -22,7 +22,7 @@ from mlxd_controller.launcher.ending import Ending
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
-from mlxd_controller.ports import Holding
+from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 
 

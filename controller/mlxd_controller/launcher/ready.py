@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from mlxd_shared.errors import BackendProblem, MlxdError, WorkerStartFailed
+from mlxd_shared.domain.errors import BackendProblem, MlxdError, WorkerStartFailed
 
 
 @dataclass(frozen=True, slots=True)

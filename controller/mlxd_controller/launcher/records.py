@@ -16,15 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from google.protobuf import json_format
-
-from mlxd.v1 import types_pb2
-from mlxd_controller.ports import Holding
+from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
-from mlxd_shared.convert import load_from_pb, load_to_pb
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.known_process import ProcessMark
-from mlxd_shared.logs import get_logger
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.convert import load_from_json, load_to_json
 
 FORMAT = 1
 """Of the record; another one's is not read."""
@@ -122,7 +119,7 @@ def _fields(record: Record) -> Json:
             "name": holding.name,
             "path": holding.path,
             "load_s": min(float(holding.load_s), config.LOAD_TOTAL_TIMEOUT_S),
-            "options": json_format.MessageToDict(load_to_pb(holding.spec)),
+            "options": load_to_json(holding.spec),
         },
     }  # fmt: skip
 
@@ -142,18 +139,17 @@ def parse_record(text: bytes) -> Record | None:
             None if holding is None else _holding(_field(fields, "holding", dict)),
             tuple(_text(word) for word in _field(fields, "arguments", list)),
         )
-    except (ValueError, RecursionError, json_format.ParseError, MlxdError):
+    except (ValueError, RecursionError, MlxdError):
         return None
 
 
 def _holding(fields: Json) -> Holding:
-    options = json_format.ParseDict(_field(fields, "options", dict), types_pb2.LoadOptions())
     return Holding(
         digest=_field(fields, "digest", str),
         name=_field(fields, "name", str),
         path=_field(fields, "path", str),
         load_s=_number(fields, "load_s", float, config.LOAD_TOTAL_TIMEOUT_S),
-        spec=load_from_pb(options),
+        spec=load_from_json(_field(fields, "options", dict)),
     )
 
 

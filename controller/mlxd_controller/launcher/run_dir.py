@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.logs import get_logger
-from mlxd_shared.net import parse_address
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.net import parse_address
 
 FOLDER_MODE = 0o700
 PREFIX = "mlxd-"

@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing
 
 from structlog.typing import FilteringBoundLogger
 
-from mlxd_controller.hearing import heard
 from mlxd_controller.launcher import child
 from mlxd_controller.launcher.environment import device_environment, own_environment
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
@@ -26,11 +25,12 @@ from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
+from mlxd_controller.runtime.hearing import heard
+from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
-from mlxd_shared.known_process import mark_of
-from mlxd_shared.logs import get_logger
-from mlxd_shared.model_files import machine_short
+from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.ops.known_process import mark_of
+from mlxd_shared.ops.logs import get_logger
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 _log = get_logger("launcher")

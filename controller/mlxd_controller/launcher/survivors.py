@@ -19,16 +19,22 @@ from contextlib import asynccontextmanager, suppress
 
 import psutil
 
-from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.launcher.adopted import AdoptedWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
-from mlxd_controller.ports import Holding, ModelRef, ModelStore, Survivor, WorkerProcess
-from mlxd_controller.worker_link import GrpcLink
+from mlxd_controller.runtime.ports import (
+    Connect,
+    Holding,
+    ModelRef,
+    ModelStore,
+    Survivor,
+    WorkerProcess,
+)
 from mlxd_shared import config
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.known_process import KnownProcess, mark_of
-from mlxd_shared.logs import get_logger
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.figures import ProcessStatus, WorkerState
+from mlxd_shared.ops.known_process import KnownProcess, mark_of
+from mlxd_shared.ops.logs import get_logger
 
 AT_ONCE_MAX = 32
 """Workers that are looked at side by side."""
@@ -37,7 +43,7 @@ _log = get_logger("adoption")
 
 @asynccontextmanager
 async def survivors_of(
-    run_dir: RunDir, store: ModelStore, *, arguments: Sequence[str]
+    run_dir: RunDir, store: ModelStore, connect: Connect, *, arguments: Sequence[str]
 ) -> AsyncIterator[tuple[Survivor, ...]]:
     """Yield the workers that serve this controller from now on; all others are gone by then.
 
@@ -49,7 +55,7 @@ async def survivors_of(
 
     async def look(files: WorkerFiles) -> None:
         async with turn:
-            await _look(files, store, tuple(arguments), found)
+            await _look(files, store, connect, tuple(arguments), found)
 
     try:
         stems = run_dir.stems()
@@ -64,27 +70,31 @@ async def survivors_of(
 
 
 async def _look(
-    files: WorkerFiles, store: ModelStore, arguments: tuple[str, ...], found: dict[str, Survivor]
+    files: WorkerFiles,
+    store: ModelStore,
+    connect: Connect,
+    arguments: tuple[str, ...],
+    found: dict[str, Survivor],
 ) -> None:
     """Put the worker of these files into `found`, or purge what is there."""
     record = files.read()
     known = None if record is None else _known(record)
     if record is None or known is None:
-        await _ask_whoever_listens(files)
+        await _ask_whoever_listens(files, connect)
         files.remove()
         return
     worker = AdoptedWorker(known, record.incarnation, files)
     try:
-        survivor = await _adopted(worker, record, store, arguments)
+        survivor = await _adopted(worker, record, store, connect, arguments)
         if survivor is None:
-            await _purge(worker)
+            await _purge(worker, connect)
             return
     except BaseException:
         await worker.close()
         raise
     if survivor.ref.digest in found:  # a second worker of one model is of no use
         await survivor.link.close()
-        await _purge(worker)
+        await _purge(worker, connect)
     else:
         found[survivor.ref.digest] = survivor
 
@@ -118,7 +128,11 @@ async def _configured(store: ModelStore, holding: Holding) -> ModelRef | None:
 
 
 async def _adopted(
-    worker: AdoptedWorker, record: Record, store: ModelStore, arguments: tuple[str, ...]
+    worker: AdoptedWorker,
+    record: Record,
+    store: ModelStore,
+    connect: Connect,
+    arguments: tuple[str, ...],
 ) -> Survivor | None:
     """Take a worker over; None where it is not to be, which is logged."""
     holding = record.holding
@@ -129,7 +143,7 @@ async def _adopted(
             problem = "it was not ready" if holding is None else "its model is not configured"
         _log.warning("a stranger", pid=worker.pid, reason=problem)
         return None
-    link = GrpcLink(address=worker.address, incarnation=worker.incarnation, digest=ref.digest)
+    link = connect(address=worker.address, incarnation=worker.incarnation, digest=ref.digest)
     mine = mark_of(os.getpid())
     assert mine is not None, "this process lives"
     try:
@@ -149,10 +163,10 @@ async def _adopted(
         await link.close()
         return None
     _log.info("worker adopted", pid=worker.pid, model=ref.name, incarnation=worker.incarnation)
-    return Survivor(worker, link, status, holding, ref)
+    return Survivor(worker, link, status.workers[0], holding, ref)
 
 
-def _problem(status: status_pb2.Status, record: Record) -> str:
+def _problem(status: ProcessStatus, record: Record) -> str:
     """Return what keeps the worker that said `status` from being taken over; "" for nothing."""
     assert record.holding is not None
     if status.version != importlib.metadata.version("mlxd"):
@@ -162,27 +176,27 @@ def _problem(status: status_pb2.Status, record: Record) -> str:
     figures = status.workers[0]
     if (figures.pid, figures.incarnation) != (record.mark.pid, record.incarnation):
         return f"it calls itself {figures.incarnation}, process {figures.pid}"
-    if figures.state != types_pb2.MODEL_STATE_READY:
-        return f"its model is in {types_pb2.ModelState.Name(figures.state)}"
+    if figures.state is not WorkerState.READY:
+        return f"its model is {figures.state.value}"
     if figures.model_digest != record.holding.digest:
         return "it holds another model than its record says"
     return ""
 
 
-async def _purge(worker: WorkerProcess) -> None:
+async def _purge(worker: WorkerProcess, connect: Connect) -> None:
     """End a worker: ask it, then interrupt, then kill."""
-    if await _told_to_end(worker.address, worker.incarnation):
+    if await _told_to_end(worker.address, worker.incarnation, connect):
         ended = asyncio.create_task(worker.wait_exited())
         await asyncio.wait({ended}, timeout=config.PURGE_GRACE_S)
         ended.cancel()
     await worker.close()
 
 
-async def _ask_whoever_listens(files: WorkerFiles) -> None:
+async def _ask_whoever_listens(files: WorkerFiles, connect: Connect) -> None:
     """Ask what listens on a socket without a good record to end; it is never signalled."""
     if not files.socket.is_socket():
         return
-    link = GrpcLink(address=files.address, incarnation="", digest="")
+    link = connect(address=files.address, incarnation="", digest="")
     try:
         status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
     except MlxdError as error:
@@ -192,11 +206,11 @@ async def _ask_whoever_listens(files: WorkerFiles) -> None:
         await link.close()
     for figures in status.workers:
         _log.warning("a stranger", pid=figures.pid, reason="it has no record")
-        await _told_to_end(files.address, figures.incarnation)
+        await _told_to_end(files.address, figures.incarnation, connect)
 
 
-async def _told_to_end(address: str, incarnation: str) -> bool:
-    link = GrpcLink(address=address, incarnation=incarnation, digest="")
+async def _told_to_end(address: str, incarnation: str, connect: Connect) -> bool:
+    link = connect(address=address, incarnation=incarnation, digest="")
     try:
         await link.shutdown(timeout_s=config.ADOPTION_TIMEOUT_S)
     except MlxdError as error:

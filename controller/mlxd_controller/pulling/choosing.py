@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from mlxd_shared.errors import InvalidModel, InvalidRequest
-from mlxd_shared.stored_files import OTHER_WEIGHTS
-from mlxd_shared.weights import INDEX_FILE, SINGLE_FILE
+from mlxd_models.files.stored_files import OTHER_WEIGHTS
+from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 
 FILES_MAX = 100_000
 TEXTS = ("*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")

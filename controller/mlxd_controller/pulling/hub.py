@@ -27,12 +27,12 @@ from typing import Any, BinaryIO
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, needed
 from mlxd_controller.pulling.failure import PullFailed
 from mlxd_controller.pulling.hub_api import Hub, RemotePart, of_the_system
+from mlxd_models.files.model_files import parse_json_object, read_file
+from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX
+from mlxd_models.files.weights import INDEX_FILE
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import parse_json_object, read_file
-from mlxd_shared.stored_files import HUB_REPOSITORY_PREFIX
-from mlxd_shared.units import format_bytes
-from mlxd_shared.weights import INDEX_FILE
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.units import format_bytes
 
 UNFINISHED = ".mlxd-unfinished"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

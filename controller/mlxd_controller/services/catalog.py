@@ -3,18 +3,22 @@
 Invariants:
 - A name of a resident model means that model; its files are looked at again once it is unloaded.
 - An absolute path is a folder; everything else is a name, alias or digest.
-- The name of a model that is loaded, pinned or about to be loaded is never forgotten for another.
+- The name of a model that is loaded, pinned or about to be loaded is never forgotten for another,
+  nor is one that a request has been given and still works with.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from mlxd_controller.core.state import COLD, RESIDENT
-from mlxd_controller.ports import ModelRef, ModelStore
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.core.phases import Resident
+from mlxd_controller.runtime.ports import ModelRef, ModelStore
+from mlxd_controller.runtime.runtime import Runtime
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest, ModelNotFound
+from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
 
 
 class Catalog:
@@ -23,6 +27,23 @@ class Catalog:
     def __init__(self, store: ModelStore, runtime: Runtime) -> None:
         self.store = store
         self._runtime = runtime
+        self._kept: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def keeping(self, ref: ModelRef) -> Iterator[ModelRef]:
+        """Have a model keep a name for as long as the body runs, whatever the scheduler knows.
+
+        To be entered at once with what `find` or `find_to_load` returned: what is awaited in
+        between lets the name be forgotten.
+        """
+        mark = (ref.digest, str(ref.path))
+        self._kept[mark] += 1
+        try:
+            yield ref
+        finally:
+            self._kept[mark] -= 1
+            if not self._kept[mark]:
+                del self._kept[mark]
 
     async def find(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; empty: the only one there is.
@@ -67,13 +88,11 @@ class Catalog:
 
     def _in_use(self) -> frozenset[str]:
         """Return the digests and paths of the models that must keep a name."""
-        models = self._runtime.state.models.values()
-        needed = [model for model in models if model.pinned or model.phase not in COLD]
-        return frozenset(text for model in needed for text in (model.digest, model.path))
+        return self._runtime.in_use().union(*self._kept)
 
     def _resident(self, name: str) -> ModelRef | None:
         for model in self._runtime.state.models.values():
-            if model.phase not in RESIDENT:
+            if not isinstance(model.phase, Resident):
                 continue
             ref = self.store.known(model.digest)
             if ref is not None and name in (ref.digest, ref.name, *ref.aliases):

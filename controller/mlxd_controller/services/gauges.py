@@ -1,16 +1,27 @@
-"""Gauges: what is true at this moment, from the state and the workers' last figures."""
+"""What a status says in metrics: what has been counted, and the gauges of this moment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from mlxd.v1 import status_pb2
+from mlxd_controller.core.phases import Resident
 from mlxd_controller.core.state import State
-from mlxd_controller.workers import Worker
-from mlxd_shared.convert import duration_from_pb
-from mlxd_shared.metrics import Gauges, gauge_to_pb, labels
+from mlxd_controller.metrics.counters import Metrics
+from mlxd_controller.runtime.worker import Worker
+from mlxd_shared.domain.figures import WorkerFigures
+from mlxd_shared.ops.metrics import Gauges, labels
+from mlxd_shared.wire.convert_status import counter_to_pb, gauge_to_pb, histogram_to_pb
 
-Figure = Callable[[status_pb2.WorkerStatus], float]
+Figure = Callable[[WorkerFigures], float]
+
+
+def families_to_pb(metrics: Metrics) -> list[status_pb2.MetricFamily]:
+    """Return what the controller counts, empty families too."""
+    return [
+        *map(counter_to_pb, metrics.counters()),
+        *map(histogram_to_pb, metrics.histograms()),
+    ]
 
 
 def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFamily]:
@@ -20,9 +31,8 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
     def each(figure: Figure) -> Gauges:
         return {labels(model=name): figure(figures) for name, _, figures in measured}
 
-    models = [model for model in state.models.values() if model.reserved_bytes]
     waiting = {labels(model=m.name): float(len(m.waiters)) for m in state.models.values()}
-    peaks = [(name, plan, figures.memory.mlx_peak_bytes) for name, plan, figures in measured]
+    peaks = [(name, plan, figures.memory.mlx_peak_nbytes) for name, plan, figures in measured]
     errors = {
         labels(model=name): peak / plan.arrays_bytes - 1 for name, plan, peak in peaks if peak
     }
@@ -31,9 +41,9 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
     pressed = {labels(device=d.name): float(d.name in state.pressed) for d in devices}
     budgets = {labels(device=d.name): float(d.budget_bytes) for d in devices}
     reserved = {
-        labels(model=m.name, device=m.plan.device): float(m.reserved_bytes)
-        for m in models
-        if m.plan is not None
+        labels(model=m.name, device=m.phase.plan.device): float(m.reserved_bytes)
+        for m in state.models.values()
+        if isinstance(m.phase, Resident)
     }
     return [
         gauge_to_pb(
@@ -47,21 +57,25 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
         gauge_to_pb(
             "mlxd_load_wait_queue", "Requests that wait for their model to be ready.", waiting
         ),
-        gauge_to_pb("mlxd_kv_cache_usage_ratio", "Part of the rows' tokens in use.", each(_kv_use)),
+        gauge_to_pb(
+            "mlxd_kv_cache_usage_ratio",
+            "Part of the rows' tokens in use.",
+            each(lambda w: w.kv_use_ratio),
+        ),
         gauge_to_pb(
             "mlxd_oldest_wait_seconds",
             "How long the oldest waiting stream has waited.",
-            each(lambda w: duration_from_pb(w.oldest_wait)),
+            each(lambda w: w.oldest_wait_s or 0.0),
         ),
         gauge_to_pb(
             "mlxd_memory_measured_bytes",
             "What a worker accounts for.",
-            each(lambda w: w.memory.total_bytes),
+            each(lambda w: w.memory.total_nbytes),
         ),
         gauge_to_pb(
             "mlxd_memory_peak_bytes",
             "The most that MLX held in a worker.",
-            each(lambda w: w.memory.mlx_peak_bytes),
+            each(lambda w: w.memory.mlx_peak_nbytes),
         ),
         gauge_to_pb(
             "mlxd_fit_estimate_error_ratio",
@@ -79,8 +93,3 @@ def gauges(state: State, workers: Iterable[Worker]) -> list[status_pb2.MetricFam
             pressed,
         ),
     ]
-
-
-def _kv_use(figures: status_pb2.WorkerStatus) -> float:
-    capacity = figures.kv_tokens_capacity
-    return figures.kv_tokens_used / capacity if capacity else 0.0

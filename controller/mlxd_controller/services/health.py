@@ -3,35 +3,69 @@
 Invariants:
 - What was decided before the first news is told too: a worker that was adopted is ready by then.
 - News that were lost, because too much happened at once, end nothing: all is told anew.
+- A name that means its model no more (forgotten, or an alias taken away) has no health: a forgotten
+  one from that moment, any other from the next news of its model.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from mlxd_controller.core.state import Model, Phase
-from mlxd_controller.ports import BrokenRef, ModelRef
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.core.phases import Ready
+from mlxd_controller.core.state import Model
+from mlxd_controller.runtime.ports import BrokenRef, ModelRef
+from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
-from mlxd_shared.errors import MachineShort, QueueFull
-from mlxd_shared.logs import get_logger
-from mlxd_shared.serving import Health
+from mlxd_shared.config import MODELS_KNOWN_MAX
+from mlxd_shared.domain.errors import MachineShort, QueueFull
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.serving.health import Health
 
 _log = get_logger("health")
 
 
 async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> None:
     """Keep the models' health up to date, until cancelled; every known name has one."""
-    for ref in await _listed(catalog):
-        names = (ref.name,) if isinstance(ref, BrokenRef) else (ref.name, *ref.aliases)
+    told = _Told(health)
+    with catalog.store.telling(told.forget):
+        for ref in await _listed(catalog):
+            if isinstance(ref, BrokenRef):
+                await health.set(f"models/{ref.name}", serving=False)
+            else:
+                await told.tell(ref.digest, (ref.name, *ref.aliases), serving=False)
+        while True:
+            try:
+                await _follow(told, catalog, runtime)
+            except QueueFull as error:
+                _log.warning("health of models is told anew", reason=error.describe())
+                await asyncio.sleep(error.retry_after_s)
+
+
+class _Told:
+    """Which names of each model were told, those of the model told longest ago first."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._names: dict[str, tuple[str, ...]] = {}
+
+    async def tell(self, digest: str, names: tuple[str, ...], *, serving: bool) -> None:
+        """Tell how a model is under all its names, and of those it had that they are no more."""
+        former = self._names.pop(digest, ())
+        self._names[digest] = names
+        if len(self._names) > MODELS_KNOWN_MAX:
+            del self._names[next(iter(self._names))]
+        for name in former:
+            if name not in names and not any(name in known for known in self._names.values()):
+                self._health.forget(f"models/{name}")
         for name in names:
-            await health.set(f"models/{name}", serving=False)
-    while True:
-        try:
-            await _follow(health, catalog, runtime)
-        except QueueFull as error:
-            _log.warning("health of models is told anew", reason=error.describe())
-            await asyncio.sleep(error.retry_after_s)
+            await self._health.set(f"models/{name}", serving=serving)
+
+    def forget(self, name: str) -> None:
+        """Tell that a name means no model any more."""
+        for digest, names in self._names.items():
+            if name in names:
+                self._names[digest] = tuple(known for known in names if known != name)
+        self._health.forget(f"models/{name}")
 
 
 async def _listed(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
@@ -44,7 +78,7 @@ async def _listed(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
             await asyncio.sleep(error.retry_after_s)
 
 
-async def _follow(health: Health, catalog: Catalog, runtime: Runtime) -> None:
+async def _follow(told: _Told, catalog: Catalog, runtime: Runtime) -> None:
     """Tell how every model is, and then each change.
 
     Raises:
@@ -52,14 +86,12 @@ async def _follow(health: Health, catalog: Catalog, runtime: Runtime) -> None:
     """
     with runtime.changes.subscribe() as news:
         for model in runtime.state.models.values():
-            await _tell(health, catalog, model)
+            await _tell(told, catalog, model)
         while True:
-            await _tell(health, catalog, await news.next())
+            await _tell(told, catalog, await news.next())
 
 
-async def _tell(health: Health, catalog: Catalog, model: Model) -> None:
+async def _tell(told: _Told, catalog: Catalog, model: Model) -> None:
     known = catalog.store.known(model.digest)
-    if known is None:
-        return
-    for name in (known.name, *known.aliases):
-        await health.set(f"models/{name}", serving=model.phase is Phase.READY)
+    names = () if known is None else (known.name, *known.aliases)
+    await told.tell(model.digest, names, serving=isinstance(model.phase, Ready))

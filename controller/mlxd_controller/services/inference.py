@@ -17,8 +17,8 @@ import grpc
 import structlog
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.ports import Clock, WorkerLink
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.runtime.ports import Clock, ModelRef, WorkerLink
+from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
@@ -26,14 +26,15 @@ from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_shared import config
-from mlxd_shared.convert import generate_from_pb
-from mlxd_shared.convert_bounds import check_text
-from mlxd_shared.convert_embed import embed_from_pb
-from mlxd_shared.errors import DuplicateRequest, InvalidRequest, MlxdError
-from mlxd_shared.intake import paced
-from mlxd_shared.interceptors import Context
-from mlxd_shared.status import RemoteError
+from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdError
+from mlxd_shared.wire.convert import generate_from_pb
+from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.status import RemoteError
 
+DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _T = TypeVar("_T")
 
 
@@ -59,10 +60,10 @@ class InferenceService:
             _refuse_private(request)
             spec = await paced(generate_from_pb, request, with_prompt=False)
             _note_time(request)
-            ref = await self._catalog.find(spec.model)
-            meter.model, meter.resumed = ref.name, len(spec.resumed)
             transcript = Transcript(wanted=self._log_content)
-            with self._flight(request) as request_id:
+            found = await self._catalog.find(spec.model)
+            with self._catalog.keeping(found) as ref, self._flight(request) as request_id:
+                meter.model, meter.resumed = ref.name, len(spec.resumed)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 relay = Relay(
                     self._runtime,
@@ -85,7 +86,9 @@ class InferenceService:
         return await self._asked(
             request.model,
             context,
-            lambda link: link.tokenize(request, timeout_s=context.time_remaining()),
+            lambda link: link.tokenize(
+                request.SerializeToString(), timeout_s=context.time_remaining()
+            ),
         )
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
@@ -96,19 +99,21 @@ class InferenceService:
         return await self._asked(
             request.model,
             context,
-            lambda link: link.detokenize(request, timeout_s=context.time_remaining()),
+            lambda link: link.detokenize(
+                request.SerializeToString(), timeout_s=context.time_remaining()
+            ),
         )
 
-    async def embed(
-        self, request: inference_pb2.EmbedRequest, context: Context
-    ) -> inference_pb2.EmbedResponse:
+    async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
         spec = await paced(embed_from_pb, request)
         return await self._asked(
             spec.model,
             context,
-            lambda link: link.embed(request, timeout_s=context.time_remaining()),
+            lambda link: link.embed(
+                request.SerializeToString(), timeout_s=context.time_remaining()
+            ),
         )
 
     # --- parts -----------------------------------------------------------------------------------
@@ -131,7 +136,12 @@ class InferenceService:
         self, model: str, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
     ) -> _T:
         """Return a worker's answer, or the next one's where the first has gone meanwhile."""
-        ref = await self._catalog.find(model)
+        with self._catalog.keeping(await self._catalog.find(model)) as ref:
+            return await self._asked_of(ref, context, ask)
+
+    async def _asked_of(
+        self, ref: ModelRef, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
+    ) -> _T:
         again = True
         while True:
             wait_s = model_wait_s(context.time_remaining())
@@ -180,9 +190,7 @@ def add_to_server(service: InferenceService, server: grpc.aio.Server) -> None:
         "Generate": stream(service.generate, pb.GenerateRequest.FromString, None),
         "Tokenize": unary(service.tokenize, pb.TokenizeRequest.FromString, None),
         "Detokenize": unary(service.detokenize, pb.DetokenizeRequest.FromString, None),
-        "Embed": unary(
-            service.embed, pb.EmbedRequest.FromString, pb.EmbedResponse.SerializeToString
-        ),
+        "Embed": unary(service.embed, pb.EmbedRequest.FromString, None),
     }
-    name = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    handler = grpc.method_handlers_generic_handler(DESCRIPTOR.full_name, handlers)
+    server.add_generic_rpc_handlers((handler,))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import grpc
 
-from mlxd_controller.ports import WorkerLink
-from mlxd_controller.runtime import Lease
+from mlxd_controller.runtime.ports import WorkerLink
+from mlxd_controller.runtime.runtime import Lease
 from mlxd_shared import config
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     MlxdError,
     ModelDraining,
     ShuttingDown,
     WorkerLost,
     WrongWorker,
 )
-from mlxd_shared.logs import get_logger
-from mlxd_shared.status import RemoteError
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.status import RemoteError
 
 GONE = (WorkerLost, ModelDraining, ShuttingDown, WrongWorker)
 """What a request hears from, or of, a worker that is going or has gone."""

@@ -7,12 +7,13 @@ from types import TracebackType
 
 import grpc
 
-from mlxd.v1 import inference_pb2
-from mlxd_controller.metrics import NO_FINISH, UNKNOWN_MODEL, Metrics, finish_label
-from mlxd_controller.ports import Clock
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.logs import get_logger
-from mlxd_shared.status import RemoteError, code_of
+from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_controller.metrics.counters import NO_FINISH, UNKNOWN_MODEL, Metrics, StreamUsage
+from mlxd_controller.runtime.ports import Clock
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
+from mlxd_shared.wire.status import RemoteError, code_of
 
 _log = get_logger("inference")
 
@@ -49,7 +50,7 @@ class Meter:
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
-        self._metrics.used(model=self.model, usage=last.usage, resumed=self.resumed)
+        self._metrics.used(_usage_from_pb(last.usage), model=self.model, resumed=self.resumed)
 
     def __enter__(self) -> Meter:
         return self
@@ -61,7 +62,7 @@ class Meter:
         traceback: TracebackType | None,
     ) -> None:
         seconds = self.age_s
-        finish = NO_FINISH if self._last is None else finish_label(self._last.finish)
+        finish = NO_FINISH if self._last is None else _finish_label(self._last.finish)
         code = _code(error) if self._last is None else grpc.StatusCode.OK
         self._metrics.ended(model=self.model, code=code, finish=finish, duration_s=seconds)
         tokens = 0 if self._last is None else self._last.usage.completion_tokens
@@ -72,6 +73,24 @@ class Meter:
             tokens=tokens,
             seconds=round(seconds, 3),
         )
+
+
+def _usage_from_pb(pb: types_pb2.Usage) -> StreamUsage:
+    return StreamUsage(
+        prompt_tokens=pb.prompt_tokens,
+        cached_tokens=pb.cached_tokens,
+        completion_tokens=pb.completion_tokens,
+        queue_s=duration_from_pb(pb.queue_duration),
+        load_s=duration_from_pb(pb.load_duration),
+        completion_s=duration_from_pb(pb.completion_duration),
+        cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
+        migrations=pb.migrations,
+    )
+
+
+def _finish_label(finish: types_pb2.Finish) -> str:
+    reason = FINISH_FROM_PB.get(finish.reason)
+    return NO_FINISH if reason is None else reason.value
 
 
 def _code(error: BaseException | None) -> grpc.StatusCode:

@@ -13,28 +13,32 @@ import bisect
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import grpc
+
 from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
-from mlxd_controller.changes import Subscription
 from mlxd_controller.core import actions
 from mlxd_controller.core.options import conflict
+from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.report import report
-from mlxd_controller.core.state import Model, Phase
-from mlxd_controller.ports import BrokenRef, Clock, ModelRef
-from mlxd_controller.runtime import Lease, Runtime
+from mlxd_controller.core.state import Model
+from mlxd_controller.runtime.changes import Subscription
+from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
+from mlxd_controller.runtime.runtime import Lease, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
 from mlxd_shared import config
-from mlxd_shared.convert import checked_duration_s, load_from_pb
-from mlxd_shared.errors import InvalidModel, InvalidRequest
-from mlxd_shared.interceptors import Context
-from mlxd_shared.requests import LoadSpec
-from mlxd_shared.unserved import refuse_unserved
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
+from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.unserved import refuse_unserved
 
+DESCRIPTOR = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 UNLOAD_GRACE_MAX_S = 3600.0
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Implements the service over the catalog and the runtime."""
+    """Implements the service over the catalog and the runtime; `add_to_server` registers it."""
 
     def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
         self._catalog = catalog
@@ -83,7 +87,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         if request.validate_only:
             yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
             return
-        with self._runtime.changes.subscribe(ref.digest) as news:
+        with self._catalog.keeping(ref), self._runtime.changes.subscribe(ref.digest) as news:
             async with self._runtime.loading(ref, spec) as answer:
                 async for model in _until_ready(news, answer):
                     yield model_pb2.LoadModelResponse(model=self._view(ref, model), fit=fit)
@@ -94,7 +98,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def UnloadModel(
         self, request: model_pb2.UnloadModelRequest, context: Context
     ) -> model_pb2.UnloadModelResponse:
-        """Unload a model; answers when its process is gone."""
+        """Unload a model; answers when its process is gone. None is unloaded without its name."""
+        if not request.model:
+            raise InvalidRequest.of("model", "is required: nothing is unloaded unless it is named")
         grace_s = config.UNLOAD_GRACE_DEFAULT_S
         if request.HasField("grace"):
             grace_s = checked_duration_s(request.grace, "grace")
@@ -136,7 +142,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     def _view(self, ref: ModelRef, model: Model | None = None) -> types_pb2.Model:
         model = model or self._runtime.state.models.get(ref.digest)
-        worker = None if model is None else self._runtime.workers.get(model.worker)
+        number = None if model is None else model.worker
+        worker = None if number is None else self._runtime.workers.get(number)
         return model_to_pb(ref, model, worker, self._clock)
 
     def _check_options(self, ref: ModelRef, spec: LoadSpec) -> None:
@@ -152,6 +159,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         found = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(found, ref, names)
+
+
+def add_to_server(service: ModelService, server: grpc.aio.Server) -> None:
+    """Register the methods."""
+    model_pb2_grpc.add_ModelServiceServicer_to_server(service, server)
 
 
 def _check_facts(ref: ModelRef, spec: LoadSpec) -> None:
@@ -184,11 +196,11 @@ async def _until_ready(
             last = step.result()
             yield last
     answer.result()
-    if last is not None and last.phase is Phase.READY:
+    if last is not None and isinstance(last.phase, Ready):
         return
     for model in news.pending():
         yield model
-        if model.phase is Phase.READY:
+        if isinstance(model.phase, Ready):
             return
 
 

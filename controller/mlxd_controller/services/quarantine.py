@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.ports import Clock
-from mlxd_shared.errors import PoisonPrompt
+from mlxd_controller.runtime.ports import Clock
+from mlxd_shared.domain.errors import PoisonPrompt
 
 DEATHS_MAX = 2
 """A prompt that so many workers died of in a row is refused."""

@@ -16,14 +16,13 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.ports import ModelRef, RawStream
-from mlxd_controller.runtime import Lease, Runtime
+from mlxd_controller.runtime.ports import ModelRef, RawStream
+from mlxd_controller.runtime.runtime import Lease, Runtime
 from mlxd_controller.services.journal import Journal
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
 from mlxd_controller.services.quarantine import Quarantine
-from mlxd_shared.convert import duration_to_pb
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     MlxdError,
     ModelUnloaded,
     QueueFull,
@@ -31,10 +30,11 @@ from mlxd_shared.errors import (
     WorkerExited,
     WorkerLost,
 )
-from mlxd_shared.interceptors import Context
-from mlxd_shared.logs import get_logger
-from mlxd_shared.requests import GenerateSpec
-from mlxd_shared.status import RemoteError
+from mlxd_shared.domain.requests import GenerateSpec
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.convert import duration_to_pb
+from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.status import RemoteError
 
 MOVES_MAX = 16
 """How many workers more one request may be sent to."""
@@ -174,7 +174,7 @@ class Relay:
             raise self._lost(lease.worker.describe_end(code))
         stream = await self._begun(lease, context)
         lease.stream = stream
-        self._number = lease.worker.stream_sent()
+        self._number = lease.worker.streams.begin()
         lost = False
         try:
             while (frame := await self._read(stream, lease)) is not None:
@@ -188,7 +188,7 @@ class Relay:
         finally:
             stream.cancel()
             if not lost:
-                lease.worker.stream_ended(self._number)
+                lease.worker.streams.end(self._number)
 
     def _prepare(self) -> None:
         """Have the request say where the stream stands."""
@@ -218,7 +218,9 @@ class Relay:
 
     async def _begun(self, lease: Lease, context: Context) -> RawStream:
         try:
-            return link_of(lease).generate(self._request, timeout_s=context.time_remaining())
+            return link_of(lease).generate(
+                self._request.SerializeToString(), timeout_s=context.time_remaining()
+            )
         except RemoteError as error:
             raise await explain(error, lease, self._journal.offset) from error
 

@@ -13,26 +13,29 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
+import grpc
 import psutil
 
 from mlxd.v1 import status_pb2, status_pb2_grpc
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import State
-from mlxd_controller.device import resident_bytes
-from mlxd_controller.ports import Clock
-from mlxd_controller.runtime import Runtime
+from mlxd_controller.memory.device import resident_bytes
+from mlxd_controller.runtime.ports import Clock
+from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.catalog import Catalog
-from mlxd_controller.services.gauges import gauges
+from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.worker_view import worker_to_pb
-from mlxd_controller.workers import Worker
 from mlxd_shared import config
-from mlxd_shared.convert import checked_duration_s, timestamp_to_pb
-from mlxd_shared.errors import InvalidRequest, QueueFull
-from mlxd_shared.interceptors import Context
+from mlxd_shared.domain.errors import InvalidRequest, QueueFull
+from mlxd_shared.wire.convert import checked_duration_s, timestamp_to_pb
+from mlxd_shared.wire.interceptors import Context
+
+DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]
 
 
 class StatusService(status_pb2_grpc.StatusServiceServicer):
-    """Implements the service over the runtime."""
+    """Implements the service over the runtime; `add_to_server` registers it."""
 
     def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
         self._catalog = catalog
@@ -84,6 +87,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         await workers.refresh(
             workers.live(), wait_s=config.STATUS_WAIT_S, recent_s=config.STATUS_RECENT_S
         )
+        workers.measure()
         shown = [
             worker for worker in (*workers.live(), *workers.dead()) if digest in ("", worker.digest)
         ]
@@ -97,7 +101,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             host_memory=self._host_memory(),
             devices=[_device_to_pb(device, state) for device in self._runtime.measured()],
             workers=[self._worker(worker, state) for worker in shown],
-            metrics=[*self._runtime.metrics.to_pb(), *gauges(state, workers.live())],
+            metrics=[*families_to_pb(self._runtime.metrics), *gauges(state, workers.live())],
         )
 
     def _worker(self, worker: Worker, state: State) -> status_pb2.WorkerStatus:
@@ -125,3 +129,8 @@ def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:
         id=device.id,
         product=device.product,
     )
+
+
+def add_to_server(service: StatusService, server: grpc.aio.Server) -> None:
+    """Register the methods."""
+    status_pb2_grpc.add_StatusServiceServicer_to_server(service, server)

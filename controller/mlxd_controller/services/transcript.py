@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
-from mlxd_shared.intake import paced
-from mlxd_shared.logs import get_logger
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.intake import paced
 
 _ITEM_CHARS = 2
 """The least that an item of a list takes in JSON beside its texts: {} or quotation marks."""

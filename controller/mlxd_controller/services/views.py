@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 from mlxd.v1 import types_pb2
+from mlxd_controller.core import phases
 from mlxd_controller.core.report import Report
-from mlxd_controller.core.state import RESIDENT, Model, Phase, Progress
-from mlxd_controller.ports import BrokenRef, Clock, ModelRef
-from mlxd_controller.workers import Worker
-from mlxd_shared.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
-from mlxd_shared.requests import DEFAULTS, LoadSpec, merge
-
-PHASE_TO_PB = {
-    Phase.UNLOADED: types_pb2.MODEL_STATE_UNLOADED,
-    Phase.QUEUED: types_pb2.MODEL_STATE_QUEUED,
-    Phase.LOADING: types_pb2.MODEL_STATE_LOADING,
-    Phase.READY: types_pb2.MODEL_STATE_READY,
-    Phase.DRAINING: types_pb2.MODEL_STATE_DRAINING,
-    Phase.UNLOADING: types_pb2.MODEL_STATE_UNLOADING,
-    Phase.FAILED: types_pb2.MODEL_STATE_FAILED,
-}
+from mlxd_controller.core.state import Model
+from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
+from mlxd_controller.runtime.worker import Worker
+from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
 
 
-def progress_to_pb(progress: Progress) -> types_pb2.LoadProgress:
+def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
+    """Return the name of a phase."""
+    match phase:
+        case phases.Unloaded():
+            name = types_pb2.MODEL_STATE_UNLOADED
+        case phases.Queued():
+            name = types_pb2.MODEL_STATE_QUEUED
+        case phases.Loading():
+            name = types_pb2.MODEL_STATE_LOADING
+        case phases.Ready():
+            name = types_pb2.MODEL_STATE_READY
+        case phases.Draining():
+            name = types_pb2.MODEL_STATE_DRAINING
+        case phases.Unloading():
+            name = types_pb2.MODEL_STATE_UNLOADING
+        case phases.Failed():
+            name = types_pb2.MODEL_STATE_FAILED
+        case _ as never:
+            assert_never(never)
+    return name
+
+
+def progress_to_pb(progress: LoadProgress) -> types_pb2.LoadProgress:
     """Return how far a load has come."""
     return types_pb2.LoadProgress(
         bytes_read=progress.bytes_read, bytes_total=progress.bytes_total, stage=progress.stage
@@ -61,21 +76,22 @@ def model_to_pb(
     )
     if model is None:
         return pb
-    pb.state = PHASE_TO_PB[model.phase]
+    pb.state = phase_to_pb(model.phase)
     pb.path = model.path
     pb.error = "" if model.error is None else model.error.describe()
     pb.streams_active = len(model.leases)
     pb.pinned = model.pinned
     pb.priority = model.spec.priority or 0
-    if model.phase is Phase.LOADING:
-        pb.progress.CopyFrom(progress_to_pb(model.progress))
-    if model.phase in RESIDENT and model.plan is not None:
-        pb.device = model.plan.device
-        pb.context_length = model.plan.context_length
-        pb.rows_max = model.plan.rows_max
-        pb.weights = WEIGHTS_TO_PB[model.plan.weights]
-        pb.kv_format = KV_FORMAT_TO_PB[model.plan.kv_format]
-        pb.prefix_cache_bytes = model.plan.prefix_bytes
+    if isinstance(model.phase, phases.Loading):
+        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+    if isinstance(model.phase, phases.Resident):
+        plan = model.phase.plan
+        pb.device = plan.device
+        pb.context_length = plan.context_length
+        pb.rows_max = plan.rows_max
+        pb.weights = WEIGHTS_TO_PB[plan.weights]
+        pb.kv_format = KV_FORMAT_TO_PB[plan.kv_format]
+        pb.prefix_cache_bytes = plan.prefix_bytes
     _add_times(pb, model, clock)
     if worker is not None:
         _add_worker(pb, worker)
@@ -87,7 +103,7 @@ def _add_times(pb: types_pb2.Model, model: Model, clock: Clock) -> None:
     offset_s = clock.unix_s() - now_s
     if model.last_used_s:
         pb.last_used_time.CopyFrom(timestamp_to_pb(model.last_used_s + offset_s))
-    if model.phase is Phase.READY and math.isfinite(model.keep_alive_s):
+    if isinstance(model.phase, phases.Ready) and math.isfinite(model.keep_alive_s):
         expires_s = model.expires_s if model.idle else now_s + model.keep_alive_s
         pb.expire_time.CopyFrom(timestamp_to_pb(expires_s + offset_s))
 
@@ -97,13 +113,14 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
     figures = worker.figures
     if figures is None:
         return
-    pb.resident_bytes = figures.memory.total_bytes
-    pb.weights = figures.weights or pb.weights
+    pb.resident_bytes = figures.memory.total_nbytes
+    pb.weights = WEIGHTS_TO_PB[figures.weights] or pb.weights
     pb.context_length = figures.context_length or pb.context_length
-    if figures.kv_format:
-        pb.kv_format, pb.prefix_cache_bytes = figures.kv_format, figures.prefix_cache_bytes
-    if figures.HasField("effective_sampling"):
-        pb.effective_sampling.CopyFrom(figures.effective_sampling)
+    if figures.kv_format is not None:
+        pb.kv_format = KV_FORMAT_TO_PB[figures.kv_format]
+        pb.prefix_cache_bytes = figures.prefix_cache_nbytes
+    if figures.sampling is not None:
+        pb.effective_sampling.CopyFrom(sampling_to_pb(figures.sampling))
 
 
 def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_pb2.FitReport:

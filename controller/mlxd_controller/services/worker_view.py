@@ -1,92 +1,91 @@
-"""One worker as a message of the wire: its own figures, and what only its parent knows."""
+"""One worker as a message of the wire: its own figures, and what only its parent knows.
+
+Invariant: a view only reads; whose worker it is has noted everything before.
+"""
 
 from __future__ import annotations
 
-import psutil
+from dataclasses import replace
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_controller.core.state import Model, Phase
-from mlxd_controller.ports import Clock
-from mlxd_controller.services.views import PHASE_TO_PB, progress_to_pb
-from mlxd_controller.workers import Worker
-from mlxd_shared.convert import (
-    KV_FORMAT_TO_PB,
-    WEIGHTS_TO_PB,
-    duration_from_pb,
-    duration_to_pb,
-    timestamp_to_pb,
-)
+from mlxd_controller.core.phases import Loading
+from mlxd_controller.core.state import Model
+from mlxd_controller.runtime.ports import Clock
+from mlxd_controller.runtime.worker import Worker
+from mlxd_controller.services.views import phase_to_pb, progress_to_pb
+from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
+from mlxd_shared.domain.requests import Weights
+from mlxd_shared.wire.convert_status import figures_to_pb
 
 
 def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:
     """Return a worker's status; `model` is None where the scheduler has no use for it any more."""
-    pb = status_pb2.WorkerStatus()
-    if worker.figures is not None:
-        pb.CopyFrom(worker.figures)
-        # A worker that is busy tells figures of some age itself; since then they have aged here.
-        age_s = duration_from_pb(pb.figures_age) + max(0.0, clock.now_s() - worker.figures_s)
-        pb.figures_age.CopyFrom(duration_to_pb(age_s))
-    pb.incarnation = worker.incarnation
-    pb.model_name = worker.name
-    pb.model_path = worker.path
-    pb.model_digest = worker.digest
+    pb = figures_to_pb(_with_end(_with_process(_figures(worker, clock), worker), worker))
     pb.state = _state(worker, model)
-    pb.start_time.CopyFrom(timestamp_to_pb(worker.started_unix_s))
-    pb.context_length = pb.context_length or worker.plan.context_length
-    pb.rows_max = pb.rows_max or worker.plan.rows_max
-    pb.weights = pb.weights or WEIGHTS_TO_PB[worker.plan.weights]
-    if not pb.kv_format:  # one that is loading has told nothing of it yet
-        pb.kv_format = KV_FORMAT_TO_PB[worker.plan.kv_format]
-        pb.prefix_cache_bytes = worker.plan.prefix_bytes
-    if model is not None and model.phase is Phase.LOADING:
-        pb.progress.CopyFrom(progress_to_pb(model.progress))
-    _add_process(pb, worker)
-    pb.cpu_seconds = worker.cpu_s = max(worker.cpu_s, pb.cpu_seconds)
-    _add_end(pb, worker)
+    if model is not None and isinstance(model.phase, Loading):
+        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
     return pb
 
 
 def _state(worker: Worker, model: Model | None) -> types_pb2.ModelState.ValueType:
     if worker.error is not None:
         return types_pb2.MODEL_STATE_FAILED
-    return types_pb2.MODEL_STATE_UNLOADING if model is None else PHASE_TO_PB[model.phase]
+    return types_pb2.MODEL_STATE_UNLOADING if model is None else phase_to_pb(model.phase)
 
 
-def _add_process(pb: status_pb2.WorkerStatus, worker: Worker) -> None:
+def _figures(worker: Worker, clock: Clock) -> WorkerFigures:
+    """Return what the worker has said, and its plan where it has said nothing yet."""
+    own, plan = worker.figures or WorkerFigures(), worker.plan
+    age_s = own.age_s
+    if worker.figures is not None:
+        # A worker that is busy tells figures of some age itself; since then they have aged here.
+        age_s = (own.age_s or 0.0) + max(0.0, clock.now_s() - worker.figures_s)
+    return replace(
+        own,
+        incarnation=worker.incarnation,
+        started_unix_s=worker.started_unix_s,
+        model_name=worker.name,
+        model_path=worker.path,
+        model_digest=worker.digest,
+        context_length=own.context_length or plan.context_length,
+        rows_max=own.rows_max or plan.rows_max,
+        weights=plan.weights if own.weights is Weights.AUTO else own.weights,
+        kv_format=own.kv_format or plan.kv_format,
+        prefix_cache_nbytes=own.prefix_cache_nbytes if own.kv_format else plan.prefix_bytes,
+        age_s=age_s,
+        cpu_s=worker.cpu_s,
+    )
+
+
+def _with_process(figures: WorkerFigures, worker: Worker) -> WorkerFigures:
     if worker.process is None:
-        return
-    pb.pid = worker.process.pid
-    pb.address = worker.process.address
-    if worker.process.exit_code is not None or not worker.local:
-        return  # a worker elsewhere tells its own figures
-    try:
-        process = psutil.Process(worker.process.pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            pb.memory.resident_bytes = process.memory_info().rss
-            pb.cpu_seconds = times.user + times.system
-    except psutil.NoSuchProcess:
-        return  # it is ending; the exit code follows
+        return figures
+    memory = figures.memory
+    if worker.resident_nbytes is not None:
+        memory = replace(memory, resident_nbytes=worker.resident_nbytes)
+    return replace(figures, pid=worker.process.pid, address=worker.process.address, memory=memory)
 
 
-def _add_end(pb: status_pb2.WorkerStatus, worker: Worker) -> None:
-    code = worker.exit_code
-    if code is not None:
-        pb.exit_code = code
-        _forget_held(pb)
+def _with_end(figures: WorkerFigures, worker: Worker) -> WorkerFigures:
+    if worker.exit_code is not None:
+        figures = _without_holdings(replace(figures, exit_code=worker.exit_code))
     if worker.error is not None:
-        pb.last_error = worker.error.describe()
-        del pb.last_lines[:]
-        pb.last_lines.extend(worker.last_lines())
+        figures = replace(
+            figures, last_error=worker.error.describe(), last_lines=worker.last_lines()
+        )
+    return figures
 
 
-def _forget_held(pb: status_pb2.WorkerStatus) -> None:
+def _without_holdings(figures: WorkerFigures) -> WorkerFigures:
     """Drop what a process holds only while it lives: the last figures told of memory and streams.
 
     The most that MLX ever held is history, and stays.
     """
-    peak_nbytes = pb.memory.mlx_peak_bytes
-    pb.ClearField("memory")
-    pb.memory.mlx_peak_bytes = peak_nbytes
-    for name in ("streams_running", "streams_waiting", "oldest_wait", "kv_tokens_used"):
-        pb.ClearField(name)
+    return replace(
+        figures,
+        memory=MemoryFigures(mlx_peak_nbytes=figures.memory.mlx_peak_nbytes),
+        streams_running=0,
+        streams_waiting=0,
+        oldest_wait_s=None,
+        kv_tokens_used=0,
+    )

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlxd_controller.store.shelf import check_name, is_name
+from mlxd_models.files.model_files import file_error, parse_json_object, read_file
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
-from mlxd_shared.model_files import file_error, parse_json_object, read_file
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"

@@ -32,19 +32,19 @@ from mlxd_controller.store.packed import (
     packed_weights,
     values_of,
 )
-from mlxd_shared.cache_sizes import CacheSizes
-from mlxd_shared.digest import model_digest
-from mlxd_shared.generation_defaults import read_generation_defaults
-from mlxd_shared.model_config import read_model_config
-from mlxd_shared.model_source import Source, files_of
-from mlxd_shared.modules import check_modules
-from mlxd_shared.nested_text import NESTED, TEXT_CONFIG, text_config, text_name
-from mlxd_shared.packed_weights import unpacked_weight_values
-from mlxd_shared.pass_sizes import PassSizes
-from mlxd_shared.requests import SamplingOptions
-from mlxd_shared.weights import TensorFact, read_model_dir
-from mlxd_shared.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
-from mlxd_shared.zoo_types import is_foreign
+from mlxd_models.files.digest import model_digest
+from mlxd_models.files.generation_defaults import read_generation_defaults
+from mlxd_models.files.model_config import read_model_config
+from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.modules import check_modules
+from mlxd_models.files.nested_text import NESTED, TEXT_CONFIG, text_config, text_name
+from mlxd_models.files.weights import TensorFact, read_model_dir
+from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
+from mlxd_models.sizes.zoo_types import is_foreign
+from mlxd_shared.domain.requests import SamplingOptions
 
 TOKENIZER_FILE = "tokenizer.json"
 

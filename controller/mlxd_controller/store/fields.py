@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxd_shared.errors import InvalidModel
+from mlxd_shared.domain.errors import InvalidModel
 
 CONFIG_FILE = "config.json"
 SIZE_MAX = 1 << 24

@@ -6,9 +6,9 @@ import errno
 import os
 from pathlib import Path
 
+from mlxd_models.files.model_files import machine_short
 from mlxd_shared.config import FOLDER_ENTRIES_MAX
-from mlxd_shared.logs import get_logger
-from mlxd_shared.model_files import machine_short
+from mlxd_shared.ops.logs import get_logger
 
 _log = get_logger("store")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest, QueueFull
+from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 
 Needed = Callable[[str, Path], bool]
 """Whether a name of a folder must stay."""

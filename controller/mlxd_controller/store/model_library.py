@@ -8,32 +8,35 @@ Invariants:
 - One broken model hides no other: it is listed with its error, and refused when asked for.
 - What was named when the server began stays; a name that a load gave is forgotten when a client
   says so, or to make room for another, if nobody needs it: no model in use, and no alias.
+- What is forgotten while its files are read is not found. A model in use whose last name goes is
+  known by its digest.
 - Shelves are looked at anew whenever somebody asks; what has not changed is not read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from mlxd_controller.ports import BrokenRef, ModelRef, StoreKind
-from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
+from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
+from mlxd_controller.store.alias_places import AliasPlaces, Unreadable
 from mlxd_controller.store.facts import Folder
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
+from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.errors import (
+from mlxd_shared.domain.errors import (
     InvalidModel,
     InvalidRequest,
     MachineShort,
     ModelNotFound,
     QueueFull,
 )
-from mlxd_shared.logs import get_logger
-from mlxd_shared.model_files import machine_short
+from mlxd_shared.ops.logs import get_logger
 
 NAMES_IN_HINT_MAX = 8
 REFS_MAX = 4 * config.MODELS_MAX
@@ -64,7 +67,8 @@ class Library:
         self._readings = Readings()
         self._refs: dict[str, ModelRef] = {}
         self._shelves = tuple(shelves)
-        self._aliases = aliases
+        self._aliases = AliasPlaces(aliases)
+        self._listeners: list[Callable[[str], None]] = []
         for name, path in models:
             if name in self._configured:
                 raise InvalidRequest.of("models", f"the name {name!r} is given twice")
@@ -83,6 +87,7 @@ class Library:
         for place in self._places_of(name):
             if (await self._readings.read(place.path)).digest == name:  # still: files change
                 return await self._ref(place)
+        await asyncio.to_thread(self._aliases.check_is_none, name)
         names = ", ".join(sorted(self._seen)[:NAMES_IN_HINT_MAX])
         raise ModelNotFound(name, f"known: {names}" if names else "none is configured")
 
@@ -107,7 +112,7 @@ class Library:
         await self._readings.read_good(path)
         name = name or path.name
         if name not in self._configured:
-            self._give(name, path, await asyncio.to_thread(self._alias_targets), in_use())
+            self._give(name, path, await asyncio.to_thread(self._aliases.targets), in_use())
         return await self._ref(_folder(name, path))
 
     def use(self, name: str) -> None:
@@ -121,23 +126,37 @@ class Library:
         if name not in self._loaded:
             origin = await asyncio.to_thread(self._origin, name, dict(self._named))
             if not origin:
+                await asyncio.to_thread(self._aliases.check_is_none, name)
                 raise ModelNotFound(name, "no load has given this name")
             raise InvalidRequest.of("name", f"{name!r} {origin}")
         path = self._loaded[name]
         left = sorted(other for other, place in self._named.items() if place == path)
         left.remove(name)
-        if not left and self._is_in_use(path, in_use()):
+        needed = in_use()
+        if not left and self._is_in_use(path, needed):
             problem = f"{name!r} is the only name of a model in use: unload it first"
             raise InvalidRequest.of("name", problem)
-        self._drop(name, path)
+        self._loaded.forget(name)
+        _log.info("name forgotten", model=name, path=str(path))
+        self._unsee(name, needed)
         return tuple(left)
+
+    @contextmanager
+    def telling(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Have each name that is forgotten told; see the port."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
         places = await asyncio.to_thread(self._look, dict(self._named))
         for name, path in self._named.items():  # also what was named meanwhile
             places.setdefault(name, _folder(name, path))
-        self._seen = dict(places)  # which others add to while files are read
+        places = {name: place for name, place in places.items() if not self._is_forgotten(place)}
+        self._seen = dict(places)  # which others change while files are read
         found: dict[str, ModelRef | BrokenRef] = {}
         folders: dict[str, tuple[Folder, list[str]]] = {}
         for name in sorted(places):
@@ -150,7 +169,9 @@ class Library:
             assert error is not None
             found[name] = BrokenRef(name, place.path, error, place.kind)
         for folder, names in folders.values():
-            found[names[0]] = self._made(places[names[0]], folder, names)
+            kept = [name for name in names if not self._is_forgotten(places[name])]
+            if kept:
+                found[kept[0]] = self._made(places[kept[0]], folder, kept)
         return tuple(found[name] for name in sorted(found))
 
     async def _read_now(self, place: Place) -> Entry:
@@ -215,26 +236,10 @@ class Library:
     def _alias_places(
         self, named: Mapping[str, Path], wanted: str | None = None
     ) -> dict[str, Place]:
-        """Return what aliases lead to; of a damaged file that, under its own name."""
-        if self._aliases is None:
-            return {}
-        try:
-            aliases: Mapping[str, str] = read_aliases(self._aliases)
-        except InvalidModel as error:
-            path = self._aliases / ALIASES_FILE
-            return {ALIASES_FILE: Place(ALIASES_FILE, path, StoreKind.MODELS, error)}
-        found: dict[str, Place] = {}
-        for alias, target in aliases.items():
-            if wanted in (None, alias):
-                folder = named.get(target)
-                place = self._shelved(target) if folder is None else _folder(target, folder)
-                found[alias] = place or self._dangling(alias, target)
-        return found
+        def lead(target: str) -> Place | None:
+            return _folder(target, named[target]) if target in named else self._shelved(target)
 
-    def _dangling(self, alias: str, target: str) -> Place:
-        assert self._aliases is not None
-        error = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
-        return Place(alias, self._aliases / ALIASES_FILE, StoreKind.MODELS, error)
+        return self._aliases.places(lead, wanted)
 
     # --- models ----------------------------------------------------------------------------------
 
@@ -245,7 +250,9 @@ class Library:
         if place.path not in {known.path for known in self._seen.values()}:
             owner = await asyncio.to_thread(self._find, place.name, dict(self._named))
             mine = owner is not None and owner.path == place.path
+            self._check_not_forgotten(place)
             self._seen[place.name if mine else f"{place.kind}:{place.name}"] = place
+        self._check_not_forgotten(place)
         digest = folder.digest
         known = sorted(name for name, other in self._seen.items() if self._is(other, digest))
         return self._made(place, folder, known or [place.name])
@@ -268,8 +275,10 @@ class Library:
         return ref
 
     def _is(self, place: Place, digest: str) -> bool:
+        if place.error is not None or self._is_forgotten(place):
+            return False
         entry = self._readings.last(place.path)
-        return place.error is None and entry is not None and entry.digest == digest
+        return entry is not None and entry.digest == digest
 
     def _places_of(self, digest: str) -> list[Place]:
         """Return the places that had this digest when they were last read."""
@@ -279,47 +288,52 @@ class Library:
     # --- folders that were named -----------------------------------------------------------------
 
     def _give(
-        self, name: str, path: Path, aliased: Collection[str], in_use: Collection[str]
+        self,
+        name: str,
+        path: Path,
+        aliased: Collection[str] | Unreadable,
+        in_use: Collection[str],
     ) -> None:
         """Take in a name that a load gives, in the place of one that nobody needs, if need be."""
 
         def needed(known: str, place: Path) -> bool:
+            if isinstance(aliased, Unreadable):
+                raise aliased
             return known in aliased or self._is_in_use(place, in_use)
 
         former = self._loaded.give(name, path, needed=needed)
         self._seen[name] = _folder(name, path)
         if former is not None:
             _log.info("name forgotten", model=former, instead=name)
-            self._unsee(former)
+            self._unsee(former, in_use)
 
-    def _drop(self, name: str, path: Path) -> None:
-        self._loaded.forget(name)
-        _log.info("name forgotten", model=name, path=str(path))
-        self._unsee(name)
+    def _is_forgotten(self, place: Place) -> bool:
+        """Return whether a folder that was named one by one has lost that name meanwhile."""
+        named = self._configured.get(place.name) or self._loaded.get(place.name)
+        return place.kind is StoreKind.FOLDER and named != place.path
 
-    def _unsee(self, name: str) -> None:
+    def _check_not_forgotten(self, place: Place) -> None:
+        if self._is_forgotten(place):
+            raise ModelNotFound(place.name, "the name was forgotten just now")
+
+    def _unsee(self, name: str, in_use: Collection[str]) -> None:
         """Have no model be known by a name that was forgotten."""
         self._seen.pop(name, None)
         for digest, ref in tuple(self._refs.items()):
             names = (ref.name, *ref.aliases)
             left = tuple(known for known in names if known != name)
+            if not left and digest in in_use:
+                left = (digest,)
             if not left:
                 del self._refs[digest]
             elif left != names:
                 self._refs[digest] = replace(ref, name=left[0], aliases=left[1:])
+        for listener in self._listeners:
+            listener(name)
 
     def _is_in_use(self, path: Path, in_use: Collection[str]) -> bool:
         entry = self._readings.last(path)
         return str(path) in in_use or (entry is not None and entry.digest in in_use)
-
-    def _alias_targets(self) -> frozenset[str]:
-        """Return what aliases mean, on a thread; those of a damaged file mean nothing."""
-        if self._aliases is None:
-            return frozenset()
-        try:
-            return frozenset(read_aliases(self._aliases).values())
-        except InvalidModel:
-            return frozenset()
 
     async def _checked(self, path: Path, name: str) -> Path:
         """Return the folder itself, if it may be served under `name`."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlxd_controller.ports import StoreKind
+from mlxd_controller.runtime.ports import StoreKind
 from mlxd_controller.store.listing import entries, is_file, is_folder
 from mlxd_controller.store.shelf import Place, is_name
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.model_config import CONFIG_FILE
-from mlxd_shared.stored_files import check_inside
+from mlxd_models.files.model_config import CONFIG_FILE
+from mlxd_models.files.stored_files import check_inside
+from mlxd_shared.domain.errors import MlxdError
 
 _DEPTH_MAX = 2
 

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from mlxd_controller.ports import StoreKind
+from mlxd_controller.runtime.ports import StoreKind
 from mlxd_controller.store.listing import entries, is_file
 from mlxd_controller.store.shelf import Place, is_name
+from mlxd_models.files.ollama_manifest import MANIFESTS, is_gguf, read_manifest
+from mlxd_models.files.stored_files import check_inside
 from mlxd_shared.config import FOLDER_ENTRIES_MAX
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.ollama_manifest import MANIFESTS, is_gguf, read_manifest
-from mlxd_shared.stored_files import check_inside
+from mlxd_shared.domain.errors import MlxdError
 
 HOST_DEFAULT = "registry.ollama.ai"
 NAMESPACE_DEFAULT = "library"

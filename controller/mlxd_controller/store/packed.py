@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from mlxd_controller.core.taken import Packable
 from mlxd_controller.store.fields import invalid
-from mlxd_shared.packed_weights import unpacked_weight_values
-from mlxd_shared.packing_on_load import GROUP_SIZES, packable_values, packs
-from mlxd_shared.weights import TensorFact
+from mlxd_models.files.weights import TensorFact
+from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.sizes.packing_on_load import GROUP_SIZES, packable_values, packs
 
 WORD_BITS: Final = 32
 FP8: Final = "F8_E4M3"

@@ -15,11 +15,11 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from mlxd_controller.store.facts import Folder, read_folder
+from mlxd_models.files.model_source import files_of
+from mlxd_models.files.stored_files import Signature
 from mlxd_shared.config import MODELS_MAX
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_source import files_of
-from mlxd_shared.status import shorten
-from mlxd_shared.stored_files import Signature
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.wire.status import shorten
 
 READINGS_MAX = 4 * MODELS_MAX
 """Of places, the latest: clients may have any folder looked at."""

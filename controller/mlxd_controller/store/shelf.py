@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mlxd_controller.ports import StoreKind
+from mlxd_controller.runtime.ports import StoreKind
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 
 _NAME = re.compile(r"[\w][\w.:@+/-]*")
 

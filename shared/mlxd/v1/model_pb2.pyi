@@ -187,6 +187,9 @@ class UnloadModelRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """A name, alias or digest; required, also where exactly one model is configured: what a script
+    leaves empty by mistake takes no model from under its streams.
+    """
     force: _builtins.bool
     """End streams in progress at once, with ABORTED."""
     @_builtins.property

@@ -15,13 +15,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 import grpc
 
+from mlxd_shared import config
 from tests.support.attacks.fuzz import fuzz
 from tests.support.attacks.hostile import (
     Call,
@@ -42,10 +43,15 @@ KINDS: dict[str, Calls] = {
     "burst": burst,
     "tokenize": tokenize,
 }
+OVERFILLING = {"burst"}
+"""Attacks that are none where no bound is reached."""
+VOLLEYS_MORE_MAX = 20
+"""Sent once the time is over, until a bound is reached: a server may be quicker than its peers."""
 RAPID_RESET = "rapid_reset"
 NICENESS = 10
 CHANNELS = 20
-STREAMS_PER_CHANNEL = 100  # fewer than a connection has: all calls reach the server
+STREAMS_PER_CHANNEL = 100
+assert STREAMS_PER_CHANNEL < config.STREAMS_PER_CONNECTION_MAX  # or calls would wait in the client
 GRACE_S = 90.0
 """What calls that were begun in time may take: more than any deadline of theirs."""
 OPTIONS = (
@@ -87,23 +93,49 @@ async def _answered(channel: grpc.aio.Channel, call: Call) -> bool:
 
 
 async def attack(
-    address: str, calls: Iterator[Call], *, seconds: float, at_once: int, pause_s: float
+    address: str,
+    calls: Iterator[Call],
+    *,
+    seconds: float,
+    at_once: int,
+    pause_s: float,
+    overfills: bool = False,
 ) -> Tally:
-    """Send volleys until the time is over; the first one is sent whatever the time."""
+    """Send volleys until the time is over; the first one is sent whatever the time.
+
+    `overfills`: and until the server has been full, for some volleys more.
+    """
     tally = Tally()
     end_s = time.monotonic() + seconds
-    async with AsyncExitStack() as stack:
-        channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=OPTIONS))
-            for _ in range(min(at_once, max(CHANNELS, -(-at_once // STREAMS_PER_CHANNEL))))
-        ]
+    more = VOLLEYS_MORE_MAX if overfills else 0
+    async with _connected(address, at_once, tally) as channels:
         while True:
             volley = zip(itertools.cycle(channels), itertools.islice(calls, at_once), strict=False)
             await asyncio.gather(*(send(channel, call, tally) for channel, call in volley))
             left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                return tally
-            await wait(min(pause_s, left_s))
+            if left_s <= 0 and (tally.queue_full or not more):
+                break
+            more -= left_s <= 0
+            await wait(min(pause_s, max(left_s, 0.0)))
+    return tally
+
+
+@asynccontextmanager
+async def _connected(
+    address: str, at_once: int, tally: Tally
+) -> AsyncIterator[list[grpc.aio.Channel]]:
+    """Hold as many connections as it takes for all calls to reach the server; count them."""
+    connections = min(at_once, max(CHANNELS, -(-at_once // STREAMS_PER_CHANNEL)))
+    channels: list[grpc.aio.Channel] = []
+    async with AsyncExitStack() as stack:
+        for _ in range(connections):
+            channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+            channels.append(await stack.enter_async_context(channel))
+            await channel.channel_ready()
+            tally.connections_made += 1
+        yield channels
+    closed = [channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in channels]
+    tally.connections_closed += sum(closed)
 
 
 async def run(address: str, kind: str, *rest: str) -> Tally:
@@ -115,7 +147,12 @@ async def run(address: str, kind: str, *rest: str) -> Tally:
         )
     calls = KINDS[kind](random.Random(seed), float(scale))
     return await attack(
-        address, calls, seconds=float(seconds), at_once=int(at_once), pause_s=float(pause_s)
+        address,
+        calls,
+        seconds=float(seconds),
+        at_once=int(at_once),
+        pause_s=float(pause_s),
+        overfills=kind in OVERFILLING,
     )
 
 

@@ -115,7 +115,7 @@ def _tamed(message: Message, draws: random.Random) -> Message:
         case model_pb2.LoadModelRequest():
             message.validate_only = True
         case model_pb2.UnloadModelRequest():
-            message.model = draws.choice(("x", "../demo", "*"))  # an empty one is the only model
+            message.model = draws.choice(("", "x", "../demo", "*"))
         case _:
             pass
     return message

@@ -24,6 +24,8 @@ TOKENS = 40
 SLOW_S = (5.0, 20.0)
 """What the sender of a slow constraint waits, in miniature and in full."""
 MIB = 1 << 20
+SERVED_CHARS = 8 << 10
+"""A text that the demo model's context could hold."""
 T = TypeVar("T")
 
 
@@ -146,9 +148,12 @@ def constraints(draws: random.Random, scale: float) -> Iterator[Call]:
 
 
 def tokenize(draws: random.Random, scale: float) -> Iterator[Call]:
-    """Yield texts as long as a text may be, of kinds that tokenizers are slow with."""
-    chars = max(int(8 * MIB * scale), 16)
-    texts = ["ab" * (chars // 2), "the " * (chars // 4), " " * chars, "</s>" * (chars // 4)]
+    """Yield texts of kinds that tokenizers are slow with: far too long for the model, or not."""
+    texts = [
+        kind * (chars // len(kind))
+        for chars in (max(int(8 * MIB * scale), SERVED_CHARS), SERVED_CHARS)
+        for kind in ("ab", "the ", " ", "</s>")
+    ]
     for text in _in_turn(texts, draws):
         request = inference_pb2.TokenizeRequest(
             model=MODEL, text=text, parse_special_tokens=draws.random() < 0.5

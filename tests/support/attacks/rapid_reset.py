@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from mlxd.v1 import inference_pb2
 from tests.support.attacks import wire
@@ -60,6 +61,7 @@ async def _one_connection(address: str, tally: Tally, *, end_s: float, pause_s: 
         tally.saw("connect", "REFUSED", time.monotonic() - begin_s)
         await wait(pause_s)
         return
+    tally.connections_made += 1
     answering = asyncio.create_task(_answer(reader, writer, tally))
     try:
         writer.write(wire.PREFACE + wire.frame(wire.SETTINGS, 0, 0))
@@ -74,8 +76,11 @@ async def _one_connection(address: str, tally: Tally, *, end_s: float, pause_s: 
     except OSError:
         tally.saw("connection", "CLOSED", 0.0)
     finally:
-        answering.cancel()
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        await answering  # our own end is the end of what there is to read
+        tally.connections_closed += 1
 
 
 def _begun_and_reset(stream: int) -> bytes:

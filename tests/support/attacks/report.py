@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.attacks.siege import Outcome
+from tests.support.attacks.siege import BURST, Outcome
 from tests.support.attacks.tally import together
 
 MIB = 1 << 20
+MORE_DESCRIPTORS_MAX = 4
+"""Of the controller, at rest after an attack, beyond those before it."""
 
 
 def percentile(values: Sequence[float], part: float) -> float:
@@ -45,6 +47,10 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         ),
         "calls": {kind: dict(sorted(t.codes.items())) for kind, t in outcome.tallies.items()},
         "worst_s": {kind: t.worst_s for kind, t in outcome.tallies.items()},
+        "queue_full": {kind: t.queue_full for kind, t in outcome.tallies.items()},
+        "connections": {
+            kind: (t.connections_made, t.connections_closed) for kind, t in outcome.tallies.items()
+        },
         "undocumented": whole.undocumented,
         "without_retry": whole.without_retry,
         "examples": whole.examples,
@@ -68,3 +74,10 @@ def check(seen: dict[str, Any]) -> None:
     hanging = [name for codes in seen["calls"].values() for name in codes if "HANGS" in name]
     assert hanging == []
     assert all(seen["calls"].values()), "every attack was made"
+    assert seen["queue_full"][BURST] > 0, "no burst reached the bound, so that it was none"
+    assert seen["calls"]["tokenize"].get("Tokenize OK", 0) > 0, "no text became tokens"
+    for kind, (made, closed) in seen["connections"].items():
+        assert made == closed > 0, kind
+        assert "connect REFUSED" not in seen["calls"][kind]
+    before, after = seen["descriptors"]
+    assert after <= before + MORE_DESCRIPTORS_MAX

@@ -38,6 +38,7 @@ GOOD_TOKENS = 100
 END_S_MAX = 240.0
 """What attackers may take to end once their time is over: their last calls' deadlines, and more."""
 QUIET_S_MAX = 120.0
+BURST = "burst"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ FULL: Mapping[str, Setting] = {
     "fuzz": Setting(at_once=8, pause_s=0.1),
     "tiny_parts": Setting(at_once=1, pause_s=2.0),
     "constraints": Setting(at_once=4, pause_s=0.5),
-    "burst": Setting(at_once=6000, pause_s=20.0),
+    BURST: Setting(at_once=6000, pause_s=20.0),
     "rapid_reset": Setting(at_once=4, pause_s=0.25),
     "tokenize": Setting(at_once=24, pause_s=5.0),
 }
@@ -64,7 +65,7 @@ MINIATURE: Mapping[str, Setting] = {
     "fuzz": Setting(at_once=4, pause_s=0.2),
     "tiny_parts": Setting(at_once=1, pause_s=1.0, scale=0.02),
     "constraints": Setting(at_once=2, pause_s=0.5, scale=0.02),
-    "burst": Setting(at_once=200, pause_s=5.0),
+    BURST: Setting(at_once=200, pause_s=5.0),
     "rapid_reset": Setting(at_once=1, pause_s=0.25),
     "tokenize": Setting(at_once=4, pause_s=1.0, scale=0.02),
 }
@@ -76,6 +77,7 @@ class Plan:
 
     warm_s: for how long it is attacked before anything is counted.
     round_s: how long a round takes; None: all attacks at once, and no rounds.
+    waiting_max: how many streams may wait for a row; None: as many as a server lets by itself.
     """
 
     seconds: float
@@ -83,6 +85,7 @@ class Plan:
     alone_s: float
     warm_s: float = 0.0
     round_s: float | None = None
+    waiting_max: int | None = None
     seed: int = 1
 
 
@@ -114,8 +117,9 @@ class Outcome:
 async def besiege(plan: Plan, folder: Path) -> Outcome:
     """Serve the demo model and attack it as planned; return what became of it."""
     run_dir = folder / "run"
+    waiting = () if plan.waiting_max is None else ("--waiting-max", str(plan.waiting_max))
     async with (
-        served("--run-dir", str(run_dir), "--reserve", "1%") as server,
+        served("--run-dir", str(run_dir), "--reserve", "1%", *waiting) as server,
         Client(server.address) as client,
         client.load(MODEL, options=LoadSpec(rows_max=ROWS_MAX)) as updates,
     ):
@@ -131,6 +135,7 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
             _watch("stream", server.address, str(GOOD_TOKENS)) as streaming,
         ):
             tallies = await _attack_in_rounds(server, plan, plan.seconds)
+        await site.back_at(before.controller)  # connections end a moment after their peers
         after, pids_after = await _resting(site)
         alone.append(await _alone(server, plan.alone_s))
         lines = server.log_path.read_text(encoding="utf-8").splitlines()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from mlxd_shared.status import TABLE
+from mlxd_shared.wire.status import TABLE
 
 DOCUMENTED = {row.reason: row.code for row in TABLE if row.code is not grpc.StatusCode.INTERNAL}
 """What a call may be refused with; an internal error is a fault, however well it is described."""
@@ -18,6 +18,7 @@ TOO_LONG = "SERVER: Received message larger than max"
 """gRPC's own word for a message whose length alone is refused: no overload, it never fits."""
 OVERLOAD = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 """What says: come back later. So it says when."""
+QUEUE_FULL = "QUEUE_FULL"
 EXAMPLES_MAX = 10
 _DETAILS_KEY = "grpc-status-details-bin"
 _DETAIL_CHARS = 200
@@ -36,9 +37,13 @@ class Tally:
     """By method and code; LEFT where the client went itself."""
     undocumented: int = 0
     without_retry: int = 0
+    queue_full: int = 0
+    """Refused because a bound was reached, and told when to come back."""
     examples: list[str] = field(default_factory=list)
     """Of either."""
     worst_s: float = 0.0
+    connections_made: int = 0
+    connections_closed: int = 0
 
     def saw(self, method: str, code: str, seconds: float) -> None:
         """Count a call that was answered, or left."""
@@ -52,7 +57,10 @@ class Tally:
         details = details_of(error)
         if (error.details() or "").startswith(TOO_LONG):
             return
-        if code in OVERLOAD and retry_time_s(details) is None:
+        retry_s = retry_time_s(details)
+        if reason_of(details) == QUEUE_FULL and retry_s:
+            self.queue_full += 1
+        if code in OVERLOAD and retry_s is None:
             self.without_retry += 1
         elif code not in OF_GRPC and code is not DOCUMENTED.get(reason_of(details)):
             self.undocumented += 1
@@ -97,6 +105,9 @@ def together(tallies: Iterable[Tally]) -> Tally:
             count(whole.codes, name, number)
         whole.undocumented += tally.undocumented
         whole.without_retry += tally.without_retry
+        whole.queue_full += tally.queue_full
+        whole.connections_made += tally.connections_made
+        whole.connections_closed += tally.connections_closed
         whole.examples += tally.examples
         whole.worst_s = max(whole.worst_s, tally.worst_s)
     return whole

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from tests.support.chat_template import ANSWER, PATTERN
 from tests.system.wire.probe import Probes, Wire, refusal
 

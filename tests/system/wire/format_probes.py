@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from tests.system.wire.probe import Probes, Wire, refusal
 
 PROBES = Probes()

@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_shared.errors import InvalidRequest, WorkerLost
+from mlxd_shared.domain.errors import InvalidRequest, WorkerLost
 from tests.system.wire.model_probes import load, unload
 from tests.system.wire.probe import LONG, Probes, Wire, begins, refusal
 from tests.system.wire.scenario import killed_after, one_row_taken, until_waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
-from mlxd_shared.errors import ModelNotFound
+from mlxd_shared.domain.errors import ModelNotFound
 from tests.system.wire.probe import LONG, Probes, Wire, read, refusal
 
 PROBES = Probes()

@@ -19,8 +19,8 @@ from mlxd.v1 import (
     types_pb2,
     worker_pb2_grpc,
 )
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.status import from_call
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.wire.status import from_call
 from tests.support.cli import LIMIT_S
 from tests.system.wire.walk import Recorder
 

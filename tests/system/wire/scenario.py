@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
-from mlxd_shared.errors import WorkerLost
+from mlxd_shared.domain.errors import WorkerLost
 from tests.support.cli import LIMIT_S
 from tests.system.wire.model_probes import get, load, unload
 from tests.system.wire.probe import GREEDY, LONG, Wire, read, refusal

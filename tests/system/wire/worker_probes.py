@@ -11,8 +11,8 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2, worker_pb2
-from mlxd_shared.errors import InvalidRequest, ModelDraining, ModelNotFound, WrongWorker
-from mlxd_shared.known_process import mark_of
+from mlxd_shared.domain.errors import InvalidRequest, ModelDraining, ModelNotFound, WrongWorker
+from mlxd_shared.ops.known_process import mark_of
 from tests.system.wire.probe import Probes, Wire, begins, read, refusal
 from tests.system.wire.scenario import until_waiting
 
@@ -177,7 +177,7 @@ async def drain_waits_its_grace_and_takes_no_more(wire: Wire) -> None:
 async def adopt_is_for_a_controller_and_its_pipe(wire: Wire) -> None:
     """Another's incarnation, a process that is not meant and a pipe that is none are refused.
 
-    So is all else here, where the controller lives; tests/worker/test_worker_adoption.py goes on.
+    So is all else here, where the controller lives; tests/worker/process/test_adoption.py goes on.
     """
     mine = mark_of(os.getpid())
     assert mine is not None

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mlxd_shared.chats import Chat, ChatMessage, ToolCall
+from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.render_process import answered
 from mlxd_worker.chat.template_files import ChatTemplate
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
 from tests.worker.chat.conversations import CLOCK, SIMPLE
 from tests.worker.chat.test_control_tokens import made
 from tests.worker.chat.test_templates import NAMES, SPECIAL, TOKENIZERS, template_of

@@ -12,11 +12,11 @@ import pytest_asyncio
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd.v1 import types_pb2
-from mlxd_shared.errors import InvalidModel, InvalidRequest, NoChatTemplate
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, NoChatTemplate
 from tests.support.chat_template import ANSWER, PATTERN, write_template
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import WorkerProcess, running_worker
-from tests.worker.test_worker_streams import generate, ids_of, refusal, text_of
+from tests.worker.front.test_worker_streams import generate, ids_of, refusal, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

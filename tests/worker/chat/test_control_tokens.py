@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_shared.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.config import PROMPT_CHARS_MAX
-from mlxd_shared.errors import InvalidModel, InvalidRequest
+from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.parsing.pieces import Said, Tools
 from mlxd_worker.chat.rendering import render_chat
 from mlxd_worker.chat.template_files import ChatTemplate
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
 from tests.real_inputs import real_input
 from tests.worker.chat.conversations import Case, plain_cases, tool_cases
 from tests.worker.chat.test_templates import SPECIAL, TOKENIZERS, reference, template_of
@@ -223,9 +223,9 @@ def test_bos_comes_once(kind: str) -> None:
 
 def test_a_text_full_of_control_tokens_is_read_in_little_time() -> None:
     """It takes as long as other texts: nobody can have the worker busy with one message."""
-    begin_s = time.process_time()
+    begin_s = time.thread_time()
     marked = chat_format("level").control.marked("<s>" * 300_000, "123")
-    assert time.process_time() - begin_s < 5
+    assert time.thread_time() - begin_s < 5
     assert marked == "<123s>" * 300_000
 
 
@@ -233,9 +233,9 @@ def test_a_prompt_full_of_control_tokens_is_read_in_little_time() -> None:
     """Also by a tokenizer that takes one of them for text, where it stands."""
     wanted = chat_format("fallback")
     rendered = "<|im_start|>x<|im_end|>\n" * 16_000 + "<|im_start|>assistant\n<think>"
-    begin_s = time.process_time()
+    begin_s = time.thread_time()
     ids = wanted.prompt(rendered, "123").ids
-    assert time.process_time() - begin_s < 5
+    assert time.thread_time() - begin_s < 5
     assert len(ids) > 48_000
 
 

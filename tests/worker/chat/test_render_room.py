@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
+from array import array
 from collections.abc import AsyncIterator
+from types import FrameType
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxd_shared.chats import Chat, ChatMessage, ToolCall
-from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError, QueueFull
-from mlxd_worker.chat.format import ChatFormat
+from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
+from mlxd_shared.domain.errors import (
+    InvalidModel,
+    InvalidRequest,
+    MlxdError,
+    QueueFull,
+    ShuttingDown,
+)
+from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.render_process import answered
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import ChatTemplate
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
+from tests.support.busy_threads import busy_threads
 from tests.worker.chat.test_control_tokens import made
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID
 
@@ -41,7 +53,7 @@ async def room() -> AsyncIterator[RenderRoom]:
     """One room for all: processes that were killed are replaced."""
     made_room = RenderRoom(limit_s=LONG_S)
     yield made_room
-    made_room.close()
+    await made_room.close()
 
 
 async def trouble(room: RenderRoom, template: str, chat: Chat = HELLO) -> MlxdError:
@@ -57,6 +69,17 @@ async def test_a_conversation_is_rendered_at_the_time_it_is_told(room: RenderRoo
         format_of("{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"), HELLO
     )
     assert prompt.text == "20 Jul 1970: hello"
+
+
+@pytest.mark.asyncio
+async def test_a_rendering_waits_for_no_other_work_on_threads() -> None:
+    """The event loop's own threads may all be at work: a rendering has one of its own."""
+    own = RenderRoom(limit_s=LONG_S)
+    try:
+        async with busy_threads():
+            assert isinstance(await trouble(own, "{{ messages.append(1) }}"), InvalidRequest)
+    finally:
+        await own.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -97,7 +120,7 @@ async def test_a_template_that_does_not_end_is_stopped(template: str) -> None:
         hurried._limit_s = LONG_S  # which a process that is started anew has, too
         assert (await hurried.rendered(format_of("fine"), HELLO)).text == "fine"
     finally:
-        hurried.close()
+        await hurried.close()
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "chat"
     assert "takes longer than 1 s" in error.violations[0].description
@@ -179,7 +202,7 @@ class HeldRoom(RenderRoom):
         super().__init__(renders_max=1, waiting_max=1, limit_s=LONG_S)
         self.go = threading.Event()
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str]:
+    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str, ChatPrompt]:
         assert self.go.wait(LONG_S)
         return super()._render(wanted, chat)
 
@@ -202,7 +225,7 @@ async def test_who_leaves_gives_no_turn_away() -> None:
         assert (await narrow.rendered(format_of("fine"), HELLO)).text == "fine"
     finally:
         narrow.go.set()
-        narrow.close()
+        await narrow.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -215,7 +238,54 @@ async def test_so_many_wait_and_no_more() -> None:
             *(crowded.rendered(wanted, HELLO) for _ in range(3)), return_exceptions=True
         )
     finally:
-        crowded.close()
+        await crowded.close()
     assert not isinstance(first, BaseException)
     assert not isinstance(second, BaseException)
     assert isinstance(third, QueueFull)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_long_prompt_is_looked_at_by_threads_alone(room: RenderRoom) -> None:
+    """The loop calls nothing of its text but what tells whether it is ASCII, and hands the ids on
+    as they came: it makes no object of each."""
+    wanted = format_of("{{ messages[0].content * 30000 }}")
+    prompt = await room.rendered(wanted, HELLO)  # all is started
+    assert len(prompt.ids) > 16 * 1024
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        text = getattr(called, "__self__", None)
+        if event == "c_call" and isinstance(text, str) and len(text) > 1000:
+            calls.append(called.__name__)
+        elif event == "call" and frame.f_code in {
+            ChatFormat.check_length.__code__, ChatFormat.prompt.__code__,
+        }:  # fmt: skip
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        prompt = await room.rendered(wanted, HELLO)
+    finally:
+        sys.setprofile(None)
+    assert set(calls) <= {"isascii"}
+    assert isinstance(prompt.ids, array)
+    assert prompt.text == "hello" * 30000
+    assert prompt.tail == prompt.text[-64:]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_room_that_closes_ends_what_it_renders() -> None:
+    """However long that would take; whoever waits, or comes later, is told why."""
+    closing = RenderRoom(limit_s=LONG_S)
+    rendering = asyncio.ensure_future(closing.rendered(format_of(ENDLESS), HELLO))
+
+    def begin() -> None:
+        while not closing._children._children:
+            os.sched_yield()
+
+    await asyncio.to_thread(begin)
+    await closing.close()
+    for asked in (rendering, asyncio.ensure_future(closing.rendered(format_of("fine"), HELLO))):
+        with pytest.raises(ShuttingDown):
+            await asked
+    assert not closing._children._children

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import pytest
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.formats import FormatKind, ResponseFormat
-from mlxd_shared.status import to_status
+from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.wire.status import to_status
 from mlxd_worker.constraints.compiler import Constraints, _source_of
-from mlxd_worker.constraints.limits import reason
 from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
+from mlxd_worker.engine.masks.limits import reason
 from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
 
 HANGS = (
@@ -130,6 +131,27 @@ def test_a_trial_that_does_not_end_well_is_a_refusal(
                 trials.run('start: "a"', limit_s=limit_s)
     finally:
         trials.close()
+
+
+def test_trials_that_are_closed_end_and_try_nothing_more() -> None:
+    """A trial under way is told as the server's stop, not as the grammar's fault."""
+    trials = Trials(HANGS)
+    told: list[type[BaseException]] = []
+
+    def run() -> None:
+        try:
+            trials.run('start: "a"', limit_s=60)
+        except (TrialError, ShuttingDown) as error:
+            told.append(type(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not trials._children._children:
+        thread.join(0)
+    trials.close()
+    thread.join()
+    run()
+    assert told == [ShuttingDown] * 2
 
 
 def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:

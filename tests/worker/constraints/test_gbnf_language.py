@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.formats import FormatKind
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.formats import FormatKind
 from mlxd_worker.constraints.gbnf import read_grammar
 from mlxd_worker.constraints.grammar_tree import (
     Chars,
@@ -22,7 +22,7 @@ from mlxd_worker.constraints.grammar_tree import (
     Rules,
     Sequence,
 )
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from tests.support.constrained import accepts, compiled, demo_tokenizer
 
 ALPHABET = "ab"

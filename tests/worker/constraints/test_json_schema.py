@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from tests.real_inputs import real_input
 from tests.support.constrained import accepts, demo_tokenizer, schema
 from tests.support.schema_walks import Judge, Walker

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxd_shared.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.constraints.pattern_sets import PatternSets
 from mlxd_worker.constraints.patterns import search_pattern
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from tests.support.constrained import accepts, schema
 from tests.support.ecma import found, written_matches
 from tests.support.effort import examples
@@ -129,6 +129,57 @@ def test_common_shapes_are_served(wanted: Any) -> None:
 
     assert right
     assert accepted(constraint) == right
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"type": "string"}, {"type": ["number", "null"]}, {"const": "b"}, {"enum": ["a", 1, None]},
+        {"minLength": 1}, {"minLength": 2}, {"maxLength": 1}, {"maxLength": 3}, {"pattern": "^a"},
+        {"minimum": 1}, {"maximum": 1}, {"exclusiveMinimum": 1}, {"exclusiveMaximum": 1},
+        {"minItems": 1}, {"minItems": 2}, {"maxItems": 0}, {"maxItems": 1},
+        {"minProperties": 1}, {"minProperties": 2}, {"maxProperties": 0},
+        {"required": ["a"]}, {"allOf": [{"minLength": 1}, {"maxLength": 1}]},
+        {"anyOf": [{"type": "string"}, {"minimum": 1}]}, {"not": {"maxItems": 1}},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_what_does_not_match_one_keyword(inner: Any) -> None:
+    """Each keyword that has an opposite means just that, at its very bound too."""
+    wanted = {"not": inner}
+    constraint, judge = schema(json.dumps(wanted)), Judge(wanted)
+
+    assert accepted(constraint) == [value for value in VALUES if judge.accepts(value)]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *({name: bound} for name in ("minLength", "maxLength") for bound in (0, 1, 2)),
+        *({name: bound} for name in ("minItems", "maxItems") for bound in (0, 1, 2)),
+        *({"minProperties": bound} for bound in (0, 1)),
+        *({"maxProperties": bound} for bound in (0, 1, 2)),
+        *({name: bound} for name in ("minimum", "maximum") for bound in (-3, 0.5, 1)),
+        *({f"exclusive{name}": bound} for name in ("Minimum", "Maximum") for bound in (0.5, 1)),
+        {"required": []}, {"required": ["a"]}, {"required": ["a", "b"]}, {"required": ["c", "a"]},
+        {"multipleOf": 0.5}, {"multipleOf": 7}, {"pattern": "b"}, {"uniqueItems": True},
+        {"propertyNames": {"enum": ["a"]}}, {"dependentRequired": {"b": ["a"]}},
+        {"contains": {"type": "string"}}, {"contains": {"const": 1}, "maxContains": 0},
+        {"prefixItems": [{"type": "integer"}]}, {"items": {"type": "integer"}},
+        {"properties": {"a": {"type": "integer"}}}, {"additionalProperties": False},
+        {"patternProperties": {"^a$": {"type": "string"}}}, {"oneOf": [{"minLength": 2}, True]},
+        {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"maxProperties": 0}},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_constants_are_judged_one_by_one(kept: Any) -> None:
+    """Of the values of an enumeration those are left that match, at the very bound too."""
+    wanted = {"enum": list(VALUES), **kept}
+    judge = Judge(wanted)
+    right = [value for value in VALUES if judge.accepts(value)]
+    constraint = compiled(wanted)
+
+    assert (constraint and accepted(constraint)) == (right or None)
 
 
 @pytest.mark.parametrize(

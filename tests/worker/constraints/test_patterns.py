@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxd_shared.formats import FormatKind
+from mlxd_shared.domain.formats import FormatKind
 from mlxd_worker.constraints.pattern_reader import PATTERN_CHARS_MAX, PatternError, read_pattern
 from mlxd_worker.constraints.patterns import search_pattern, whole_pattern
 from tests.support.constrained import accepts, compiled

@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
-from mlxd_shared.errors import InvalidRequest, QueueFull
-from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.constraints.trials import Trials
+from tests.support.busy_threads import busy_threads
 from tests.support.constrained import demo_tokenizer
 
 
@@ -55,6 +56,15 @@ async def test_a_format_is_compiled_once_for_all_who_ask() -> None:
     assert len(trials.sources) == 1
     assert len(set(map(id, found))) == 1
     assert await room.compiled(constraints, choice("a")) is found[0]
+
+
+@pytest.mark.asyncio
+async def test_a_format_waits_for_no_other_work_on_threads() -> None:
+    """The event loop's own threads may all be at work: a compilation has one of its own."""
+    trials = HeldTrials()
+    trials.go.set()
+    async with busy_threads():
+        assert await CompileRoom(trials=trials).compiled(fresh(), choice("a"))
 
 
 @pytest.mark.asyncio
@@ -103,3 +113,22 @@ async def test_a_bad_format_is_told_to_each_who_asks() -> None:
 
     assert [type(result) for result in results] == [InvalidRequest] * 3
     assert constraints.kept(bad) is None
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_compiled_in_a_room_that_is_closed() -> None:
+    """Whoever asks then, or still waits for a turn, is told that the worker stops."""
+    trials, constraints = HeldTrials(), fresh()
+    room = CompileRoom(compiles_max=1, trials=trials)
+    under_way = asyncio.create_task(room.compiled(constraints, choice("a")))
+    await asyncio.to_thread(trials.begun.acquire)
+    waiting = asyncio.create_task(room.compiled(constraints, choice("b")))
+    await room.close()
+    trials.go.set()
+
+    with pytest.raises(ShuttingDown):
+        await waiting
+    with pytest.raises(ShuttingDown):
+        await room.compiled(constraints, choice("c"))
+    await under_way
+    assert len(trials.sources) == 1

@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 import pytest
 
 from mlxd_shared.config import GIB
 from mlxd_worker.killable.framing import write_message
-from mlxd_worker.killable.pool import Died, Late, Pool, Stop, Stopped
+from mlxd_worker.killable.pool import First, Pool
+from mlxd_worker.killable.questions import Closed, Died, Late, Stop, Stopped, Unready
 
+Check = Callable[[bytes], object]
 LONG_S = 60.0
 """More than any answer here takes."""
 TOO_MUCH = 1 << 62 if sys.platform == "darwin" else 2 * GIB  # there nothing bounds address space
@@ -130,8 +133,10 @@ async def test_who_leaves_a_thread_that_asks_stops_nothing(pool: Pool, tmp_path:
 
 
 @pytest.mark.asyncio
-async def test_close_ends_children_idle_and_asked(pool: Pool, tmp_path: Path) -> None:
-    """Those that wait end at once, one that is asked with its answer; none comes back."""
+async def test_close_ends_children_idle_and_asked_and_starts_none(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """All are gone once it returns; whoever asked one is told why, and so is whoever asks later."""
     path = tmp_path / "answer"
     os.mkfifo(path)
     busy = pid(pool)
@@ -141,12 +146,79 @@ async def test_close_ends_children_idle_and_asked(pool: Pool, tmp_path: Path) ->
 
     pool.close()
     assert is_gone(idle)
-    assert not is_gone(busy)
-
-    writing.write(b"said")
-    writing.close()
-    assert await asking == b"said"
     assert is_gone(busy)
+    writing.close()
+    with pytest.raises(Closed):
+        await asking
+    with pytest.raises(Closed):
+        pid(pool)
+
+
+class LateTimer(threading.Timer):
+    """One that goes off all the same when it is cancelled, and again when it is let."""
+
+    made: ClassVar[list[LateTimer]] = []
+
+    def __init__(self, interval: float, function: Callable[[], None]) -> None:
+        super().__init__(interval, function)
+        self.made.append(self)
+
+    def cancel(self) -> None:
+        """Go off first, as one does that has begun to."""
+        self.function()
+        super().cancel()
+
+
+def test_a_timer_that_comes_late_kills_nobody() -> None:
+    """Its question is answered: the child is another's by then, who waits for its own answer."""
+    LateTimer.made.clear()
+    pool = Pool(command(), timer=LateTimer)
+    try:
+        first = pid(pool)
+        LateTimer.made[0].function()
+        assert pid(pool) == first
+    finally:
+        pool.close()
+
+
+def test_a_child_that_is_killed_as_it_answers_is_asked_nothing_more(tmp_path: Path) -> None:
+    """Its answer is whole, and still it is gone, be it seen or not: the next one has another."""
+    LateTimer.made.clear()
+    pool, path = Pool(command(), timer=LateTimer), tmp_path / "answer"
+    os.mkfifo(path)
+    first = pid(pool)
+
+    def answer() -> None:
+        with path.open("wb"):  # the child reads it, so the question's timer runs
+            LateTimer.made[-1].function()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with pytest.raises(Late):
+            asked(pool, b"read " + bytes(path))
+        assert is_gone(first)
+        assert pid(pool) != first
+    finally:
+        thread.join()
+        pool.close()
+
+
+def test_a_timer_that_cannot_be_started_leaves_no_child() -> None:
+    """No thread for it: the question fails, and its child is ended."""
+
+    class Refused(LateTimer):
+        """As where there is no thread left."""
+
+        def start(self) -> None:
+            """Fail."""
+            raise RuntimeError
+
+    pool = Pool(command(), timer=Refused)
+    with pytest.raises(RuntimeError):
+        pid(pool)
+    assert not pool._children
+    pool.close()
 
 
 def test_a_child_bounds_its_own_time() -> None:
@@ -167,21 +239,54 @@ def test_a_child_ends_with_its_input() -> None:
     assert child.returncode == 0
 
 
+def first(question: bytes, *, limit_s: float = LONG_S, check: Check = bytes) -> First:
+    return First(lambda: question, limit_s, check)
+
+
 def test_every_child_is_told_first_what_all_are_told() -> None:
     """Once, before its first question, and again where another has to be started."""
-    pool = Pool(command(), first=b"say first", first_s=LONG_S)
-    late = Pool(command(), first=b"hang", first_s=0.1)
+    heard: list[bytes] = []
+    pool = Pool(command(), first=first(b"say first", check=heard.append))
     try:
-        first = pid(pool)
-        assert pid(pool) == first
+        child = pid(pool)
+        assert pid(pool) == child
+        assert heard == [b"first"]
         pool.rest()
-        assert is_gone(first)
+        assert is_gone(child)
         assert asked(pool, b"say hello") == b"hello"
-        with pytest.raises(Late):
-            asked(late, b"say hello")
+        assert heard == [b"first"] * 2
     finally:
         pool.close()
-        late.close()
+
+
+@pytest.mark.parametrize(("question", "is_late"), [(b"hang", True), (b"die", False)])
+def test_what_befalls_a_child_at_first_is_not_the_questions(
+    question: bytes, *, is_late: bool
+) -> None:
+    """Late or dead before it was asked anything is an error of its own; no child remains."""
+    limit_s = 0.1 if is_late else LONG_S
+    pool = Pool(command(), first=first(question, limit_s=limit_s))
+    with pytest.raises(Unready) as caught:
+        asked(pool, b"say hello")
+    assert caught.value.is_late == is_late
+    assert not pool._children
+    pool.close()
+
+
+def test_a_child_whose_first_answer_will_not_do_is_ended() -> None:
+    """With the error of whoever checks it; nothing else is asked of it."""
+
+    class UselessError(Exception):
+        """Ours."""
+
+    def refuse(answer: bytes) -> None:
+        raise UselessError(answer)
+
+    pool = Pool(command(), first=first(b"say first", check=refuse))
+    with pytest.raises(UselessError):
+        asked(pool, b"die")
+    assert not pool._children
+    pool.close()
 
 
 def test_a_question_that_is_stopped_ends_its_child_or_never_begins(

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from mlxd_shared import config
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.room import TokenRoom
 from tests.worker.made_tokenizers import byte_level
 
@@ -47,7 +47,7 @@ async def test_what_is_longer_or_takes_more_is_a_childs(text: str, *, modest: bo
         await room.encoded(tokenizer, text, field="text", kind="tokenize")
     with pytest.raises(FileNotFoundError):
         await room.encoded_chat(tokenizer, text, nonce="1", encode=list, steering={})
-    room.forget()
+    await room.close()
 
 
 class Held:

@@ -16,7 +16,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from mlxd_shared import config
-from mlxd_worker.tokenizer_files import load_tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 def told(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_worker.tokenizer_files import load_tokenizer
-from mlxd_worker.tokenizing.rules import check_tokenizer, read_settings
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_worker.text.rules import check_tokenizer, read_settings
+from mlxd_worker.tokenizing.files import load_tokenizer
 from mlxd_worker.tokenizing.trial import try_tokenizer
 from tests.real_inputs import real_input
 from tests.support.trained import DEMO

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mlxd_shared.errors import QueueFull
+from mlxd_shared.domain.errors import QueueFull
 from mlxd_worker.tokenizing.turns import Turns
 
 

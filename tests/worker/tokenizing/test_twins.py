@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_worker.tokenizer_files import load_tokenizer
-from mlxd_worker.tokenizing.twins import twin_of
+from mlxd_worker.text.twins import twin_of
+from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.real_inputs import real_input
 from tests.support.trained import DEMO
 from tests.worker.chat.test_control_tokens import made

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
+from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
+from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
+from mlxd_worker.cache.arenas.table import RowTable
 from mlxd_worker.cache.base import (
     Change,
     Clear,
@@ -25,12 +28,10 @@ from mlxd_worker.cache.base import (
     RowError,
     RowId,
 )
-from mlxd_worker.cache.contents import RowContents
-from mlxd_worker.cache.layout import Layout, arrange, group_of
-from mlxd_worker.cache.plan import Chunk, StepPlan
-from mlxd_worker.cache.shapes import AttentionShape, all_shapes
-from mlxd_worker.cache.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
-from mlxd_worker.cache.table import RowTable
+from mlxd_worker.cache.kept.contents import RowContents
+from mlxd_worker.cache.layers.shapes import AttentionShape, all_shapes
+from mlxd_worker.cache.layers.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
+from mlxd_worker.kernels.device import runs_cpu
 
 
 class RowCaches:
@@ -55,8 +56,11 @@ class RowCaches:
         attention to a multiple of 32 positions, 19 to 256).
         """
         self.layers = tuple(layers)
-        on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self.bounded_shapes = not on_cpu if bounded_shapes is None else bounded_shapes
+        self.standard = all(
+            layer is not None and layer.kind is Kind.STANDARD for layer in self.layers
+        )
+        """Whether every layer keeps all keys and values as they are."""
+        self.bounded_shapes = not runs_cpu() if bounded_shapes is None else bounded_shapes
         self.table = RowTable(
             context_max=context_max,
             rows_max=rows_max,
@@ -134,13 +138,17 @@ class RowCaches:
         """
         self.reserve_all({row: tokens})
 
-    def reserve_all(self, wanted: Mapping[RowId, int]) -> None:
+    def reserve_all(
+        self, wanted: Mapping[RowId, int], *, before: Callable[[], None] | None = None
+    ) -> None:
         """Make sure that each row can hold its tokens; those that cross together do so at once.
+
+        before: called before any array is changed, and only then.
 
         Raises:
             RowError: unknown row, or tokens out of range.
         """
-        self._apply(self.table.reserve(wanted))
+        self._change(self.table.reserve(wanted), before)
 
     def leave(self, row: RowId) -> None:
         """Free a row's place; an arena without rows is kept for others while there is room.
@@ -156,10 +164,7 @@ class RowCaches:
 
         before: called before any array is changed, and only then.
         """
-        changes = self.table.tend()
-        if changes and before is not None:
-            before()
-        self._apply(changes)
+        self._change(self.table.tend(), before)
 
     def rest(self) -> None:
         """Release the arenas that are kept for rows to come."""
@@ -250,6 +255,11 @@ class RowCaches:
         """Return the bytes of an arena of such a shape, in all layers."""
         by_slot = (s for s in self._stateful if s.kind is not Kind.RECURRENT)
         return sum(layer.slot_nbytes(arena.capacity) * arena.slots for layer in by_slot)
+
+    def _change(self, changes: Sequence[Change], before: Callable[[], None] | None) -> None:
+        if changes and before is not None:
+            before()
+        self._apply(changes)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         for layer in self._stateful:

@@ -13,7 +13,7 @@ import string
 from dataclasses import dataclass
 from typing import Final
 
-from mlxd_shared.chats import ToolCall
+from mlxd_shared.domain.chats import ToolCall
 from mlxd_worker.chat.parsing.pieces import Called, Parser, Piece, Said
 
 _LETTERS: Final = string.ascii_letters + string.digits

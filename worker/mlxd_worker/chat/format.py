@@ -10,12 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mlxd_shared import config
-from mlxd_shared.chats import (
+from mlxd_shared.domain.chats import (
     ASSISTANT,
     Chat,
     ChatMessage,
@@ -23,11 +23,11 @@ from mlxd_shared.chats import (
     json_object,
     refuse_half_characters,
 )
-from mlxd_shared.errors import InvalidRequest
-from mlxd_worker.chat.control_tokens import ControlTokens, new_nonce
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
 from mlxd_worker.chat.template_files import ChatTemplate
-from mlxd_worker.tokenizer import Tokenizer, library_faults
+from mlxd_worker.text.control_tokens import ControlTokens, new_nonce
+from mlxd_worker.text.tokenizer import Tokenizer, library_faults
 
 TAIL_CHARS: Final = 64
 """Of a prompt, enough to see whether it ends with a mark."""
@@ -50,7 +50,7 @@ class Job:
 class ChatPrompt:
     """A conversation as the model reads it."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     text: str
     """Likewise; spellings in it may be a person's."""
     tail: str = ""
@@ -146,8 +146,10 @@ class ChatFormat:
         with library_faults("cannot read a chat"):
             return self.control.encode(rendered, nonce)
 
-    def prompt(self, rendered: str, nonce: str, ids: tuple[int, ...] | None = None) -> ChatPrompt:
+    def prompt(self, rendered: str, nonce: str, ids: Sequence[int] | None = None) -> ChatPrompt:
         """Return the prompt of a rendered job; `ids` are its, None: find them here.
+
+        It takes time in proportion to the text.
 
         Raises:
             InvalidRequest, InvalidModel: as `check_length` and `encode`.

@@ -3,6 +3,8 @@
 Invariants:
 - At most CHAT_RENDERS_MAX conversations are rendered at once, whoever has left meanwhile, and at
   most CHAT_RENDERS_WAITING_MAX more wait.
+- The event loop looks at no text that was rendered, nor at its ids: whatever takes time in
+  proportion to them is done on the thread that asked for the text, or that has the ids found.
 - A rendering is over after CHAT_RENDER_S: its child is killed then, and replaced when needed.
 """
 
@@ -11,17 +13,25 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from mlxd_shared import config
-from mlxd_shared.chats import Chat
-from mlxd_shared.errors import QueueFull
+from mlxd_shared.domain.chats import Chat
+from mlxd_shared.domain.errors import QueueFull, ShuttingDown
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.trouble import Trouble
-from mlxd_worker.killable.pool import Died, Late, Pool
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.tokenizing.room import TokenRoom
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.chat.render_process")
+
+_Rendered = tuple[str, str, ChatPrompt]
+"""A text, what marks people's parts in it, and the prompt that it makes, without its ids."""
 
 
 class RenderRoom:
@@ -37,10 +47,13 @@ class RenderRoom:
         """Start no process yet."""
         self._children = Pool(COMMAND)
         self._turns = asyncio.Semaphore(renders_max)
+        # Of their own: the event loop's are few, and whoever has other work there would wait.
+        self._threads = ThreadPoolExecutor(renders_max, "render")
         self._room = renders_max + waiting_max
         self._waiting_max = waiting_max
         self._limit_s = limit_s
         self._tokens = TokenRoom()
+        self._closed = False
 
     async def rendered(
         self, wanted: ChatFormat, chat: Chat, tokens: TokenRoom | None = None
@@ -53,6 +66,7 @@ class RenderRoom:
             InvalidRequest: the template refuses it, fails on it, or takes too long.
             InvalidModel: the template is none; names the file.
             QueueFull: too many wait.
+            ShuttingDown: the room is closed.
         """
         if self._room == 0:
             raise QueueFull("conversations to render", self._waiting_max)
@@ -63,10 +77,9 @@ class RenderRoom:
             self._room += 1
             raise
         # It keeps its turn to its end, whoever has left: a thread cannot be stopped.
-        task = asyncio.create_task(asyncio.to_thread(self._render, wanted, chat))
+        task = asyncio.create_task(self._rendered(wanted, chat))
         task.add_done_callback(self._over)
-        text, nonce = await asyncio.shield(task)
-        wanted.check_length(text, nonce)
+        text, nonce, prompt = await asyncio.shield(task)
         ids = await (tokens or self._tokens).encoded_chat(
             wanted.tokenizer,
             text,
@@ -74,21 +87,30 @@ class RenderRoom:
             encode=lambda: wanted.encode(text, nonce),
             steering=wanted.steering,
         )
-        return wanted.prompt(text, nonce, tuple(ids))
+        return replace(prompt, ids=ids)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the children; nothing is rendered any more."""
-        self._children.close()
-        self._tokens.forget()
+        self._closed = True
+        await asyncio.to_thread(self._children.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._tokens.close()
 
-    def _over(self, task: asyncio.Task[tuple[str, str]]) -> None:
+    def _over(self, task: asyncio.Task[_Rendered]) -> None:
         self._turns.release()
         self._room += 1
         if not task.cancelled():
             task.exception()  # whoever waits has it; where nobody does, nobody is to be warned
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str]:
-        """Return the text, and what marks people's parts in it."""
+    async def _rendered(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
+        if self._closed:
+            raise ShuttingDown
+        loop = asyncio.get_running_loop()
+        work = partial(self._render, wanted, chat)
+        return await loop.run_in_executor(self._threads, copy_context().run, work)
+
+    def _render(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
+        """Return a conversation's text, and its prompt but for the ids."""
         job = wanted.job(chat)
         asked = {
             "template": job.template,
@@ -104,7 +126,11 @@ class RenderRoom:
         except Died:
             problem = "takes more memory than there is for it"
             raise Trouble("bound", problem).error(job.file, job.nonce) from None
+        except Closed:
+            raise ShuttingDown from None
         outcome: dict[str, Any] = json.loads(answer)
         if "text" not in outcome:
             raise Trouble(**outcome).error(job.file, job.nonce)
-        return str(outcome["text"]), job.nonce
+        text = str(outcome["text"])
+        wanted.check_length(text, job.nonce)
+        return text, job.nonce, wanted.prompt(text, job.nonce, ())

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import CHAT_TEMPLATE_CHARS_MAX
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_source import Source, files_of
-from mlxd_shared.stored_files import StoredFiles
+from mlxd_shared.domain.errors import InvalidModel
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOOL_FILE: Final = "additional_chat_templates/tool_use.jinja"

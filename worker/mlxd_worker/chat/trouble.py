@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_worker.chat.template_files import FIELD, TEMPLATE_FILE, TOOL_FILE
 
 

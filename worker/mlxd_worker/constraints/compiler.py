@@ -18,26 +18,26 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
 from mlxd_worker.constraints.json_schema import read_schema
 from mlxd_worker.constraints.lark import to_lark
-from mlxd_worker.constraints.limits import (
+from mlxd_worker.constraints.pattern_reader import PatternError
+from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
+from mlxd_worker.constraints.schema_places import SchemaError
+from mlxd_worker.constraints.trials import TrialError, Trials
+from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
+from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.engine.masks.limits import (
     HEADER,
     JSON_START,
     REASON_CHARS_MAX,
     limits_of,
     reason,
 )
-from mlxd_worker.constraints.pattern_reader import PatternError
-from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
-from mlxd_worker.constraints.schema_places import SchemaError
-from mlxd_worker.constraints.trials import TrialError, Trials
-from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
-from mlxd_worker.engine.constraint import Constraint
-from mlxd_worker.spelling import UnknownDecoder
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.text.spelling import UnknownDecoder
+from mlxd_worker.text.tokenizer import Tokenizer
 
 BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.

@@ -11,13 +11,16 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidRequest, QueueFull
-from mlxd_shared.formats import ResponseFormat
+from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
+from mlxd_shared.domain.formats import ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints, field_of
 from mlxd_worker.constraints.trials import Trials
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_worker.engine.masks.constraint import Constraint
 
 _Wanted = tuple[Constraints, ResponseFormat]
 
@@ -36,10 +39,13 @@ class CompileRoom:
         """Compile nothing yet."""
         self._trials = trials or Trials()
         self._turns = asyncio.Semaphore(compiles_max)
+        # Of their own: the event loop's are few, and whoever has other work there would wait.
+        self._threads = ThreadPoolExecutor(compiles_max, "compile")
         self._tasks_max = compiles_max + waiting_max
         self._waiting_max = waiting_max
         self._wait_s = wait_s
         self._tasks: dict[_Wanted, asyncio.Task[Constraint]] = {}
+        self._closed = False
 
     async def compiled(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
         """Return a format compiled for a model; at once where it is kept.
@@ -47,6 +53,7 @@ class CompileRoom:
         Raises:
             InvalidRequest: it makes no sense, is not served, or takes too long to compile.
             QueueFull: too many wait.
+            ShuttingDown: the room is closed.
         """
         found = constraints.kept(wanted)
         if found is not None:
@@ -58,9 +65,11 @@ class CompileRoom:
             raise InvalidRequest.of(field_of(wanted.kind), problem)
         return task.result()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the processes that try grammars out; nothing is compiled any more."""
-        self._trials.close()
+        self._closed = True
+        await asyncio.to_thread(self._trials.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, constraints: Constraints, wanted: ResponseFormat) -> asyncio.Task[Constraint]:
         if len(self._tasks) >= self._tasks_max:
@@ -72,7 +81,11 @@ class CompileRoom:
 
     async def _compile(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
         async with self._turns:
-            return await asyncio.to_thread(constraints.compile, wanted, self._trials)
+            if self._closed:
+                raise ShuttingDown
+            loop = asyncio.get_running_loop()
+            work = partial(constraints.compile, wanted, self._trials)
+            return await loop.run_in_executor(self._threads, copy_context().run, work)
 
     def _forget(self, key: _Wanted, task: asyncio.Task[Constraint]) -> None:
         del self._tasks[key]

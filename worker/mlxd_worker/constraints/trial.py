@@ -13,7 +13,7 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer
 
 from mlxd_shared import config
-from mlxd_worker.constraints.limits import limits_of
+from mlxd_worker.engine.masks.limits import limits_of
 from mlxd_worker.killable.process import serve
 
 BYTES: Final = 256

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from mlxd_worker.killable.pool import Died, Late, Pool
+from mlxd_shared.domain.errors import ShuttingDown
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Closed, Died, Late
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.constraints.trial")
 
@@ -26,6 +28,7 @@ class Trials:
 
         Raises:
             TrialError: it took longer than `limit_s`, or ended the process.
+            ShuttingDown: the children were ended.
         """
         try:
             return self._children.ask(source.encode(), limit_s=limit_s).decode()
@@ -34,7 +37,9 @@ class Trials:
         except Died:
             problem = "takes more memory, or a deeper stack, than there is for it"
             raise TrialError(problem) from None
+        except Closed:
+            raise ShuttingDown from None
 
     def close(self) -> None:
-        """End the children; a trial that runs comes to its end first."""
+        """End the children, in the middle of a trial too; start none any more. Waits for it."""
         self._children.close()

@@ -3,7 +3,7 @@
 Invariants:
 - Synchronous and on one thread; it never waits for a client. For masks, which other threads make,
   a step waits at most CONSTRAINT_MASK_WAIT_S, and twice in all: the rows whose masks take longer
-  sit steps out (`advance`), with their last tokens not judged yet.
+  sit steps out (`advance`). What they have drawn is told as soon as their constraints have it.
 - At most `rows_max` rows hold caches; at most `waiting_max` more streams wait (`waiting`).
 - A step evaluates at most one whole chunk of prompt tokens (`prefilling`, `pacing`), so whoever is
   cancelled, or whose deadline has passed, is gone within one chunk. A stream whose deadline passes
@@ -24,26 +24,24 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mlxd_shared import config
-from mlxd_shared.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
-from mlxd_shared.logs import get_logger
+from mlxd_shared.domain.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
+from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.prefix import PrefixCache
+from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
-from mlxd_worker.engine.constraint import Advance
-from mlxd_worker.engine.drawing import Drawn
-from mlxd_worker.engine.forward import Carried
-from mlxd_worker.engine.mask_threads import MaskThreads
+from mlxd_worker.engine.masks.constraint import Advance
+from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer, chunk_widths
 from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.sampler import TOKEN_INVALID
-from mlxd_worker.engine.speculation.speculator import Speculator
-from mlxd_worker.engine.speculation.verify import Run, settle
+from mlxd_worker.engine.sampling.drawing import Drawn
+from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
+from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, settle
 from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.engine.waiting import WaitingQueue
-from mlxd_worker.models.base import Model
+from mlxd_worker.models.base import Passes
 
 MakeDecoder = Callable[[Submit], TextDecoder]
 """Returns a fresh decoder for one stream."""
@@ -85,18 +83,18 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: Passes,
         caches: RowCaches,
         make_decoder: MakeDecoder,
         limits: Limits,
         *,
+        stepper: Stepper,
         prefix: PrefixCache | None = None,
-        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the model's caches over; they must hold no rows. `prefix` is None for none.
 
-        speculator: None where rows guess nothing unless their requests ask for it.
+        stepper: what steps the rows of these caches (`stepping.choose`).
         """
         self.limits = limits
         self._model = model
@@ -112,13 +110,15 @@ class Engine:
             chunk_tokens=limits.prefill_chunk_tokens,
             widths=chunk_widths(limits.prefill_chunk_tokens) if caches.bounded_shapes else (),
         )
-        self._speculator = speculator or Speculator(model, caches, clock=clock, depth_default=0)
+        self._stepper = stepper
         self._masks = MaskThreads(limits.mask_threads, clock=clock)
         self._unjudged: dict[StreamId, Run] = {}
         """What was drawn for rows whose constraints have to go on first."""
         self._decoded_s = 0.0
         """When the last decode step was told: one that is ahead counts from then."""
-        self._prefill = Prefill(model, caches, self._prefix, self._pacer, clock)
+        self._prefill = Prefill(
+            model, caches, self._prefix, self._pacer, clock, joins=stepper.joins
+        )
 
     @property
     def busy(self) -> bool:
@@ -128,7 +128,7 @@ class Engine:
     @property
     def can_guess(self) -> bool:
         """Whether the model's caches can take wrong guesses back."""
-        return self._speculator.available
+        return self._stepper.guesses
 
     @property
     def streams(self) -> int:
@@ -178,17 +178,17 @@ class Engine:
     def step(self) -> None:
         """Do one round; returns after at most one whole chunk and one decode step."""
         self._drop_late(self._clock())
-        decoder = self._speculator.decoder
+        stepper = self._stepper
         if not any(row.decoding and row.advance is None for row in self._rows.values()):
-            decoder.drop()  # rows whose masks are being made take up nothing
-        if decoder.ahead and not self._calm:
+            stepper.drop()  # rows whose masks are being made take up nothing
+        if stepper.ahead and not self._calm:
             self._decode_all(())  # what is under way is told before prompts take their time
         else:
             self._admit()
             carried = self._prefill.run(tuple(self._rows.values()))
             self._end_embedded()
             self._decode_all(carried)
-        self._caches.tend(before=decoder.rest)
+        self._caches.tend(before=stepper.rest)
 
     @property
     def _calm(self) -> bool:
@@ -252,7 +252,7 @@ class Engine:
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
-        started_s = self._decoded_s if self._speculator.decoder.ahead else self._clock()
+        started_s = self._decoded_s if self._stepper.ahead else self._clock()
         self._go_on(started_s)
         rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
         drawing = [*rows, *(it.row for it in carried if it.draws)]
@@ -264,7 +264,7 @@ class Engine:
             if not carried and self._rows and all(row.decoding for row in self._rows.values()):
                 self._masks.wait_for_any(self._advances())
             return
-        runs = self._speculator.decode(rows, ahead=self._calm, carried=carried)
+        runs = self._stepper.step(rows, ahead=self._calm, carried=carried)
         now_s = self._clock()
         self._prefill.carried(carried)
         for run in runs:
@@ -283,25 +283,25 @@ class Engine:
         return [row.advance for row in self._rows.values() if row.advance is not None]
 
     def _go_on(self, now_s: float) -> None:
-        """Judge what was drawn for the rows whose masks are there, or will never be."""
+        """Judge what was drawn, and let rows whose masks are there draw, or whose never will be."""
         advances = self._advances()
         if not advances:
             return
         self._masks.wait(advances)
         for row in list(self._rows.values()):
-            advance = row.advance
-            if advance is None or not (advance.done or advance.is_late(now_s)):
+            advance, stream = row.advance, row.request.stream
+            if advance is None:
                 continue
-            run = self._unjudged.pop(row.request.stream, None)
-            if run is not None:
-                self._emit(run, now_s)
-            else:
-                self._begin(row)
+            late, done = advance.is_late(now_s), advance.done
+            if (late or advance.arrived) and stream in self._unjudged:
+                self._emit(self._unjudged.pop(stream), now_s)
+            if (late or done) and stream in self._rows:
+                self._let_draw(row)
 
-    def _begin(self, row: Row) -> None:
-        """Let a resumed row draw; where it cannot go on, end it alone."""
+    def _let_draw(self, row: Row) -> None:
+        """Have a row take part in steps again; where it cannot go on, end it alone."""
         try:
-            row.begin()
+            row.go_on()
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
             row.request.sink.put(_failure(row.request, error))
             self._release(row.request.stream)

@@ -12,7 +12,7 @@ import math
 
 import mlx.core as mx
 
-from mlxd_shared.requests import Pooling
+from mlxd_shared.domain.requests import Pooling
 
 
 class Pool:

@@ -19,15 +19,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from mlxd_shared.logs import get_logger
+from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.prefix import PrefixCache
+from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.forward import Carried, joins_passes, prefill
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.stepping.base import Carried
+from mlxd_worker.engine.stepping.forward import prefill
 from mlxd_worker.engine.waiting import Turns
-from mlxd_worker.models.base import Model
+from mlxd_worker.models.base import Passes
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""
@@ -50,12 +51,18 @@ class Prefill:
 
     def __init__(
         self,
-        model: Model,
+        model: Passes,
         caches: RowCaches,
         prefix: PrefixCache,
         pacer: Pacer,
         clock: Callable[[], float],
+        *,
+        joins: bool,
     ) -> None:
+        """Read the prompts of rows of `caches`.
+
+        joins: whether a step's pass takes a prompt's tokens along.
+        """
         self._model = model
         self._caches = caches
         self._prefix = prefix
@@ -64,7 +71,7 @@ class Prefill:
         self._turns = Turns()
         self._known: dict[RowId, int] = {}
         self._known_version = -1
-        self._joins = joins_passes(model, caches)
+        self._joins = joins
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
     def run(self, rows: Sequence[Row]) -> list[Carried]:

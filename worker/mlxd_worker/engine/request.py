@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
-from mlxd_shared.cache_reasons import CacheReason
-from mlxd_shared.errors import MlxdError
-from mlxd_shared.requests import FinishReason, Pooling, Sampling
-from mlxd_worker.engine.constraint import Constraint
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.requests import FinishReason, Pooling, Sampling
+from mlxd_worker.engine.masks.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
 """Names a stream within one engine; never used twice."""

@@ -9,8 +9,9 @@ Invariants:
 - Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
 - A token's log-probabilities go with its id, never later, whatever text is held back.
 - prompt + generated never exceed the context: the last generated token is never evaluated.
-- A row whose constraint has to go on first (`advance`) draws nothing meanwhile, and its last token
-  is not judged yet.
+- A row whose constraint has to go on first (`advance`) draws nothing meanwhile. Its last token is
+  judged when the constraint has taken it, before the mask behind it is there: a stream that ends
+  with it neither waits for that one nor fails by it.
 - A resumed row has the state of one that has drawn the tokens before itself: its text, penalties,
   constraint and positions go on where they stood.
 """
@@ -20,16 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlxd_shared.cache_reasons import CacheReason
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.requests import FinishReason
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import FinishReason
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.engine.constraint import Advance, Matcher
-from mlxd_worker.engine.masks import AllowedTokens
-from mlxd_worker.engine.penalties import RecentTokens
+from mlxd_worker.engine.masks.constraint import Advance, Matcher
+from mlxd_worker.engine.masks.masks import AllowedTokens
 from mlxd_worker.engine.pooling import Pool
 from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
-from mlxd_worker.engine.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
+from mlxd_worker.engine.sampling.penalties import RecentTokens
+from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
 from mlxd_worker.engine.text import Piece, TextStream
 
 
@@ -88,7 +89,7 @@ class Row:
         if self.request.constraint is not None:
             self.matcher = self.request.constraint.start()
             if self.output:
-                self.advance = Advance(self.matcher, tuple(self.output))
+                self.advance = Advance(self.matcher, tuple(self.output), draws=self.left > 0)
 
     @property
     def generated(self) -> int:
@@ -181,24 +182,29 @@ class Row:
     def follow(self, token_id: int) -> Advance | None:
         """Return what the constraint has to do before a drawn token can be judged; None: nothing.
 
-        While there is something to do, the row takes no part in steps.
+        Until `go_on` the row takes no part in steps.
         """
         if self.matcher is not None and token_id >= 0:
+            draws = self.left > 1
             if self.forcing:
-                self.advance = Advance(self.matcher, (self.request.forced[self.generated],))
+                forced = (self.request.forced[self.generated],)
+                self.advance = Advance(self.matcher, forced, draws=draws)
             elif token_id not in self.ends:
-                self.advance = Advance(self.matcher, (token_id,))
+                self.advance = Advance(self.matcher, (token_id,), draws=draws)
         return self.advance
 
-    def begin(self) -> None:
-        """Judge what the constraint makes of the tokens that the row resumes from.
+    def go_on(self) -> None:
+        """Take part in steps again, now that the constraint is where the next token is drawn.
 
         Raises:
-            Exception: whatever it is, it concerns this row alone.
+            Exception: it cannot be drawn; whatever it is, it concerns this row alone.
         """
-        advance = self._advanced()
-        assert advance is not None, "nothing to judge"
-        self._check_replayed(0, advance)
+        advance, self.advance = self.advance, None
+        assert advance is not None, "nothing was waited for"
+        if not self.drawn:
+            advance.check()
+            self._check_replayed(0, advance)  # drawn tokens are judged by `take`
+        advance.check_mask()
 
     def take(
         self, token_id: int, now_s: float, logprobs: PositionLogprobs | None = None
@@ -211,10 +217,12 @@ class Row:
         Raises:
             ArithmeticError: the logits cannot be drawn from; the model is at fault.
             InvalidRequest: what the request asks for leaves no token to draw, cannot have led to
-                the token that is forced, or has masks beyond their bounds.
+                the token that is forced, or has a constraint beyond its bounds.
         """
         self._next_draw = None
-        advance = self._advanced()
+        advance = self.advance
+        if advance is not None:
+            advance.check()
         if token_id == TOKEN_INVALID:
             raise ArithmeticError("the model's logits are not numbers")
         if token_id == TOKEN_NONE:
@@ -237,7 +245,7 @@ class Row:
         piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
         if piece.stop is not None:
             return self._finished(FinishReason.STOP_STRING, (token_id,), piece, logprobs=told)
-        reason = self._exhausted()
+        reason = self._exhausted(advance)
         if reason is None:
             return Tokens(offset, (token_id,), piece.text, told)
         tail = self.text.finish()
@@ -269,17 +277,6 @@ class Row:
         assert self.pool is not None, "a row that generates"
         vector = self.pool.vector(len(self.request.prompt))
         return Finished(0, (), "", FinishReason.EOS, self.usage(), embedding=vector)
-
-    def _advanced(self) -> Advance | None:
-        """Return what the constraint has been at; it is over with it.
-
-        Raises:
-            Exception: the constraint cannot go on.
-        """
-        advance, self.advance = self.advance, None
-        if advance is not None:
-            advance.check()
-        return advance
 
     def _take_forced(self, advance: Advance | None) -> Tokens:
         index = self.generated
@@ -334,13 +331,9 @@ class Row:
         most = self.request.max_tokens
         return left if most is None else min(left, most - self.generated)
 
-    def _complete(self, generated: int) -> bool:
-        """Tell whether so many tokens are all that the constraint allows."""
-        over = self.matcher is not None and self.matcher.is_over
-        return over and generated >= self.request.min_tokens
-
-    def _exhausted(self) -> FinishReason | None:
-        if self._complete(self.generated):
+    def _exhausted(self, advance: Advance | None) -> FinishReason | None:
+        over = advance is not None and advance.over_after is not None
+        if over and self.generated >= self.request.min_tokens:
             return FinishReason.EOS
         if self.generated == self.request.max_tokens:
             return FinishReason.LENGTH

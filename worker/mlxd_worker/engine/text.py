@@ -22,7 +22,7 @@ AUTOMATA_KEPT_MAX: Final = 64
 class TextDecoder(Protocol):
     """Incremental decoding of ids into whole characters, for one stream.
 
-    Real: `mlxd_worker.tokenizer.Detokenizer`. The tests also use one that is a plain table.
+    Real: `mlxd_worker.text.tokenizer.Detokenizer`. The tests also use one that is a plain table.
     """
 
     def push(self, token_id: int) -> str:

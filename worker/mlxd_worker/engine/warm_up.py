@@ -11,22 +11,24 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
-from mlxd_worker.engine.compiled import CompiledModel
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.engine.stepping.compiled import CompiledModel
+from mlxd_worker.models.base import Batch, Passes
 
 _ROW, _OTHER = RowId(-1), RowId(-2)
 """No stream's rows."""
 
 
-def warm_shapes(model: Model, caches: RowCaches) -> int:
+def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | None = None) -> int:
     """Run each of the caches' shapes once; return how many there were. No row may be there.
 
-    Engine thread; seconds on a GPU that has to build its kernels.
+    Engine thread; seconds on a GPU that has to build its kernels. compiled: the same model, where
+    its steps are compiled: then a lone row is run both as such and like one of several.
     """
     if not caches.bounded_shapes:
         return 0
+    model = model if compiled is None else compiled
     guesses = Kind.RECURRENT not in caches.contents.kinds
     shapes = [shape for shape in caches.shapes() if guesses or shape.width != WIDE_WIDTH]
     for shape in shapes:
@@ -35,12 +37,14 @@ def warm_shapes(model: Model, caches: RowCaches) -> int:
             _run_wide(model, caches, shape)
         else:
             _run(model, caches, shape, offset=0)
+            if compiled is not None and shape.width == 1 and shape.slots > 1:
+                _run_all_slots(compiled, caches)
         caches.leave(_ROW)
     _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
     return len(shapes)
 
 
-def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
+def _warm_wrapped(model: Passes, caches: RowCaches, widths: list[int]) -> None:
     """Run the chunks' shapes of sliding windows that have gone around: those of a row beyond."""
     windows = [
         layer for layer in caches.layers if layer is not None and layer.kind is Kind.ROTATING
@@ -58,7 +62,7 @@ def _warm_wrapped(model: Model, caches: RowCaches, widths: list[int]) -> None:
     caches.leave(_ROW)
 
 
-def _run_wide(model: Model, caches: RowCaches, shape: AttentionShape) -> None:
+def _run_wide(model: Passes, caches: RowCaches, shape: AttentionShape) -> None:
     """Run a step in which rows guess: of two, since a single row's is that of a chunk."""
     joined = caches.join(_OTHER, tokens=min(shape.capacity, caches.table.context_max))
     assert joined, "such a shape has a second slot"
@@ -72,7 +76,7 @@ def _run_wide(model: Model, caches: RowCaches, shape: AttentionShape) -> None:
     caches.leave(_OTHER)
 
 
-def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
+def _run(model: Passes, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:
     """Run one pass of a shape, as wide as the row's capacity allows; return the row's offset."""
     tokens = min(shape.width, shape.capacity - offset, caches.table.context_max - offset)
     if tokens <= 0:
@@ -80,9 +84,12 @@ def _run(model: Model, caches: RowCaches, shape: AttentionShape, *, offset: int)
     hidden = model.forward(Batch.prefill([0] * tokens, offset, _ROW), caches)
     if shape.width == 1:
         mx.eval(model.logits(hidden))
-        if isinstance(model, CompiledModel) and shape.slots > 1:
-            mx.eval(caches.state())
-            again = Batch.prefill([0] * tokens, offset + tokens, _ROW)
-            mx.eval(model.logits(model.forward_all_slots(again, caches)))
     mx.eval(caches.state())
     return offset + tokens
+
+
+def _run_all_slots(compiled: CompiledModel, caches: RowCaches) -> None:
+    """Run the row's second token as a step of several rows would."""
+    hidden = compiled.forward_all_slots(Batch.prefill([0], 1, _ROW), caches)
+    mx.eval(compiled.logits(hidden))
+    mx.eval(caches.state())

@@ -1,7 +1,8 @@
-"""Whether kernels of our own can run here, and what they have in common.
+"""What computes here, whether kernels of our own can, and what these have in common.
 
 Invariants:
 - A kernel is an alternative to operations that exist: who uses one has them for all other cases.
+- Nobody else compares MLX's default device (`tests/worker/kernels/test_device.py`).
 """
 
 from collections.abc import Callable
@@ -26,7 +27,15 @@ __device__ __forceinline__ void widen(const uint4& packed, float (&values)[8]) {
 """Eight halves, as one thread loads them, to float."""
 
 
+_CPU = mx.Device(mx.cpu)
+
+
+def runs_cpu() -> bool:
+    """Return whether what this thread computes runs on a CPU."""
+    return mx.default_device() == _CPU
+
+
 @cache
 def runs_cuda() -> bool:
     """Return whether this process computes on a CUDA device by default."""
-    return bool(mx.cuda.is_available()) and mx.default_device() != mx.Device(mx.cpu)
+    return bool(mx.cuda.is_available()) and not runs_cpu()

@@ -16,13 +16,15 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_worker.kernels.device import runs_cpu
+
 LOG2_E: Final = math.log2(math.e)
 
 
 @cache
 def by_powers() -> bool:
     """Return whether powers of two are the faster exponentials: on a Linux CPU."""
-    return sys.platform == "linux" and mx.default_device() == mx.Device(mx.cpu)
+    return sys.platform == "linux" and runs_cpu()
 
 
 def sigmoid(array: mx.array) -> mx.array:

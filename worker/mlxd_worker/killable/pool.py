@@ -7,93 +7,54 @@ Invariants:
 - A child answers one question at a time. One that is late, or died of its question, is replaced
   when the next question comes; one that died while idle is replaced before it is asked.
 - A question that is broken off ends its child: nobody meets the answer to another's question.
+- One that was killed, for whatever question, is asked nothing more (`questions`).
 - Children are started when needed, and end with the worker: their standard input closes, whatever
-  happens to it.
+  happens to it. A pool that is closed has none, and starts none.
 """
 
 from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from mlxd_worker.killable.framing import read_message, write_message
+from mlxd_worker.killable.questions import Closed, Died, Late, Stop, Turn, Unready
 
 
-class NoAnswer(Exception):
-    """A question that no child has answered; what that means is for the user to say."""
+@dataclass(frozen=True, slots=True)
+class First:
+    """What every child is asked before anything else."""
 
-
-class Late(NoAnswer):
-    """It took too long, and its child was killed."""
-
-
-class Died(NoAnswer):
-    """Its child ended instead, most often for want of memory or of stack."""
-
-
-class Stopped(NoAnswer):
-    """Whoever asked wants no answer any more."""
-
-
-class Stop:
-    """Ends a question that another thread asks, begun or not. Any thread."""
-
-    def __init__(self) -> None:
-        """Let it be asked."""
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_set = False
-
-    def set(self) -> None:
-        """Kill the child that looks for the answer; let none begin."""
-        with self._lock:
-            self._is_set = True
-            if self._child is not None:
-                self._child.kill()
-
-    def check(self) -> None:
-        """Raise where it is set.
-
-        Raises:
-            Stopped: it is.
-        """
-        with self._lock:
-            if self._is_set:
-                raise Stopped
-
-    def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Know whom to kill.
-
-        Raises:
-            Stopped: it is set already.
-        """
-        with self._lock:
-            if self._is_set:
-                raise Stopped
-            self._child = child
-
-    def forget(self) -> None:
-        """Kill nobody from here on."""
-        with self._lock:
-            self._child = None
+    question: Callable[[], bytes]
+    """Made anew for each child: it may be large, and is held for no longer."""
+    limit_s: float
+    check: Callable[[bytes], object]
+    """Raises where the answer will not do; the child is ended then, and the error is the user's."""
 
 
 class Pool:
     """As many children as threads ask at once. Any thread."""
 
     def __init__(
-        self, command: tuple[str, ...], *, first: bytes | None = None, first_s: float = 0.0
+        self,
+        command: tuple[str, ...],
+        *,
+        first: First | None = None,
+        timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
     ) -> None:
         """Start nothing yet; `command` starts a child, which must `serve` (see `process`).
 
-        first: what every child is asked before anything else, for at most `first_s`; its answer is
-        nobody's.
+        timer: what calls a function after so many seconds.
         """
         self._command = command
         self._first = first
-        self._first_s = first_s
+        self._timer = timer
         self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        """Those that were started and not seen off, the idle ones among them."""
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
@@ -103,80 +64,113 @@ class Pool:
         Raises:
             Late: it took longer than `limit_s`.
             Died: the child ended instead.
+            Unready: no child could do what it was told first.
             Stopped: `stop` was set.
+            Closed: the pool is, or was before the answer came.
         """
         stop = stop or Stop()
         stop.check()
         child, is_new = self._taken()
         if is_new and self._first is not None:
-            self._answer(child, self._first, limit_s=self._first_s, stop=stop)
+            self._begin(child, self._first, stop)
         answer = self._answer(child, question, limit_s=limit_s, stop=stop)
         self._give_back(child)
         return answer
+
+    def _begin(self, child: subprocess.Popen[bytes], first: First, stop: Stop) -> None:
+        """Tell a child what each is told first; it is ended where that does not succeed."""
+        try:
+            first.check(self._answer(child, first.question(), limit_s=first.limit_s, stop=stop))
+        except (Late, Died) as error:
+            raise Unready(is_late=isinstance(error, Late)) from error
+        except BaseException:
+            self._see_off(child)
+            raise
 
     def _answer(
         self, child: subprocess.Popen[bytes], question: bytes, *, limit_s: float, stop: Stop
     ) -> bytes:
         """Return an answer of this child, which is ended where there is none."""
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(limit_s, end)
-        timer.start()
+        turn = Turn(child)
+        timer = self._timer(limit_s, turn.end_late)
         try:
+            timer.start()
             stop.watch(child)
             answer = _asked(child, question)
+            turn.finish()
             stop.forget()
             stop.check()
         except BaseException:
+            turn.finish()
             stop.forget()
-            _end(child)
+            self._see_off(child)
             raise
         finally:
             timer.cancel()
-        if answer is not None and not late.is_set():
+        if answer is not None and not turn.is_late:
             return answer
-        _end(child)
-        raise Late if late.is_set() else Died
+        self._see_off(child)
+        if turn.is_late:
+            raise Late
+        raise Closed if self._closed else Died
 
     def rest(self) -> None:
         """End the children that wait for a question; the next one starts another."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
-            _end(child)
+            self._see_off(child)
 
     def close(self) -> None:
-        """End the children that wait for a question, and keep none that come back."""
+        """End all children, whoever asks them, and start none any more; waits until they are gone.
+
+        They are killed, so it takes no longer than the system does to end them.
+        """
         with self._lock:
             self._closed = True
+            children = tuple(self._children)
+        for child in children:
+            child.kill()
         self.rest()
+        for child in children:
+            child.wait()  # one that is asked is seen off by whoever asks
 
     def _taken(self) -> tuple[subprocess.Popen[bytes], bool]:
         """Return a child, and whether it has been asked nothing yet."""
-        with self._lock:
-            while self._idle:
-                child = self._idle.pop()
-                if child.poll() is None:
-                    return child, False
-                _end(child)  # it died of something else while nobody looked
-        child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        return child, True
+        dead: list[subprocess.Popen[bytes]] = []
+        try:
+            with self._lock:  # while one is started, too: `close` must know of it
+                if self._closed:
+                    raise Closed
+                while self._idle:
+                    child = self._idle.pop()
+                    if child.poll() is None:
+                        return child, False
+                    dead.append(child)  # of something else, while nobody looked
+                child = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+                self._children.add(child)
+                return child, True
+        finally:
+            for child in dead:
+                self._see_off(child)
 
     def _give_back(self, child: subprocess.Popen[bytes]) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(child)
                 return
+        self._see_off(child)
+
+    def _see_off(self, child: subprocess.Popen[bytes]) -> None:
+        """End a child that nobody asks."""
         _end(child)
+        with self._lock:
+            self._children.discard(child)
 
 
 def _asked(child: subprocess.Popen[bytes], question: bytes) -> bytes | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.errors import BackendProblem
+from mlxd_shared.domain.errors import BackendProblem
 from mlxd_worker.machine.blas import preload_blas
 from mlxd_worker.machine.blas_library import BlasReport
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from mlxd_shared.errors import BackendProblem
+from mlxd_shared.domain.errors import BackendProblem
 from mlxd_worker.machine.blas_bundle import cache_folders, ensure_library, find_wheel
 from mlxd_worker.machine.blas_library import (
     PROBE_SYMBOL,

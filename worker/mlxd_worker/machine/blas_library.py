@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.errors import BackendProblem
+from mlxd_shared.domain.errors import BackendProblem
 
 PROBE_SYMBOL: Final = "cblas_sgemm"
 _ROW_MAJOR: Final = 101

@@ -19,6 +19,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.machine.cores import available_cores
 
 LANES_MAX: Final = 8
@@ -36,10 +37,9 @@ class _Lanes(threading.local):
 
     def of_this_thread(self) -> list[mx.Stream]:
         if not self.streams:
-            cpu = mx.Device(mx.cpu)
-            count = min(available_cores(), LANES_MAX) if mx.default_device() == cpu else 1
+            count = min(available_cores(), LANES_MAX) if runs_cpu() else 1
             default = mx.default_stream(mx.default_device())
-            self.streams = [default, *(mx.new_stream(cpu) for _ in range(count - 1))]
+            self.streams = [default, *(mx.new_stream(mx.cpu) for _ in range(count - 1))]
         return self.streams
 
 

@@ -19,6 +19,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_worker.kernels.device import runs_cpu
+
 TOLERANCE_CPU_NBYTES = 64 << 10
 TOLERANCE_CPU_FRACTION = 0.001
 TOLERANCE_GPU_NBYTES = 4 << 20
@@ -219,6 +221,6 @@ class Ledger:
 
 
 def _tolerance_nbytes(active_nbytes: int) -> int:
-    if mx.default_device() == mx.Device(mx.cpu):
+    if runs_cpu():
         return TOLERANCE_CPU_NBYTES + int(active_nbytes * TOLERANCE_CPU_FRACTION)
     return TOLERANCE_GPU_NBYTES + int(active_nbytes * TOLERANCE_GPU_FRACTION)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlxd_models.sizes.cache_sizes import Held
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_models.sizes.weight_forms import FloatType, Packed
 from mlxd_shared import config
-from mlxd_shared.cache_sizes import Held
-from mlxd_shared.pass_sizes import POOL_NBYTES
-from mlxd_shared.units import format_bytes
+from mlxd_shared.domain.units import format_bytes
 
 PREFIX_TERM = "prefix"
 POOL_TERM = "pool"
@@ -27,19 +28,6 @@ CONTEXT_FLOOR_TOKENS = 256
 
 CONTEXT_USEFUL_TOKENS = 4096
 """Faster weights are not worth a context below this; the controller reckons with the same."""
-
-
-class FloatType(StrEnum):
-    """A floating-point form, by its name in safetensors headers."""
-
-    F32 = "F32"
-    F16 = "F16"
-    BF16 = "BF16"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one value."""
-        return 4 if self is FloatType.F32 else 2
 
 
 class DeviceKind(StrEnum):
@@ -60,18 +48,6 @@ class WeightsChoice(StrEnum):
     BF16 = "bf16"
     PACKED = "packed"
     """Packed while they are loaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A model's weights where those that are stored packed stay so."""
-
-    kept_nbytes: int
-    """Packed values, and scales that are bytes."""
-    values: int
-    """Scales, offsets, and all that is not packed."""
-    unpacked_values: int
-    """The most that is unpacked at once, for a pass of many rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Invariants:
 - Positions are arrays (`Batch.offsets`); host integers (`Batch.lengths`) only choose shapes and
   guard bounds, so no compiled or cached graph depends on a position.
 - All of it runs on the engine thread.
+- These are Protocols without bodies: nobody has a member that was not written for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Protocol, Self
 
 import mlx.core as mx
 
-from mlxd_shared.requests import KVFormat
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowId
-from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.plan import PassCaches
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from mlxd_worker.models.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,45 @@ class Batch:
         )
 
 
-class Model(Protocol):
-    """One loaded architecture. Owns its weights; owns no caches."""
+class Passes(Protocol):
+    """What the engine runs: passes over rows, and the head on demand."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What may be done with it, and by it."""
+        ...
 
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
         ...
+
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
+
+        Row i's token j is hidden row `i * width + j`. The caller evaluates the result together with
+        the caches' state (prefill: that alone) before the next call.
+        """
+        ...
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab] for hidden rows [M, hidden], lazy; only rows that sample."""
+        ...
+
+
+class JoiningPasses(Passes, Protocol):
+    """Passes of which several may go through the layers together."""
+
+    def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
+        """Do `forward` for several batches, no row being in two; return each one's hidden rows.
+
+        Over standard caches alone.
+        """
+        ...
+
+
+class Model(Passes, Protocol):
+    """One loaded architecture. Owns its weights; owns no caches."""
 
     @property
     def context_max(self) -> int:
@@ -84,26 +118,6 @@ class Model(Protocol):
         ...
 
     @property
-    def decodes_in_place(self) -> bool:
-        """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
-        return False
-
-    @property
-    def embeds(self) -> bool:
-        """Whether `forward`'s rows are hidden ones, from which texts' vectors are made."""
-        return True
-
-    @property
-    def compiles(self) -> bool:
-        """Whether a step may be traced as one function."""
-        return True
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Whether a decode step's `forward` evaluates nothing, so that it may be called early."""
-        return False
-
-    @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """What each layer's attention remembers; None for a layer that does not attend."""
         ...
@@ -113,40 +127,22 @@ class Model(Protocol):
     ) -> list[LayerCache | None]:
         """Return empty caches, one entry a layer; None for a layer without state.
 
-        An architecture whose layers remember keys and values, or nothing, inherits this. kv: the
-        form of the layers that remember every position. context_max: no row will be longer than
-        this; None where it is the model's.
+        kv: the form of the layers that remember every position. context_max: no row will be longer
+        than this; None where it is the model's.
         """
-        longest = self.context_max if context_max is None else context_max
-        return [
-            None if geometry is None else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
-            for geometry in self.attention
-        ]
-
-    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
-        """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
-
-        Row i's token j is hidden row `i * width + j`. The caller evaluates the result together with
-        the caches' state (prefill: that alone) before the next call.
-        """
-        ...
-
-    @property
-    def joins_passes(self) -> bool:
-        """Whether `forward_joined` reads the weights once for all its batches."""
-        return False
-
-    def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
-        """Do `forward` for several batches, no row being in two; return each one's hidden rows.
-
-        Over standard caches alone. Here it is one after the other; see `joins_passes`.
-        """
-        return [self.forward(batch, caches) for batch in batches]
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Return float32 [M, vocab] for hidden rows [M, hidden], lazy; only rows that sample."""
         ...
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once, for the ledger."""
         ...
+
+
+def attention_caches(
+    model: Model, *, kv: KVFormat, context_max: int | None
+) -> list[LayerCache | None]:
+    """Return `new_caches` of a model whose layers remember keys and values, or nothing."""
+    longest = model.context_max if context_max is None else context_max
+    return [
+        None if geometry is None else geometry.new_cache(model.dtype, kv=kv, context_max=longest)
+        for geometry in model.attention
+    ]

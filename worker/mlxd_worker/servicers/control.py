@@ -13,13 +13,13 @@ from pathlib import Path
 
 from mlxd.v1 import worker_pb2, worker_pb2_grpc
 from mlxd_shared import config
-from mlxd_shared.convert import checked_duration_s, load_from_pb
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.interceptors import Context
-from mlxd_shared.known_process import ProcessMark
-from mlxd_worker.facts import LoadJob
-from mlxd_worker.status_report import progress_to_pb
-from mlxd_worker.worker import Worker
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
+from mlxd_shared.wire.convert_status import progress_to_pb
+from mlxd_shared.wire.interceptors import Context
+from mlxd_worker.front.worker import Worker
+from mlxd_worker.thread.facts import LoadJob
 
 
 class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):

@@ -20,27 +20,27 @@ import grpc
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
-from mlxd_shared.convert import (
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.wire.convert import (
     CACHE_REASON_TO_PB,
     FINISH_TO_PB,
     duration_to_pb,
     generate_from_pb,
 )
-from mlxd_shared.convert_bounds import check_text
-from mlxd_shared.convert_chat import call_to_pb
-from mlxd_shared.convert_embed import embed_from_pb
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.intake import paced
-from mlxd_shared.interceptors import Context
+from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_chat import call_to_pb
+from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.interceptors import Context
 from mlxd_worker.chat.answer import PartPiece
-from mlxd_worker.embedding import embed
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
-from mlxd_worker.generation import Part, generate
-from mlxd_worker.metrics import WorkerMetrics
-from mlxd_worker.prompting import check_length
-from mlxd_worker.tokenizer import Tokenizer
+from mlxd_worker.front.embedding import embed
+from mlxd_worker.front.generation import Part, generate
+from mlxd_worker.front.prompting import check_length
+from mlxd_worker.front.worker import Worker
+from mlxd_worker.servicers.metrics import WorkerMetrics
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import IDS
-from mlxd_worker.worker import Worker
 
 IDS_AT_ONCE: Final = 1 << 14
 """So many are read or written before others have the interpreter: some milliseconds."""

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 from mlxd.v1 import status_pb2, status_pb2_grpc
 from mlxd_shared import config
-from mlxd_shared.convert import checked_duration_s
-from mlxd_shared.errors import InvalidRequest
-from mlxd_shared.interceptors import Context
-from mlxd_worker.metrics import WorkerMetrics
-from mlxd_worker.status_report import status_to_pb
-from mlxd_worker.worker import Worker
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.wire.convert import checked_duration_s
+from mlxd_shared.wire.interceptors import Context
+from mlxd_worker.front.worker import Worker
+from mlxd_worker.servicers.metrics import WorkerMetrics
+from mlxd_worker.servicers.status_report import status_to_pb
 
 
 class StatusServicer(status_pb2_grpc.StatusServiceServicer):

@@ -6,7 +6,7 @@ computes, and is killed when it is late or nobody wants its answer (`killable`).
 
 First it is told of a tokenizer, then it is asked. A message is a line of JSON and bytes behind it:
 UTF-8 of a text, or ids of 32 bits in the machine's order. An answer begins with GOOD, or with BAD
-and what the library ran into.
+and what the library ran into, or with LONG and what is wrong with the text that was asked for.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import Any, Final
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel
-from mlxd_worker.chat.control_tokens import ControlTokens
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.ops.heap import trim_heap
 from mlxd_worker.killable.process import serve
-from mlxd_worker.machine.heap import trim_heap
-from mlxd_worker.tokenizer import Tokenizer, library_faults
+from mlxd_worker.text.control_tokens import ControlTokens
+from mlxd_worker.text.tokenizer import Tokenizer, library_faults
+from mlxd_worker.tokenizing.decoding import TooLong, text_of
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.tokenizing.process")
 GOOD: Final = b"+"
 BAD: Final = b"-"
+LONG: Final = b">"
 IDS: Final = "I"
 """The type code of ids in an array."""
 PROBES: Final = ("", " ", "a", "aaaa" * 64, "Hello, w\u00f6rld! 123\n\t\u65e5\u672c \U0001f600 <s>")
@@ -65,6 +67,8 @@ class Desk:
             return GOOD + self._works[header["kind"]](header, body)
         except InvalidModel as error:
             return BAD + error.problem.encode(errors="replace")
+        except TooLong as error:
+            return LONG + str(error).encode()
         finally:
             trim_heap()
 
@@ -105,7 +109,7 @@ class Desk:
     def _ids(self, header: dict[str, Any], body: bytes) -> bytes:
         ids = array(IDS)
         ids.frombytes(body)
-        return self._known.decode(ids.tolist(), skip_special=header["skip_special"]).encode()
+        return text_of(self._known, ids, skip_special=header["skip_special"]).encode()
 
     @property
     def _known(self) -> Tokenizer:

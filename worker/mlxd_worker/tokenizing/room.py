@@ -9,25 +9,35 @@ Invariants:
   bounded, and behind whatever computes.
 - Who has to wait is bounded in number and in bytes (`turns`); who leaves ends what was begun.
 - What takes too long, or too much memory, is the request's error; nothing else is held up by it.
+- A tokenizer that is forgotten is read with no more: what was under way or waited ends at once with
+  an error that says so, its children are gone when `forget` returns, and no other is started.
+- The threads are the room's own, as many as have turns and one to keep house: a turn never waits
+  for a thread behind work of somebody else, nor the other way round.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel, InvalidRequest, ModelUnloaded
-from mlxd_worker.killable.pool import Died, Late, Pool, Stop, Stopped
-from mlxd_worker.machine.heap import trim_heap
-from mlxd_worker.tokenizer import Tokenizer
-from mlxd_worker.tokenizing.process import BAD, COMMAND, IDS, message
-from mlxd_worker.tokenizing.rules import FILE
+from mlxd_shared.domain.errors import InvalidRequest, ModelUnloaded, ShuttingDown
+from mlxd_shared.ops.heap import trim_heap
+from mlxd_worker.killable.questions import Stop
+from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.children import Children
+from mlxd_worker.tokenizing.decoding import TooLong, is_short, text_of
+from mlxd_worker.tokenizing.process import COMMAND, IDS
 from mlxd_worker.tokenizing.turns import Turns
 
 _T = TypeVar("_T")
+
+THREADS: Final = config.TOKENIZE_SHORTS_MAX + config.TOKENIZE_LONGS_MAX + 1
+"""One for each turn, and one that counts bytes and ends children."""
 
 
 class TokenRoom:
@@ -39,11 +49,13 @@ class TokenRoom:
         waiting_max: int = config.TOKENIZE_WAITING_MAX,
         waiting_nbytes_max: int = config.TOKENIZE_WAITING_BYTES_MAX,
         limits_s: tuple[float, float] = (config.TOKENIZE_LEAST_S, config.TOKENIZE_MOST_S),
+        learn_s: float = config.TOKENIZE_MOST_S,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
         """Start no process yet.
 
         limits_s: what any text may take, and what one of PROMPT_BYTES_MAX may.
+        learn_s: what a child may take to read the tokenizer.
         """
         queue = {"waiting_max": waiting_max, "waiting_nbytes_max": waiting_nbytes_max}
         self._short = Turns("texts to tokenise", turns_max=config.TOKENIZE_SHORTS_MAX, **queue)
@@ -51,9 +63,16 @@ class TokenRoom:
         """Those among `_short` that are not; who has a turn waits for one there."""
         self._long = Turns("long texts to tokenise", turns_max=config.TOKENIZE_LONGS_MAX, **queue)
         self._limits_s = limits_s
+        self._learn_s = learn_s
         self._command = command
-        self._children: tuple[Tokenizer, Pool] | None = None
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="mlxd-texts")
+        self._children: Children | None = None
         self._resting: asyncio.TimerHandle | None = None
+        self._under_way: dict[asyncio.Task[Any], Tokenizer] = {}
+        """Texts that are read or wait, and by what."""
+        self._forgotten: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
+        """The models of those that no text is read with any more."""
+        self._is_closed = False
 
     async def encoded(
         self,
@@ -73,17 +92,21 @@ class TokenRoom:
             InvalidRequest: it is too long, or takes too long or too much memory; names `field`.
             InvalidModel: the tokenizer fails on it; names its file.
             QueueFull: too many wait.
+            ModelUnloaded, ShuttingDown: the tokenizer is forgotten, or is before it comes to its
+                end; or the room is closed.
         """
-        nbytes = await _checked(text, field)
+        nbytes = await self._checked(text, field)
         how: dict[str, Any] = {"begin_text": begin_text, "parse_special": parse_special}
         if not _is_for_here(tokenizer, text, nbytes):
             how |= {"kind": "text"}
-            return await self._asked(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
+            asked = self._asked(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
+            return await self._unless_forgotten(tokenizer, asked)
 
         def encode() -> array[int]:
             return array(IDS, tokenizer.encode(text, **how))
 
-        return await self._done_here(encode, kind, nbytes, long=not _is_short(text))
+        done = self._done_here(encode, kind, nbytes, long=not _is_short(text))
+        return await self._unless_forgotten(tokenizer, done)
 
     async def encoded_chat(
         self, tokenizer: Tokenizer, text: str, *, nonce: str, encode: Callable[[], list[int]],
@@ -94,16 +117,16 @@ class TokenRoom:
         steering: what the control tokens are made of (`Tokenizer.control_tokens`).
 
         Raises:
-            InvalidRequest, InvalidModel, QueueFull: as `encoded`.
+            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encoded`.
         """
-        nbytes = await _checked(text, "chat")
+        nbytes = await self._checked(text, "chat")
         if not _is_for_here(tokenizer, text, nbytes):
             how = {"kind": "chat", "nonce": nonce, "steering": steering}
-            return await self._asked(
-                tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat"
-            )
+            asked = self._asked(tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat")
+            return await self._unless_forgotten(tokenizer, asked)
         long = not _is_short(text)
-        return await self._done_here(lambda: array(IDS, encode()), "chat", nbytes, long=long)
+        done = self._done_here(lambda: array(IDS, encode()), "chat", nbytes, long=long)
+        return await self._unless_forgotten(tokenizer, done)
 
     async def decoded(
         self, tokenizer: Tokenizer, ids: array[int], *, skip_special: bool, field: str, kind: str
@@ -111,40 +134,132 @@ class TokenRoom:
         """Return the text of ids; see `Tokenizer.decode`.
 
         Raises:
-            InvalidRequest, InvalidModel, QueueFull: as `encoded`.
+            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encoded`.
         """
-        if tokenizer.is_plain and len(ids) <= config.TOKENIZE_SHORT_IDS_MAX:
+        nbytes = ids.itemsize * len(ids)
+        if is_short(tokenizer, ids):
 
             def decode() -> str:
-                return tokenizer.decode(ids.tolist(), skip_special=skip_special)
+                try:
+                    return text_of(tokenizer, ids, skip_special=skip_special)
+                except TooLong as error:
+                    raise InvalidRequest.of(field, str(error)) from None
 
-            nbytes = ids.itemsize * len(ids)
-            return await self._done_here(decode, kind, nbytes, long=False)
+            done = self._done_here(decode, kind, nbytes, long=False)
+            return await self._unless_forgotten(tokenizer, done)
         how = {"kind": "ids", "skip_special": skip_special}
-        nbytes = ids.itemsize * len(ids)
 
         def read(answer: memoryview) -> str:
-            if len(answer) > config.PROMPT_BYTES_MAX:
-                limit = f"their text has {len(answer)} bytes; at most {config.PROMPT_BYTES_MAX}"
-                raise InvalidRequest.of(field, limit)
             return str(answer, "utf-8")
 
-        return await self._asked(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
+        asked = self._asked(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
+        return await self._unless_forgotten(tokenizer, asked)
 
-    def forget(self) -> None:
-        """End the children: the model is on its way out."""
-        self._rest_later(None)
-        if self._children is not None:
-            self._children[1].close()
-        self._children = None
+    async def forget(self, tokenizer: Tokenizer, model: str) -> None:
+        """Read no text with a tokenizer any more: its model is on its way out.
+
+        model: the name by which whoever has a text under way is told.
+        """
+        self._forgotten[tokenizer] = model
+        await self._give_up([task for task, its in self._under_way.items() if its is tokenizer])
+        if self._children is not None and self._children.tokenizer is tokenizer:
+            await self._end_children()
+
+    async def close(self) -> None:
+        """Read no text any more; waits for what threads have begun, which is short."""
+        self._is_closed = True
+        await self._give_up(list(self._under_way))
+        await self._end_children()
+        await asyncio.to_thread(self._threads.shutdown)
 
     # --- how -------------------------------------------------------------------------------------
+
+    async def _unless_forgotten(self, tokenizer: Tokenizer, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what work comes to that reads a text, unless the tokenizer is forgotten first."""
+        try:
+            self._check(tokenizer)
+        except BaseException:
+            work.close()
+            raise
+        task = asyncio.create_task(work)
+        self._under_way[task] = tokenizer
+        task.add_done_callback(self._under_way.__delitem__)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is None or not me.cancelling():
+                self._check(tokenizer)  # whoever waits is still there: it was given up here
+            raise
+
+    def _check(self, tokenizer: Tokenizer) -> None:
+        """Refuse to read with a tokenizer that is forgotten.
+
+        Raises:
+            ModelUnloaded, ShuttingDown: it is, or the room is closed.
+        """
+        if self._is_closed:
+            raise ShuttingDown
+        if tokenizer in self._forgotten:
+            raise ModelUnloaded(self._forgotten[tokenizer])
+
+    async def _give_up(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """End texts that are under way; a thread that reads one goes on to its end, unheard."""
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _end_children(self) -> None:
+        """End them off the event loop."""
+        self._rest_later(None)
+        children, self._children = self._children, None
+        if children is not None:
+            await self._on_thread(children.close)
+
+    async def _to_its_end(self, work: Callable[[], _T], over: Callable[[], None]) -> _T:
+        """Return what work on a thread comes to; at its end `over`, whoever has left meanwhile."""
+        try:
+            begun = self._on_thread(work)
+        except BaseException:
+            over()
+            raise
+
+        def end(done: asyncio.Future[_T]) -> None:
+            over()
+            if not done.cancelled():
+                done.exception()  # whoever waits has it; where nobody does, nobody is to be warned
+
+        begun.add_done_callback(end)
+        return await asyncio.shield(begun)
+
+    def _on_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _checked(self, text: str, field: str) -> int:
+        """Return a text's bytes in UTF-8."""
+        if len(text) > config.PROMPT_CHARS_MAX:
+            raise InvalidRequest.of(field, f"at most {config.PROMPT_CHARS_MAX} characters")
+        try:
+            if text.isascii():
+                nbytes = len(text)
+            elif len(text) <= config.TOKENIZE_SHORT_CHARS_MAX:
+                nbytes = len(text.encode())
+            else:
+                nbytes = await self._on_thread(lambda: len(text.encode()))
+        except UnicodeEncodeError as error:
+            problem = f"half a character (a lone surrogate) at character {error.start}"
+            raise InvalidRequest.of(field, problem) from None
+        if nbytes > config.PROMPT_BYTES_MAX:
+            limit = f"{nbytes} bytes in UTF-8; at most {config.PROMPT_BYTES_MAX}"
+            raise InvalidRequest.of(field, limit)
+        return nbytes
 
     async def _done_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
         """Do something on a thread; what is long gives its memory back to the system behind it."""
         if not long:
             await self._short.acquire(kind, nbytes)
-            return await _to_its_end(asyncio.to_thread(work), self._short.release)
+            return await self._to_its_end(work, self._short.release)
         await self._here.acquire(kind, nbytes)
         try:
             await self._short.acquire(kind, nbytes)
@@ -162,7 +277,7 @@ class TokenRoom:
             self._short.release()
             self._here.release()
 
-        return await _to_its_end(asyncio.to_thread(work_and_trim), over)
+        return await self._to_its_end(work_and_trim, over)
 
     async def _asked(
         self,
@@ -181,46 +296,32 @@ class TokenRoom:
         least_s, most_s = self._limits_s
         limit_s = least_s + (most_s - least_s) * min(nbytes / config.PROMPT_BYTES_MAX, 1.0)
         self._rest_later(None)
-        try:
-            children = self._children_of(tokenizer)
-        except BaseException:
-            self._over()
-            raise
+        children, others = self._children_of(tokenizer)
 
         def ask() -> _T:
+            if others is not None:
+                others.close()
             content = body.encode() if isinstance(body, str) else body.tobytes()
-            answer = children.ask(message(how, content), limit_s=limit_s, stop=stop)
-            if answer.startswith(BAD):
-                raise InvalidModel(answer[len(BAD) :].decode(), FILE)
-            return read(memoryview(answer)[len(BAD) :])
+            return read(children.ask(how, content, field=field, limit_s=limit_s, stop=stop))
 
         try:
-            return await _to_its_end(asyncio.to_thread(ask), self._over)
+            return await self._to_its_end(ask, self._over)
         except asyncio.CancelledError:
             stop.set()
             raise
-        except Late:
-            problem = f"takes longer than {limit_s:.0f} s to read with the model's {FILE}"
-            raise InvalidRequest.of(field, problem) from None
-        except Died:
-            most = config.TOKENIZE_CHILD_BYTES_MAX
-            problem = f"takes more than {most} bytes of memory to read with the model's {FILE}"
-            raise InvalidRequest.of(field, problem) from None
-        except Stopped:
-            raise ModelUnloaded("") from None
 
     def _over(self) -> None:
         self._long.release()
         if self._long.are_idle:
             self._rest_later(config.TOKENIZE_CHILD_IDLE_S)
 
-    def _children_of(self, tokenizer: Tokenizer) -> Pool:
-        if self._children is None or self._children[0] is not tokenizer:
-            self.forget()
-            first = message({"kind": "learn", **tokenizer.settings}, tokenizer.content)
-            pool = Pool(self._command, first=first, first_s=config.TOKENIZE_MOST_S)
-            self._children = (tokenizer, pool)
-        return self._children[1]
+    def _children_of(self, tokenizer: Tokenizer) -> tuple[Children, Children | None]:
+        """Return a tokenizer's, and another's that have to be ended."""
+        before = self._children
+        if before is not None and before.tokenizer is tokenizer:
+            return before, None
+        self._children = Children(tokenizer, self._command, learn_s=self._learn_s)
+        return self._children, before
 
     def _rest_later(self, delay_s: float | None) -> None:
         """End idle children after a while; None: not any more."""
@@ -228,42 +329,9 @@ class TokenRoom:
             self._resting.cancel()
             self._resting = None
         if delay_s is not None and self._children is not None:
-            rest = self._children[1].rest
+            rest = self._children.rest
             loop = asyncio.get_running_loop()
-            self._resting = loop.call_later(delay_s, lambda: loop.run_in_executor(None, rest))
-
-
-async def _to_its_end(work: Awaitable[_T], over: Callable[[], None]) -> _T:
-    """Return what work comes to; `over` is called at its end, whoever has left meanwhile."""
-    task = asyncio.ensure_future(work)
-
-    def end(done: asyncio.Future[_T]) -> None:
-        over()
-        if not done.cancelled():
-            done.exception()  # whoever waits has it; where nobody does, nobody is to be warned
-
-    task.add_done_callback(end)
-    return await asyncio.shield(task)
-
-
-async def _checked(text: str, field: str) -> int:
-    """Return a text's bytes in UTF-8."""
-    if len(text) > config.PROMPT_CHARS_MAX:
-        raise InvalidRequest.of(field, f"at most {config.PROMPT_CHARS_MAX} characters")
-    try:
-        if text.isascii():
-            nbytes = len(text)
-        elif len(text) <= config.TOKENIZE_SHORT_CHARS_MAX:
-            nbytes = len(text.encode())
-        else:
-            nbytes = await asyncio.to_thread(lambda: len(text.encode()))
-    except UnicodeEncodeError as error:
-        problem = f"half a character (a lone surrogate) at character {error.start}"
-        raise InvalidRequest.of(field, problem) from None
-    if nbytes > config.PROMPT_BYTES_MAX:
-        limit = f"{nbytes} bytes in UTF-8; at most {config.PROMPT_BYTES_MAX}"
-        raise InvalidRequest.of(field, limit)
-    return nbytes
+            self._resting = loop.call_later(delay_s, lambda: self._on_thread(rest))
 
 
 def _is_for_here(tokenizer: Tokenizer, text: str, nbytes: int) -> bool:

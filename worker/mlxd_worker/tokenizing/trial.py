@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from mlxd_shared import config
-from mlxd_shared.errors import InvalidModel
-from mlxd_worker.killable.pool import Died, Late, Pool
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Died, Late
+from mlxd_worker.text.rules import FILE
 from mlxd_worker.tokenizing.process import BAD, COMMAND, message
-from mlxd_worker.tokenizing.rules import FILE
 
 _TRY: Final = {"kind": "try"}
 

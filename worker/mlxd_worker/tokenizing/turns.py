@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from mlxd_shared.errors import QueueFull
+from mlxd_shared.domain.errors import QueueFull
 
 
 @dataclass(eq=False, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mlxd_shared.chats import json_object
+from mlxd_shared.domain.chats import json_object
 from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, called
 
 _OPEN: Final = "<｜tool▁call▁begin｜>"  # noqa: RUF001 - the letter is the model's

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mlxd_shared.chats import json_object
+from mlxd_shared.domain.chats import json_object
 from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, called, overlap
 
 START: Final = "<|start|>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mlxd_shared.chats import json_object
+from mlxd_shared.domain.chats import json_object
 from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, called
 
 _OPEN: Final = "<|tool_call_begin|>"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from mlxd_shared.chats import json_object
+from mlxd_shared.domain.chats import json_object
 from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, call_of, called
 
 _NAMED: Final = re.compile(

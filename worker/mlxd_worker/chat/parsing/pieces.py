@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from mlxd_shared.chats import json_object
+from mlxd_shared.domain.chats import json_object
 
 _BLANKS: Final = re.compile(r"\s*")
 

@@ -5,8 +5,10 @@ Invariants:
   generate less one: the last token of a stream is never evaluated.
 - A row that must report log-probabilities, or follows a constraint, never guesses; beside others
   that do it takes its one token of the step.
-- A model with a layer that cannot go back (a recurrent state, a window that has wrapped) decodes
-  plainly; `available` tells where that is so for good.
+- A row that cannot go back (a window of its has wrapped) steps plainly. A model that never can (a
+  recurrent state) has no speculator at all (`stepping.choose`).
+- A step in which nobody guesses is the plain stepper's, the whole of it; that one knows of no
+  guesses. Here is only measured what it took.
 - A step that is ahead of its tokens leaves no room for guesses: what is chosen meanwhile is run
   after it, and no step is ahead of that.
 - A guess that was not run is still held against the token that was drawn, so what guesses are worth
@@ -20,12 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mlxd_shared.pass_sizes import DRAFTED_TOKENS_MAX
-from mlxd_worker.cache.base import Kind, RowId
+from mlxd_models.sizes.pass_sizes import DRAFTED_TOKENS_MAX
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.cache.shapes import WIDE_WIDTH, AttentionShape
-from mlxd_worker.engine.ahead import Decoder
-from mlxd_worker.engine.forward import Carried, made_ready, prefill
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.speculation.depth import (
     PLAIN,
@@ -36,8 +36,10 @@ from mlxd_worker.engine.speculation.depth import (
     Record,
 )
 from mlxd_worker.engine.speculation.drafts import Drafter, Guess, MakeDrafter, PromptLookup
-from mlxd_worker.engine.speculation.verify import Guesses, Run, agreed, decode_wide
-from mlxd_worker.models.base import Model
+from mlxd_worker.engine.speculation.verify import Guesses, agreed, decode_wide
+from mlxd_worker.engine.stepping.base import Carried, Run, Stepper
+from mlxd_worker.engine.stepping.forward import make_ready, prefill
+from mlxd_worker.models.base import Passes
 
 PASS_TOKENS_MAX: Final = 512
 """Rows times width of one step: what the activations of a prompt's chunk have room for."""
@@ -64,27 +66,29 @@ class _Guesser:
 
 
 class Speculator:
-    """Decodes the rows of one engine, guessing where it pays. One owner: the engine thread."""
+    """Steps the rows of one engine, guessing where it pays. One owner: the engine thread."""
+
+    guesses = True
 
     def __init__(
         self,
-        model: Model,
+        model: Passes,
         caches: RowCaches,
+        plain: Stepper,
         *,
         clock: Callable[[], float],
         depth_default: int,
         make_drafter: MakeDrafter = PromptLookup,
         controller: DepthController | None = None,
         counts: SpeculationCounts | None = None,
-        decoder: Decoder | None = None,
     ) -> None:
         """Guess for the rows of `caches`; tell `counts`.
 
-        depth_default: the most tokens that a row guesses whose request leaves it open; 0 for none.
-        decoder: what decodes rows that guess nothing; None for one of `model` and `caches`.
+        plain: what steps rows that guess nothing. depth_default: the most tokens that a row guesses
+        whose request leaves it open; 0 for none.
         """
         self.counts = counts or SpeculationCounts()
-        self.decoder = decoder or Decoder(model, caches)
+        self._plain = plain
         self._model = model
         self._caches = caches
         self._clock = clock
@@ -102,61 +106,65 @@ class Speculator:
         """When the last plain step's tokens were there."""
 
     @property
-    def available(self) -> bool:
-        """Whether the model's caches can go back at all."""
-        return Kind.RECURRENT not in self._caches.contents.kinds
+    def joins(self) -> bool:
+        """As the plain stepper: where rows guess, prompts are evaluated in passes of their own."""
+        return self._plain.joins
 
-    def decode(
+    @property
+    def ahead(self) -> bool:
+        """As the plain stepper: a step with guesses is none."""
+        return self._plain.ahead
+
+    def step(
         self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
     ) -> list[Run]:
-        """Evaluate each row's next token, and guesses where that pays; return the rows' runs.
-
-        ahead: whether the same rows will decode next, as far as anybody knows. carried: what is
-        evaluated beside them, in the same pass where that is a plain one; then those of its rows
-        that draw have runs, too. Whoever judges the runs tells `verify.settle`.
-        """
-        found = self._guesses(rows)
-        choice = self._choice(rows, found)
-        if choice.width > 1 and self.decoder.ahead:
+        """Evaluate each row's next token, and guesses where that pays; return the rows' runs."""
+        guesses = self._guess(rows)
+        choice = self._choice(rows, guesses)
+        if choice.width > 1 and self._plain.ahead:
             self._put_off, choice, ahead = choice, PLAIN, False
         if choice.width == 1:
-            runs = self._plain(rows, ahead=ahead, carried=carried)
+            runs = self._step_plainly(rows, ahead=ahead, carried=carried)
         else:
-            for it in carried:
-                prefill(self._model, self._caches, it.row, it.tokens)
-            guessing = [row for row in rows if row.id in found] if choice.apart else rows
-            runs = self._wide(guessing, _cut(found, choice.width - 1), width=choice.width)
+            for one in carried:
+                prefill(self._model, self._caches, one.row, one.tokens)
+            guessing = [row for row in rows if row.id in guesses] if choice.apart else rows
+            runs = self._step_wide(guessing, _cut(guesses, choice.width - 1), width=choice.width)
             if len(guessing) < len(rows):
-                runs += self._plain([row for row in rows if row.id not in found], ahead=False)
-        self._learn(runs, found)
+                runs += self._step_plainly([row for row in rows if row.id not in guesses])
+        self._learn(runs, guesses)
         return runs
 
-    def _plain(
-        self, rows: Sequence[Row], *, ahead: bool, carried: Sequence[Carried] = ()
+    def rest(self) -> None:
+        """As the plain stepper."""
+        self._plain.rest()
+
+    def drop(self) -> None:
+        """As the plain stepper."""
+        self._plain.drop()
+
+    def _step_plainly(
+        self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
     ) -> list[Run]:
-        rows = made_ready(self._caches, rows)
-        started_s = self._told_s if self.decoder.ahead else self._clock()
-        drawing = [*rows, *(it.row for it in carried if it.draws)]
-        drawn = self.decoder.decode(rows, ahead=ahead, carried=carried)
+        started_s = self._told_s if self._plain.ahead else self._clock()
+        runs = self._plain.step(rows, ahead=ahead, carried=carried)
         self._told_s = self._clock()
         if not carried:
             self._controller.ran(len(rows), 1, self._told_s - started_s)
-        return [Run(row, (it,), row.offset - 1) for row, it in zip(drawing, drawn, strict=True)]
+        return runs
 
-    def _wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
-        rows = made_ready(self._caches, rows, width=width)
+    def _step_wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
         started_s = self._clock()
+        rows = make_ready(self._caches, rows, width=width)
         runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
         self._controller.ran(len(rows), width, self._clock() - started_s)
         return runs
 
-    def _guesses(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
+    def _guess(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
         """Return what each row could guess; the drafters have then seen all that was generated."""
         for gone in self._guessers.keys() - {row.id for row in rows}:
             del self._guessers[gone]
-        if not self.available:
-            return {}
-        found: dict[RowId, Guess] = {}
+        guesses: dict[RowId, Guess] = {}
         for row in rows:
             depth = self._depth(row)
             if depth <= 0 or not self._caches.contents.takes_back(row.id, 2):
@@ -164,8 +172,8 @@ class Speculator:
             guess = self._guesser(row).drafter.guess(depth)
             guess = None if guess is None else _before_end(row, guess)
             if guess is not None:
-                found[row.id] = guess
-        return found
+                guesses[row.id] = guess
+        return guesses
 
     def _depth(self, row: Row) -> int:
         """Return how many tokens the row may guess."""
@@ -185,18 +193,18 @@ class Speculator:
         guesser.pushed = row.drawn
         return guesser
 
-    def _choice(self, rows: Sequence[Row], found: dict[RowId, Guess]) -> Choice:
+    def _choice(self, rows: Sequence[Row], guesses: dict[RowId, Guess]) -> Choice:
         put_off, self._put_off = self._put_off, None
-        if not found:
+        if not guesses:
             return PLAIN
         offers = [
             Offer(len(guess.tokens), guess.agreed, self._guessers[row_id].record)
-            for row_id, guess in found.items()
+            for row_id, guess in guesses.items()
         ]
         shared_max = self._width_max(rows)
         width_max = shared_max
-        if len(found) < len(rows):
-            width_max = self._width_max([row for row in rows if row.id in found])
+        if len(guesses) < len(rows):
+            width_max = self._width_max([row for row in rows if row.id in guesses])
         if put_off is not None and put_off.width <= (width_max if put_off.apart else shared_max):
             return put_off
         return self._controller.choose(
@@ -228,11 +236,11 @@ class Speculator:
             AttentionShape(place.capacity, slots[place.arena], width) for place in places
         )
 
-    def _learn(self, runs: Sequence[Run], found: dict[RowId, Guess]) -> None:
+    def _learn(self, runs: Sequence[Run], guesses: dict[RowId, Guess]) -> None:
         for run in runs:
             self.counts.drafted_tokens += run.drafted
             self.counts.accepted_tokens += run.accepted
-            guess = found.get(run.row.id)
+            guess = guesses.get(run.row.id)
             if guess is None:
                 continue
             drawn = [it.token_id for it in run.drawn]
@@ -252,11 +260,11 @@ def _before_end(row: Row, guess: Guess) -> Guess | None:
     return guess.cut(depth) if depth else None
 
 
-def _cut(found: dict[RowId, Guess], depth: int) -> dict[RowId, tuple[int, ...]]:
+def _cut(guesses: dict[RowId, Guess], depth: int) -> dict[RowId, tuple[int, ...]]:
     """Return what is run of the guesses: `depth` a row, as far as the step's bound goes."""
     left = DRAFTED_TOKENS_MAX
     cut: dict[RowId, tuple[int, ...]] = {}
-    for row_id, guess in found.items():
+    for row_id, guess in guesses.items():
         tokens = guess.tokens[: min(depth, left)]
         if tokens:
             cut[row_id] = tokens

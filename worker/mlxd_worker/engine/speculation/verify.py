@@ -24,40 +24,22 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.drawing import Drawn, draw_all
 from mlxd_worker.engine.row import Row
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.engine.sampling.drawing import draw_all
+from mlxd_worker.engine.stepping.base import Run
+from mlxd_worker.models.base import Batch, Passes
 
 Guesses = Mapping[RowId, Sequence[int]]
 """What rows guess in a step; a row without an entry guesses nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a step has drawn for one row, to be judged one by one; `settle` says how many were."""
-
-    row: Row
-    drawn: tuple[Drawn, ...]
-    """At least one: the guesses that were right, then one more."""
-    start: int
-    """Where the row stood before the step."""
-    drafted: int = 0
-    """How many guesses were judged."""
-
-    @property
-    def accepted(self) -> int:
-        """How many of the guesses were right."""
-        return len(self.drawn) - 1
-
-
 def decode_wide(
-    model: Model, caches: RowCaches, rows: Sequence[Row], guesses: Guesses, *, width: int
+    model: Passes, caches: RowCaches, rows: Sequence[Row], guesses: Guesses, *, width: int
 ) -> list[Run]:
     """Evaluate each row's next token and its guesses; return the rows' runs, in the rows' order.
 
@@ -78,15 +60,6 @@ def decode_wide(
     return made
 
 
-def settle(caches: RowCaches, run: Run, *, judged: int) -> None:
-    """Bring the run's row to where plain decoding stands once `judged` of its tokens were judged.
-
-    That is one token further for each: the last one judged is never evaluated.
-    """
-    run.row.offset = run.start + judged
-    caches.contents.cut_back(run.row.id, run.row.offset)
-
-
 def agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
     """Return how many guesses, from the first on, are what was drawn."""
     count = 0
@@ -96,7 +69,7 @@ def agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
 
 
 def _hidden(
-    model: Model,
+    model: Passes,
     caches: RowCaches,
     rows: Sequence[Row],
     runs: Sequence[Sequence[int]],

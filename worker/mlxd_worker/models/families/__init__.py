@@ -1,1 +1,1 @@
-"""One file for each family of architectures, and what only some of them have."""
+"""How models of each kind are computed; which families are of a kind, their descriptions say."""

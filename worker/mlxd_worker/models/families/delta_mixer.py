@@ -12,21 +12,17 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_worker.cache.plan import StepPlan
-from mlxd_worker.cache.recurrent import RecurrentCache, RowState
+from mlxd_models.families.hybrid.config import DeltaConfig
+from mlxd_models.families.hybrid.tensors import DELTA_OUTPUT, GROUPED_PROJECTIONS, PROJECTIONS
+from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
-from mlxd_worker.models.architecture import TensorSpec, Weights
-from mlxd_worker.models.config import DecoderConfig
+from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
-from mlxd_worker.models.families.qwen3_5_config import DeltaConfig
-from mlxd_worker.models.layers.llama_tensors import weight_spec
 from mlxd_worker.models.weights.linear import Projection, named_arrays, reordered
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
-_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-_GROUPED_PROJECTIONS = ("in_proj_qkvz", "in_proj_ba")
-_OUTPUT = "out_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +109,6 @@ def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
     )
 
 
-def delta_tensors(
-    config: DeltaConfig, decoder: DecoderConfig, prefix: str
-) -> tuple[TensorSpec, ...]:
-    """Return one layer's tensors."""
-    heads = config.value_heads
-    names: tuple[str, ...] = _PROJECTIONS
-    outputs: tuple[int, ...] = (config.mixed, config.values, heads, heads)
-    if config.grouped:
-        names, outputs = _GROUPED_PROJECTIONS, (config.mixed + config.values, 2 * heads)
-    linears = {name: (width, decoder.hidden) for name, width in zip(names, outputs, strict=True)}
-    linears[_OUTPUT] = (decoder.hidden, config.values)
-    shapes = {"A_log": (heads,), "dt_bias": (heads,), "norm.weight": (config.value_dim,)}
-    convolution = TensorSpec(
-        f"{prefix}conv1d.weight",
-        (config.mixed, 1, config.kernel),
-        other_shape=(config.mixed, config.kernel, 1),
-    )
-    return (
-        convolution,
-        *(weight_spec(decoder, f"{prefix}{name}.weight", shape) for name, shape in linears.items()),
-        *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()),
-    )
-
-
 def stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
     """Tell whether the layer's convolution is stored as MLX has it, and not as published."""
     return weights.shape(f"{prefix}conv1d.weight") == (config.mixed, config.kernel, 1)
@@ -154,14 +126,14 @@ def take_delta(config: DeltaConfig, weights: Weights, prefix: str) -> DeltaWeigh
         decay=decay,
         time_bias=weights.take_float32(f"{prefix}dt_bias"),
         norm=weights.take(f"{prefix}norm.weight"),
-        output=weights.linear([prefix + _OUTPUT]),
+        output=weights.linear([prefix + DELTA_OUTPUT]),
     )
 
 
 def _take_projection(config: DeltaConfig, weights: Weights, prefix: str) -> Projection:
     if not config.grouped:
-        return weights.linear([prefix + name for name in _PROJECTIONS])
-    stored = weights.linear([prefix + name for name in _GROUPED_PROJECTIONS])
+        return weights.linear([prefix + name for name in PROJECTIONS])
+    stored = weights.linear([prefix + name for name in GROUPED_PROJECTIONS])
     return reordered(stored, _orders(config))
 
 

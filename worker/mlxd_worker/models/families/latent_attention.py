@@ -16,12 +16,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_worker.cache.latent import LatentCache
-from mlxd_worker.cache.plan import StepPlan
-from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Stack, Weights
-from mlxd_worker.models.families.latent_config import LATENT_NORM_EPS, LatentConfig
-from mlxd_worker.models.families.latent_tensors import (
+from mlxd_models.families.common.tensors import Stack
+from mlxd_models.families.latent.config import LATENT_NORM_EPS, LatentConfig
+from mlxd_models.families.latent.tensors import (
     ABSORBING,
     BOTH_UP,
     ENTRY_DOWN,
@@ -32,6 +29,10 @@ from mlxd_worker.models.families.latent_tensors import (
     QUERY_NORM,
     QUERY_UP,
 )
+from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.cache.layers.latent import LatentCache
+from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.fused import normed_times
 from mlxd_worker.models.layers.rotation import Rotation
 from mlxd_worker.models.weights.head_linear import (

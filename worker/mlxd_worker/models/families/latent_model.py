@@ -10,21 +10,29 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_shared.packed_weights import UNPACKED_LAYERS
-from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.latent import as_latent
-from mlxd_worker.cache.plan import PassCaches
+from mlxd_models.families.common.decoder_tensors import (
+    FINAL_NORM,
+    is_routed,
+    layer_prefix,
+    norms_of,
+)
+from mlxd_models.families.latent.config import LatentConfig
+from mlxd_models.families.latent.tensors import OUTPUT
+from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches
+from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.latent import as_latent
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Weights
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.building import Weights
+from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.latent_attention import LatentAttention, take_latent_attention
-from mlxd_worker.models.families.latent_config import LatentConfig
-from mlxd_worker.models.families.latent_tensors import OUTPUT
 from mlxd_worker.models.layers.ends import take_embedding, take_ends
 from mlxd_worker.models.layers.feed_forward import FeedForward
 from mlxd_worker.models.layers.fused import added
 from mlxd_worker.models.layers.llama_layers import take_feed
-from mlxd_worker.models.layers.llama_tensors import FINAL_NORM, is_routed, layer_prefix, norms_of
 from mlxd_worker.models.layers.rotation import Rotation, rotation_of, tables_of
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
 
@@ -48,7 +56,7 @@ class Layer:
         return named | dict(self.feed.arrays())
 
 
-class LatentModel(Model):
+class LatentModel:
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: LatentConfig, weights: Weights) -> None:
@@ -63,6 +71,7 @@ class LatentModel(Model):
         norm = Norm(weights.take(FINAL_NORM), decoder.norm_eps)
         self._ends = take_ends(weights, embedding, norm, tied_head=decoder.tied_head)
         self._packed = any(layer.packed for layer in self._layers)
+        self.capabilities = Capabilities()
 
     @property
     def vocab_size(self) -> int:
@@ -85,6 +94,12 @@ class LatentModel(Model):
         config = self.config
         geometry = AttentionGeometry(1, config.entry_dim, latent_dim=config.rank)
         return (geometry,) * config.decoder.layers
+
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches, one a layer."""
+        return attention_caches(self, kv=kv, context_max=context_max)
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""

@@ -15,19 +15,21 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_shared.packed_weights import UNPACKED_LAYERS
-from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.kv import Asked, KVCache
-from mlxd_worker.cache.plan import PassCaches, StepPlan
+from mlxd_models.families.common.decoder import DecoderConfig
+from mlxd_models.families.common.decoder_tensors import FINAL_NORM
+from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
+from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
+from mlxd_worker.cache.layers.kv import Asked, KVCache
 from mlxd_worker.kernels.decode_attention import serves
-from mlxd_worker.models.architecture import Architecture, Weights
-from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.config import DecoderConfig, parse_llama, parse_mistral
+from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.building import Weights
+from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.layers.ends import take_embedding, take_ends
-from mlxd_worker.models.layers.feed_forward import Dense
 from mlxd_worker.models.layers.fused import added, normed_times
 from mlxd_worker.models.layers.llama_layers import Layer, take_layer, take_norm
-from mlxd_worker.models.layers.llama_tensors import FINAL_NORM, llama_footprint, llama_tensors
 from mlxd_worker.models.layers.rotation import rotations_of, tables_of
 from mlxd_worker.models.weights.linear import packed_rows_max
 
@@ -40,7 +42,7 @@ class _Pass:
     plan: StepPlan
 
 
-class LlamaModel(Model):
+class LlamaModel:
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
@@ -68,6 +70,11 @@ class LlamaModel(Model):
                 dtype=embedding.dtype,
             )
         )
+        self.capabilities = Capabilities(
+            stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
+            joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
+            decodes_in_place=self._in_place,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -85,16 +92,6 @@ class LlamaModel(Model):
         return self._ends.embedding.dtype
 
     @property
-    def decodes_in_place(self) -> bool:
-        """Whether the kernel for that serves this shape, on this device."""
-        return self._in_place
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Where no layer looks at a choice of experts."""
-        return all(isinstance(layer.feed, Dense) for layer in self._layers)
-
-    @property
     def attention(self) -> tuple[AttentionGeometry, ...]:
         """Each layer's keys and values."""
         config = self.config
@@ -103,10 +100,11 @@ class LlamaModel(Model):
             for window in config.windows
         )
 
-    @property
-    def joins_passes(self) -> bool:
-        """Wherever weights are not packed: these are unpacked a few layers at a time."""
-        return not self._packed
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches, one a layer."""
+        return attention_caches(self, kv=kv, context_max=context_max)
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
@@ -205,11 +203,3 @@ def _apart(rows: mx.array, passes: Sequence[_Pass]) -> list[mx.array]:
         parts.append(rows[first : first + its.batch.tokens.size])
         first += its.batch.tokens.size
     return parts
-
-
-LLAMA = Architecture(
-    parse=parse_llama, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
-)
-MISTRAL = Architecture(
-    parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint, build=LlamaModel
-)

@@ -15,17 +15,26 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.packed_weights import UNPACKED_LAYERS
-from mlxd_shared.requests import KVFormat
+from mlxd_models.families.common.decoder_tensors import (
+    ATTENTION,
+    FINAL_NORM,
+    is_routed,
+    layer_prefix,
+)
+from mlxd_models.families.hybrid.config import HybridConfig
+from mlxd_models.families.hybrid.tensors import DELTA
+from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.plan import PassCaches, StepPlan
-from mlxd_worker.cache.recurrent import RecurrentCache
+from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
+from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Architecture, Weights
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.base import Batch
+from mlxd_worker.models.building import Weights
+from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
     delta_arrays,
@@ -33,12 +42,9 @@ from mlxd_worker.models.families.delta_mixer import (
     stored_by_mlx,
     take_delta,
 )
-from mlxd_worker.models.families.qwen3_5_config import HybridConfig, parse_qwen3_5
-from mlxd_worker.models.families.qwen3_5_tensors import DELTA, qwen3_5_footprint, qwen3_5_tensors
 from mlxd_worker.models.layers.ends import take_embedding, take_ends
 from mlxd_worker.models.layers.feed_forward import FeedForward
 from mlxd_worker.models.layers.llama_layers import take_feed
-from mlxd_worker.models.layers.llama_tensors import ATTENTION, FINAL_NORM, is_routed, layer_prefix
 from mlxd_worker.models.layers.rotation import rotation_of, tables_of
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
 
@@ -71,7 +77,7 @@ class Layer:
         return any(map(is_packed, products)) or self.feed.packed
 
 
-class Qwen35Model(Model):
+class Qwen35Model:
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: HybridConfig, weights: Weights) -> None:
@@ -88,6 +94,7 @@ class Qwen35Model(Model):
         norm = Norm(taker.norm(FINAL_NORM), decoder.norm_eps)
         self._ends = take_ends(weights, embedding, norm, tied_head=decoder.tied_head)
         self._packed = any(layer.packed for layer in self._layers)
+        self.capabilities = Capabilities()
         self._scale = decoder.head_dim**-0.5
         self._rotation = rotation_of(decoder.rope, config.rotary_dim)
 
@@ -258,8 +265,3 @@ def _arrays(layer: Layer) -> Mapping[str, mx.array]:
     named |= {"query_norm": layer.mixer.query_norm, "key_norm": layer.mixer.key_norm}
     named |= named_arrays("qkv", layer.mixer.qkv)
     return named | named_arrays("output", layer.mixer.output)
-
-
-QWEN3_5 = Architecture(
-    parse=parse_qwen3_5, tensors=qwen3_5_tensors, footprint=qwen3_5_footprint, build=Qwen35Model
-)

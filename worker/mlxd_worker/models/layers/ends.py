@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxd_models.families.common.decoder_tensors import EMBEDDING, FINAL_NORM, HEAD
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Weights
+from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.fused import logits_of
-from mlxd_worker.models.layers.llama_tensors import EMBEDDING, FINAL_NORM, HEAD
 from mlxd_worker.models.weights.linear import Projection, named_arrays
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")

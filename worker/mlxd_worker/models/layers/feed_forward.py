@@ -14,8 +14,10 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
+from mlxd_models.families.common.decoder import Activation
+from mlxd_models.families.common.experts import ExpertsConfig
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.config import Activation, ExpertsConfig
 from mlxd_worker.models.layers.fused import added, clamped_halves, gated, gated_halves
 from mlxd_worker.models.layers.routing import choose
 from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
@@ -36,6 +38,11 @@ class FeedForward(Protocol):
     @property
     def packed(self) -> bool:
         """Whether weights that stay packed may be unpacked for many rows."""
+        ...
+
+    @property
+    def stays_lazy(self) -> bool:
+        """Whether it evaluates nothing while it is called."""
         ...
 
     def __call__(self, rows: mx.array) -> mx.array:
@@ -62,6 +69,11 @@ class Dense:
     def packed(self) -> bool:
         """Whether some of the weights are packed."""
         return is_packed(self.gate_up) or is_packed(self.down)
+
+    @property
+    def stays_lazy(self) -> bool:
+        """Always."""
+        return True
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what it makes of them added."""
@@ -116,6 +128,11 @@ class Experts:
         beside = () if self.shared is None else self.shared.projections.values()
         return any(is_packed(projection) for projection in (self.router, *beside))
 
+    @property
+    def stays_lazy(self) -> bool:
+        """Not on a CPU, where it may look at its choice."""
+        return not runs_cpu()
+
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what their experts make of them added."""
         normed = mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
@@ -144,7 +161,7 @@ class Experts:
 
     def _one_by_one(self, dtype: mx.Dtype, choices: int) -> bool:
         """Tell whether each expert is to get its rows at once."""
-        if mx.default_device() != mx.Device(mx.cpu):
+        if not runs_cpu():
             return False
         # What is packed, or halves: no product gathers these there, or one slower than this.
         gathered = isinstance(self.gate_up, ExpertLinear) and dtype == mx.float32

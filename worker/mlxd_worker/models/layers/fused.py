@@ -10,12 +10,13 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_models.families.common.decoder import Activation
+from mlxd_models.families.common.experts import GateClamp
 from mlxd_worker.kernels.device import runs_cuda
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm, row_times
 from mlxd_worker.kernels.vector import serves as served_by_row
 from mlxd_worker.machine.lanes import side_by_side
-from mlxd_worker.models.config import Activation, GateClamp
 from mlxd_worker.models.weights.linear import Linear, Projection
 
 _FLOAT16_MAX: Final = 65504.0

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.architecture import Stack, Weights
-from mlxd_worker.models.config import DecoderConfig, ExpertsConfig, SharedConfig
-from mlxd_worker.models.layers.feed_forward import Dense, Experts, FeedForward, Shared
-from mlxd_worker.models.layers.llama_tensors import (
+from mlxd_models.families.common.decoder import DecoderConfig
+from mlxd_models.families.common.decoder_tensors import (
     ATTENTION,
     CORRECTION,
     DOWN,
@@ -31,6 +28,11 @@ from mlxd_worker.models.layers.llama_tensors import (
     layer_prefix,
     norms_of,
 )
+from mlxd_models.families.common.experts import ExpertsConfig, SharedConfig
+from mlxd_models.families.common.tensors import Stack
+from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.building import Weights
+from mlxd_worker.models.layers.feed_forward import Dense, Experts, FeedForward, Shared
 from mlxd_worker.models.layers.rotation import Rotation
 from mlxd_worker.models.weights.expert_linear import ExpertProjection
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays

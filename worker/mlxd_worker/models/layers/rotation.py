@@ -12,8 +12,9 @@ from functools import partial
 
 import mlx.core as mx
 
-from mlxd_worker.cache.plan import StepPlan
-from mlxd_worker.models.layers.rope import RopeConfig
+from mlxd_models.families.common.rope import RopeConfig
+from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.kernels.device import runs_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ class Rotation:
     def _fused(self, heads: mx.array) -> bool:
         """Tell whether MLX is to do it: on a CPU it takes it apart for each layer anew."""
         plain = self.dims == heads.shape[-1] and not self.config.interleaved
-        on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        return not (plain and on_cpu and heads.dtype == mx.float32)
+        return not (plain and runs_cpu() and heads.dtype == mx.float32)
 
     def _angles(self, offsets: mx.array, width: int) -> mx.array:
         """Return by how many radians pairs turn, `[N, 1, width, 1, dims / 2]`."""

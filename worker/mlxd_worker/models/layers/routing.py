@@ -7,7 +7,7 @@ Invariants:
 
 import mlx.core as mx
 
-from mlxd_worker.models.config import ExpertsConfig, GroupsConfig, Scoring
+from mlxd_models.families.common.experts import ExpertsConfig, GroupsConfig, Scoring
 
 LEAST_SUM = 1e-20
 """Added to what shares are divided by: of sigmoids all may be nothing."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.errors import InvalidModel, MlxdError
-from mlxd_shared.model_files import file_error, open_regular
-from mlxd_shared.weights import TensorFact
+from mlxd_models.files.model_files import file_error, open_regular
+from mlxd_models.files.weights import TensorFact
+from mlxd_shared.domain.errors import InvalidModel, MlxdError
 
 PIECE_NBYTES: Final = 1 << 20
 

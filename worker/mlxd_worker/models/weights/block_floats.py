@@ -11,17 +11,9 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlxd_worker.models.weights.packing import Packing
-
-BLOCK_SCALES: Final = "weight_scale_inv"
-"""What squares are multiplied by, whatever the name says."""
+from mlxd_models.families.common.packing import Packing
 
 PIECE_VALUES: Final = 1 << 20
-
-
-def block_scales_name(weight: str) -> str:
-    """Return the name of what a weight's squares are multiplied by."""
-    return f"{weight.removesuffix('.weight')}.{BLOCK_SCALES}"
 
 
 def numbers_of_blocks(

@@ -9,9 +9,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_models.families.common.packing import Packing
 from mlxd_worker.machine.lanes import lanes
 from mlxd_worker.models.weights.linear import unpacked
-from mlxd_worker.models.weights.packing import Packing
 
 PIECE_VALUES: Final = 1 << 18
 

@@ -22,9 +22,9 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.model_files import file_error, open_regular
-from mlxd_shared.weights import TensorFact
+from mlxd_models.files.model_files import file_error, open_regular
+from mlxd_models.files.weights import TensorFact
+from mlxd_shared.domain.errors import InvalidModel
 
 PIECE_NBYTES_MIN: Final = 1 << 20
 PIECE_NBYTES_MAX: Final = 8 << 20

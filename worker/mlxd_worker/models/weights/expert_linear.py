@@ -11,8 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_models.families.common.packing import Packing
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
-from mlxd_worker.models.weights.packing import Packing
 
 
 class ExpertProjection(Protocol):

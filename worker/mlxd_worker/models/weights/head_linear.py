@@ -11,6 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
 from mlxd_worker.kernels.packed_product import packed_product
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,
@@ -18,7 +19,6 @@ from mlxd_worker.models.weights.expert_linear import (
     PackedExpertLinear,
 )
 from mlxd_worker.models.weights.linear import packed_rows_max, unpacked
-from mlxd_worker.models.weights.packing import NVFP4_FULL_SCALE, Packing
 
 
 class HeadProjection(Protocol):

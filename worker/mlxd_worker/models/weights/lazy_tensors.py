@@ -13,8 +13,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.weights import TensorFact, read_header
+from mlxd_models.files.weights import TensorFact, read_header
+from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.blame import why_not_opened
 from mlxd_worker.models.weights.direct_reading import Segment, read_joined, type_read
 

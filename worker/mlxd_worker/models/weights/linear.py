@@ -12,8 +12,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.packed_product import packed_product
-from mlxd_worker.models.weights.packing import NVFP4_FULL_SCALE, Packing
 
 PACKED_ROWS_MAX = 128
 """More rows than this are multiplied faster by the unpacked weight, unpacking included: 14336 x
@@ -227,5 +228,4 @@ def unpacked(
 
 def packed_rows_max() -> int:
     """Return up to how many rows the product with packed values is the faster one here."""
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    return PACKED_ROWS_MAX_CPU if on_cpu else PACKED_ROWS_MAX
+    return PACKED_ROWS_MAX_CPU if runs_cpu() else PACKED_ROWS_MAX

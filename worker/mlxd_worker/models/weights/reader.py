@@ -17,12 +17,13 @@ from types import MappingProxyType
 
 import mlx.core as mx
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.weights import TensorFact
-from mlxd_worker.models.architecture import Stack, TensorSpec
-from mlxd_worker.models.fields import some_names
+from mlxd_models.families.common.fields import some_names
+from mlxd_models.families.common.packing import FP8_DTYPE, Packing, block_scales_name
+from mlxd_models.families.common.tensors import Stack, TensorSpec
+from mlxd_models.files.weights import TensorFact
+from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.blame import why_not_read
-from mlxd_worker.models.weights.block_floats import block_scales_name, numbers_of_blocks
+from mlxd_worker.models.weights.block_floats import numbers_of_blocks
 from mlxd_worker.models.weights.by_pieces import numbers_of, packed_of, parts_read
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
@@ -33,7 +34,7 @@ from mlxd_worker.models.weights.expert_linear import (
 )
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
-from mlxd_worker.models.weights.packing import FP8_DTYPE, Packing
+from mlxd_worker.models.weights.operations import apply_operation
 from mlxd_worker.models.weights.stacks import joined_slabs, stack_of
 
 Progress = Callable[[int, int], None]
@@ -242,7 +243,9 @@ class Reader:
         sources = {spec.name: spec.source for spec in specs if spec.source is not None}
         shares = Counter(source.name for source in sources.values())
         whole = {name: self._lazy.pop(name) for name in shares}
-        made = {name: source.make(whole[source.name]) for name, source in sources.items()}
+        made = {
+            name: apply_operation(source, whole[source.name]) for name, source in sources.items()
+        }
         facts = {
             name: replace(fact, name=name, nbytes=fact.nbytes // shares[fact.name])
             for name, fact in ((name, self._facts[it.name]) for name, it in sources.items())

@@ -20,21 +20,24 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
-from mlxd_shared.cache_sizes import CacheSizes, WindowedLayers
-from mlxd_shared.requests import KVFormat
-from mlxd_shared.weights import TensorFact
-from mlxd_shared.zoo_sizes import zoo_context, zoo_pass_sizes
-from mlxd_shared.zoo_types import zoo_type
+from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.fields import Fields, invalid
+from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings, parse_packing
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.files.weights import TensorFact
+from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_models.sizes.zoo_sizes import zoo_context, zoo_pass_sizes
+from mlxd_models.sizes.zoo_types import zoo_type
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowId
-from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.plan import PassCaches
-from mlxd_worker.cache.recurrent import RecurrentCache
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.models.architecture import Architecture, Footprint, TensorSpec, Weights
 from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.fields import Fields, invalid
+from mlxd_worker.models.building import Weights
+from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors
-from mlxd_worker.models.weights.packing import BYTE_DTYPE, WORD_DTYPE, Packings, parse_packing
 from mlxd_worker.models.zoo.caches import (
     KeysLeaf,
     Leaves,
@@ -114,13 +117,16 @@ class ZooConfig:
         return self
 
 
-class ZooModel(Model):
+class ZooModel:
     """A loaded model of mlx-lm's. One owner: the engine thread."""
 
     def __init__(self, config: ZooConfig, peer: Module) -> None:
         """Own `peer`, whose weights are evaluated; see what it remembers in their type."""
         self._config = config
         self._peer = peer
+        # What comes before the head is the peer's own affair, and nothing is known of what its
+        # models do while they are traced.
+        self.capabilities = Capabilities(embeds=False, compiles=False)
         self._caches = PeerCaches(module_of("cache"))
         self._leaves, logits = seen(peer, self._caches)
         self._dtype = _floating(logits.dtype)
@@ -141,16 +147,6 @@ class ZooModel(Model):
     def dtype(self) -> mx.Dtype:
         """What its logits are."""
         return self._dtype
-
-    @property
-    def embeds(self) -> bool:
-        """Never: what comes before the head is the peer's own affair."""
-        return False
-
-    @property
-    def compiles(self) -> bool:
-        """Never: nothing is known of what the peer's models do while they are traced."""
-        return False
 
     @property
     def attention(self) -> tuple[AttentionGeometry | None, ...]:
@@ -323,11 +319,11 @@ def zoo_footprint(config: ZooConfig) -> Footprint:
     return Footprint(config.context_max, caches, zoo_pass_sizes(config.values, vocab=config.vocab))
 
 
-ZOO = Architecture(
+ZOO: Final = Family(
+    builder="zoo",
     parse=parse_zoo,
     tensors=zoo_tensors,
     footprint=zoo_footprint,
-    build=build_zoo,
     restore=check_zoo,
 )
 

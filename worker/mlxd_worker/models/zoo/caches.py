@@ -17,17 +17,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_worker.cache.attention import by_slot
+from mlxd_models.families.common.fields import CONFIG_FILE
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.kinds import AttentionGeometry
-from mlxd_worker.cache.kv import KVCache
-from mlxd_worker.cache.plan import Chunk, Group, StepPlan
-from mlxd_worker.cache.recurrent import RecurrentCache, RowState
-from mlxd_worker.cache.rings import wrapping_positions
-from mlxd_worker.cache.rotating import RotatingCache
+from mlxd_worker.cache.layers.attention import by_slot
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
+from mlxd_worker.cache.layers.rings import wrapping_positions
+from mlxd_worker.cache.layers.rotating import RotatingCache
 from mlxd_worker.models.base import Batch
-from mlxd_worker.models.fields import CONFIG_FILE
 
 Mask = mx.array | str | None
 

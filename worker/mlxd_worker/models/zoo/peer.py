@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxd_shared.errors import InvalidModel
-from mlxd_shared.zoo_types import ZOO_EXTRA, ZOO_VERSION
-from mlxd_worker.models.fields import CONFIG_FILE, invalid
-from mlxd_worker.models.weights.packing import Packing, PackingMode, Packings
+from mlxd_models.families.common.fields import CONFIG_FILE, invalid
+from mlxd_models.families.common.packing import Packing, PackingMode, Packings
+from mlxd_models.sizes.zoo_types import ZOO_EXTRA, ZOO_VERSION
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.zoo.caches import Leaves, PeerCaches
 
 if TYPE_CHECKING:  # importing mlx.nn takes a worker 60 ms, which most never need
@@ -176,7 +177,7 @@ def cast_weights(peer: Module, dtype: mx.Dtype) -> None:
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """On a CPU, run functions as they are that the peer compiles: that needs a C++ compiler."""
-    if mx.default_device() != mx.Device(mx.cpu) or os.environ.get("MLX_DISABLE_COMPILE"):
+    if not runs_cpu() or os.environ.get("MLX_DISABLE_COMPILE"):
         yield
         return
     mx.disable_compile()

@@ -1,0 +1,1 @@
+"""The commands of `mlxd`, one module for each, or for a few of a kind."""

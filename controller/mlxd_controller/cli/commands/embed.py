@@ -1,0 +1,109 @@
+"""`mlxd embed`: texts in, vectors out, a line each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli import show
+from mlxd_controller.cli.commands.generate import ModelName
+from mlxd_controller.cli.outcome import ExitCode, piped, run, usage_error
+from mlxd_controller.cli.security import Server, server
+from mlxd_shared.config import EMBED_TEXTS_MAX
+from mlxd_shared.domain.requests import Pooling
+
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TEXT]...", help="Each becomes a vector; absent: the lines of standard input."
+    ),
+]
+PoolingOption = Annotated[
+    Pooling | None,
+    typer.Option("--pooling", help="Whose states make the vector.  [default: the model's own]"),
+]
+Dimensions = Annotated[
+    int | None,
+    typer.Option(min=0, max=(1 << 32) - 1, help="Shorten each vector.  [default: all there are]"),
+]
+Normalize = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Scale each vector to length 1.  [default: as the model's files say, else scaled]",
+        show_default=False,
+    ),
+]
+
+
+def embed(
+    context: typer.Context,
+    model: ModelName,
+    text: Texts = None,
+    *,
+    pooling: PoolingOption = None,
+    dimensions: Dimensions = None,
+    normalize: Normalize = None,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Print the vector of each text on a line of its own; the model is loaded if need be."""
+    where = server(context, address)
+    work = _embed(
+        where,
+        model,
+        text or _lines(),
+        pooling=pooling,
+        dimensions=dimensions,
+        normalize=normalize,
+        as_json=as_json,
+    )
+    run(work, address=where.address)
+
+
+def _lines() -> list[str]:
+    if sys.stdin.isatty():
+        usage_error("no text: give it as an argument, or pipe lines in")
+    lines = piped().split("\n")
+    if not lines[-1]:  # behind the last newline
+        lines.pop()
+    if not lines:
+        usage_error("no text: the standard input is empty")
+    return lines
+
+
+async def _embed(
+    where: Server,
+    model: str,
+    texts: Sequence[str],
+    *,
+    pooling: Pooling | None,
+    dimensions: int | None,
+    normalize: bool | None,
+    as_json: bool,
+) -> ExitCode:
+    """Ask for as many vectors at a time as one request may have."""
+    async with where.client() as client:
+        for begin in range(0, len(texts), EMBED_TEXTS_MAX):
+            vectors = await client.embed(
+                texts[begin : begin + EMBED_TEXTS_MAX],
+                model=model,
+                pooling=pooling,
+                dimensions=dimensions,
+                normalize=normalize,
+            )
+            for vector in vectors:
+                _print(vector, as_json=as_json)
+    return ExitCode.OK
+
+
+def _print(vector: Sequence[float], *, as_json: bool) -> None:
+    shortest = [f"{value:.9g}" for value in vector]  # what tells floats of 32 bits apart
+    if as_json:
+        show.json_line([float(text) for text in shortest])
+    else:
+        typer.echo(" ".join(shortest))

@@ -1,0 +1,152 @@
+"""`mlxd models`, `ps`, `unload`, `forget`: which models there are, and which live in memory."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mlxd.messages import Model, ModelState
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli import show
+from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_controller.cli.security import Server, server
+from mlxd_shared.config import UNLOAD_GRACE_DEFAULT_S
+from mlxd_shared.domain.units import format_bytes
+
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help=f"How long streams may go on.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
+
+
+def models(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
+    """List the models that the server knows."""
+    where = server(context, address)
+    run(_models(where, as_json=as_json), address=where.address)
+
+
+async def _models(where: Server, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
+        found = await client.models()
+    if as_json:
+        show.json_line(found)
+        return ExitCode.OK
+    show.table(
+        ("name", "digest", "architecture", "stored", "context", "state", "store", "path"),
+        [
+            (
+                ", ".join((model.name, *model.aliases)),
+                show.short(model.digest),
+                model.architecture,
+                format_bytes(model.stored_nbytes),
+                str(model.context_length_max),
+                show.state(model),
+                model.store,
+                model.path,
+            )
+            for model in found
+        ],
+        right=("stored", "context"),
+    )
+    _explain_failures(found)
+    return ExitCode.OK
+
+
+def ps(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
+    """List the models that are in memory, or on their way in or out."""
+    where = server(context, address)
+    run(_ps(where, as_json=as_json), address=where.address)
+
+
+async def _ps(where: Server, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
+        known = await client.models()
+    found = [model for model in known if model.state is not ModelState.UNLOADED]
+    if as_json:
+        show.json_line(found)
+        return ExitCode.OK
+    now = dt.datetime.now(dt.UTC)
+    show.table(
+        ("name", "digest", "size", "device", "context", "streams", "priority", "until", "state"),
+        [
+            (
+                model.name,
+                show.short(model.digest),
+                format_bytes(model.resident_nbytes) if model.resident_nbytes else "-",
+                model.device or "-",
+                str(model.context_length or "-"),
+                str(model.streams_active),
+                str(model.priority),
+                show.until(model, now),
+                show.state(model),
+            )
+            for model in found
+        ],
+        right=("size", "context", "streams", "priority"),
+    )
+    _explain_failures(found)
+    return ExitCode.OK
+
+
+def _explain_failures(found: Sequence[Model]) -> None:
+    for model in found:
+        if model.state is ModelState.FAILED:
+            complain(f"{model.name}: {model.error}")
+
+
+def unload(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A name, alias or digest.")],
+    *,
+    grace: Grace = None,
+    force: Force = False,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Take a model out of memory; one that is not loaded is no error."""
+    where = server(context, address)
+    run(_unload(where, model, grace_s=grace, force=force, as_json=as_json), address=where.address)
+
+
+async def _unload(
+    where: Server, model: str, *, grace_s: float | None, force: bool, as_json: bool
+) -> ExitCode:
+    async with where.client() as client:
+        unloaded = await client.unload(model, grace_s=grace_s, force=force)
+    if as_json:
+        show.json_line(unloaded)
+        return ExitCode.OK
+    ended = unloaded.streams_aborted
+    streams = f"; {ended} stream{'s' if ended != 1 else ''} ended" if ended else ""
+    typer.echo(f"{unloaded.model.name} is {show.state(unloaded.model)}{streams}")
+    return ExitCode.OK
+
+
+def forget(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` gave.")],
+    *,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Take a name away that a load gave to a folder. Its files stay."""
+    where = server(context, address)
+    run(_forget(where, name, as_json=as_json), address=where.address)
+
+
+async def _forget(where: Server, name: str, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
+        left = await client.forget(name)
+    if as_json:
+        show.json_line({"name": name, "names": left})
+        return ExitCode.OK
+    typer.echo(f"{name} is forgotten" + (f"; also known as {', '.join(left)}" if left else ""))
+    return ExitCode.OK

@@ -1,0 +1,308 @@
+"""`mlxd run`: load a model if need be, and talk to it.
+
+Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
+Ctrl-C stops the answer that is coming and the chat goes on; at the prompt it ends the chat. A model
+without a chat template goes on with each text instead, and that is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, NoReturn
+
+import typer
+
+from mlxd.client import Client
+from mlxd.messages import Delta, Finished
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
+from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
+from mlxd_controller.cli.outcome import (
+    ExitCode,
+    complain,
+    model_argument,
+    piped,
+    report,
+    usage_error,
+)
+from mlxd_controller.cli.outcome import run as run_to_end
+from mlxd_controller.cli.progress import ByteBar
+from mlxd_controller.cli.security import Server, server
+from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
+from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
+from mlxd_shared.domain.requests import FinishReason, SamplingOptions
+
+HELP = (
+    '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
+    " several lines; a line that ends with \\ goes on. Ctrl-C stops an answer."
+)
+
+ModelOrPath = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A name, alias or digest, or a folder (./NAME).")
+]
+Message = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PROMPT]",
+        help="A message to answer once; standard input, where it is no terminal, comes behind it.",
+    ),
+]
+System = Annotated[
+    str, typer.Option(help="What the model is told before the conversation.", show_default=False)
+]
+Variable = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE",
+        help="A variable of the chat template, such as enable_thinking=false; repeatable.",
+    ),
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation so far, and how it is to be answered."""
+
+    model: str
+    sampling: SamplingOptions
+    max_tokens: int | None
+    keep_alive_s: float | None
+    variables_json: str
+    stats: bool
+    system: str = ""
+    messages: list[ChatMessage] = field(default_factory=list)
+    chats: bool = True
+    """Whether the model has a template for chats; found out by the first message."""
+
+    def prompt(self, text: str) -> Chat | str:
+        """Return what is sent for a message."""
+        if not self.chats:
+            return text
+        first = [ChatMessage("system", self.system)] if self.system else []
+        messages = (*first, *self.messages, ChatMessage("user", text))
+        return Chat(messages, variables_json=self.variables_json)
+
+
+def run(
+    context: typer.Context,
+    model: ModelOrPath,
+    prompt: Message = None,
+    *,
+    system: System = "",
+    max_tokens: MaxTokens = None,
+    variable: Variable = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    repeat_last_n: o.RepeatLastN = None,
+    xtc_probability: o.XtcProbability = None,
+    xtc_threshold: o.XtcThreshold = None,
+    seed: o.Seed = None,
+    logit_bias: o.LogitBias = None,
+    keep_alive: o.KeepAlive = None,
+    stats: Stats = False,
+    address: o.Address = None,
+) -> None:
+    """Load a model if need be, and chat with it; or answer one PROMPT."""
+    talk = Talk(
+        model=model_argument(model),
+        sampling=o.sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty, repeat_last_n=repeat_last_n,
+            xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, logit_bias=logit_bias,
+        ),
+        max_tokens=max_tokens,
+        keep_alive_s=keep_alive,
+        variables_json=_variables(variable or []),
+        stats=stats,
+        system=system,
+    )  # fmt: skip
+    where = server(context, address)
+    text = _one_message(prompt)
+    if text is None:
+        _chat(where, talk)
+    run_to_end(_answer_once(where, talk, text), address=where.address)
+
+
+def _one_message(argument: str | None) -> str | None:
+    """Return the one message to answer; None for a chat."""
+    if sys.stdin.isatty():
+        return argument
+    behind = piped().removesuffix("\n")
+    text = "\n\n".join(part for part in (argument, behind) if part)
+    if not text:
+        usage_error("no prompt: give it as an argument, pipe it in, or run this on a terminal")
+    return text
+
+
+def _variables(given: list[str]) -> str:
+    """Return the template's variables as JSON; a value that cannot be sent as such is a text."""
+    found: dict[str, object] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            usage_error(f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false")
+        try:
+            found[name] = json.loads(value)
+            json_object(json.dumps({name: found[name]}))
+        except (ValueError, RecursionError):
+            found[name] = value
+    return json.dumps(found) if found else ""
+
+
+async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
+    async with where.client() as client:
+        await _load(client, talk)
+        finished = await _answer(client, talk, text)
+    return ExitCode.ERROR if finished.reason is FinishReason.CANCELLED else ExitCode.OK
+
+
+def _chat(where: Server, talk: Talk) -> NoReturn:
+    """Answer message after message.
+
+    The event loop runs while something is answered only: at the prompt Ctrl-C is the terminal's.
+
+    Raises:
+        typer.Exit: always.
+    """
+    try:
+        client = where.client()
+    except MlxdError as error:
+        raise typer.Exit(report(error, where.address)) from error
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(_begin(client, talk))
+            converse(
+                LineEditor(),
+                answer=lambda text: _answer_next(runner, client, talk, text),
+                forget=talk.messages.clear,
+            )
+            code = ExitCode.OK
+        except (Interrupted, KeyboardInterrupt):
+            typer.echo()
+            code = ExitCode.INTERRUPTED
+        except MlxdError as error:
+            code = report(error, where.address)
+        finally:
+            runner.run(client.aclose())
+    raise typer.Exit(code)
+
+
+async def _begin(client: Client, talk: Talk) -> None:
+    await client.__aenter__()
+    await _load(client, talk)
+    typer.echo(f"{talk.model} is ready. /? tells how to talk to it.", err=True)
+
+
+def converse(
+    editor: LineEditor, *, answer: Callable[[str], None], forget: Callable[[], None]
+) -> None:
+    """Have message after message answered, until the input ends or one says to end.
+
+    Raises:
+        Interrupted: Ctrl-C at the prompt.
+    """
+    goes_on = True
+    while goes_on:
+        try:
+            goes_on = _turn(editor, answer, forget)
+        except KeyboardInterrupt:
+            continue  # too late for an answer, too early for the prompt
+
+
+def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[], None]) -> bool:
+    """Do what one message asks for; return whether more may come."""
+    text = editor.message()
+    if text is None:
+        return False
+    match text.strip():
+        case "":
+            pass
+        case "/bye" | "/exit" | "/quit":
+            return False
+        case "/clear":
+            forget()
+        case "/?" | "/help":
+            typer.echo(HELP, err=True)
+        case _:
+            answer(text)
+    return True
+
+
+def _answer_next(runner: asyncio.Runner, client: Client, talk: Talk, text: str) -> None:
+    """Answer one message; what goes wrong, or is stopped, leaves the chat as it was."""
+    try:
+        runner.run(_answer(client, talk, text))
+    except KeyboardInterrupt:
+        complain("stopped")
+    except MlxdError as error:
+        complain(error.describe())
+
+
+async def _load(client: Client, talk: Talk) -> None:
+    async with client.load(talk.model) as updates:
+        with ByteBar("waiting", quiet=not sys.stderr.isatty()) as bar:
+            async for update in updates:
+                bar.show_load(update.model)
+                talk.model = update.model.name
+
+
+async def _answer(client: Client, talk: Talk, text: str) -> Finished:
+    """Answer a message, and keep it and what was answered, however the answer ends."""
+    try:
+        return await _streamed(client, talk, text)
+    except NoChatTemplate:
+        talk.chats = False
+        note = f"{talk.model} has no chat template: it goes on with your text, and forgets it"
+        complain(note)
+        return await _streamed(client, talk, text)
+
+
+async def _streamed(client: Client, talk: Talk, text: str) -> Finished:
+    parts: list[AnswerPart] = []
+    finished: Finished | None = None
+    writer = AnswerWriter()
+    stream = client.generate(
+        talk.prompt(text),
+        model=talk.model,
+        sampling=talk.sampling,
+        max_tokens=talk.max_tokens,
+        keep_alive_s=talk.keep_alive_s,
+    )
+    try:
+        async with stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished = event
+                else:
+                    parts += event.parts
+                    _write(writer, event)
+    finally:
+        writer.end()
+        if parts:
+            talk.messages += [ChatMessage("user", text), answer_of(parts)]
+    assert finished is not None  # the stream would have raised
+    if talk.stats:
+        typer.echo(summary(finished), err=True)
+    if finished.reason is FinishReason.CANCELLED:
+        complain("the server's operator ended the answer before it was complete")
+    return finished
+
+
+def _write(writer: AnswerWriter, event: Delta) -> None:
+    if not event.parts:
+        writer.text(event.text)
+    for part in event.parts:
+        if part.reasoning:
+            writer.reasoning(part.reasoning)
+        elif part.text:
+            writer.text(part.text)

@@ -1,0 +1,395 @@
+"""`mlxd serve`: the controller itself, in the foreground."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli.environment import (
+    KEEP_ALIVE_VARIABLE,
+    LOAD_TIMEOUT_VARIABLE,
+    keep_alive_s,
+    load_timeout_s,
+)
+from mlxd_controller.cli.outcome import ExitCode, run, usage_error
+from mlxd_controller.cli.security import (
+    OpenHealth,
+    ServeCert,
+    ServeClientCa,
+    ServeKey,
+    ServeTokenFile,
+    Workers,
+    WorkerTlsCa,
+    WorkerTlsCert,
+    WorkerTlsKey,
+    WorkerTokenFile,
+    listener_files,
+    named_workers,
+)
+from mlxd_controller.cli.stores import (
+    HUB_CACHE_VARIABLE,
+    MODELS_DIR_VARIABLE,
+    OLLAMA_VARIABLE,
+    store_places,
+)
+from mlxd_controller.settings import ServeSettings
+from mlxd_shared import config
+from mlxd_shared.domain.units import format_duration, parse_bytes
+from mlxd_shared.ops import logs
+from mlxd_shared.security.secure_channel import ChannelSecurity
+
+LISTENING = "mlxd listens on "
+"""What the one line on stdout begins with; the address follows."""
+
+
+class LogLevel(enum.Enum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.Enum):
+    """How a line of the log looks; auto is console on a terminal, else JSON."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|unix:PATH",
+        help="Where to listen; port 0 lets the system choose.  [env var: MLXD_ADDRESS]",
+        show_default=False,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="[NAME=]PATH",
+        help="A model folder to offer; repeatable.  [default: the built-in model, as demo]",
+    ),
+]
+ModelsDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="mlxd's own directory: a model a folder, and other names in aliases.json."
+        f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]",
+        show_default=False,
+    ),
+]
+HubCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="The cache of Hugging Face's libraries, whose models are offered as ORG/NAME."
+        f"  [env var: {HUB_CACHE_VARIABLE}, HF_HUB_CACHE, HF_HOME]"
+        "  [default: ~/.cache/huggingface/hub]",
+        show_default=False,
+    ),
+]
+OllamaModels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|none",
+        help="Ollama's directory, whose models of tensors are offered as MODEL:TAG."
+        f"  [env var: {OLLAMA_VARIABLE}, OLLAMA_MODELS]  [default: ~/.ollama/models]",
+        show_default=False,
+    ),
+]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(
+        parser=o.size, metavar="SIZE", help="What all models on a device may use, such as 12G."
+    ),
+]
+Reserve = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|PERCENT",
+        help="Memory kept free beside what others hold, such as 2G or 10%."
+        f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
+    ),
+]
+GpuOverhead = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|PERCENT",
+        help="Memory left free on each GPU besides, such as 1G or 5%; nothing on a CPU."
+        "  [default: 0]",
+        show_default=False,
+    ),
+]
+KeepAlive = Annotated[
+    float | None,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="How long an idle model stays; -1 for ever, 0 not at all."
+        f"  [env var: {KEEP_ALIVE_VARIABLE}]"
+        f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
+    ),
+]
+MaxLoaded = Annotated[
+    int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
+]
+WaitingMax = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=config.WAITING_STREAMS_LIMIT,
+        help="How many streams of a model may wait while others run; more are told when to come"
+        f" back.  [default: {config.WAITING_STREAMS_MAX}]",
+    ),
+]
+LoadTimeout = Annotated[
+    float | None,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="Give a load up that makes no progress for so long; 0 and -1 never."
+        f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
+        f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
+    ),
+]
+SilentTimeout = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="End a worker that has answered nothing for so long; its streams go on with another. 0"
+        f" and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
+        show_default=False,
+    ),
+]
+Preload = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
+]
+AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote", help="Serve whoever can reach the address, without TLS or a token."
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve metrics for Prometheus here, at /metrics, protected like the rest.",
+    ),
+]
+VllmAliases = Annotated[
+    bool,
+    typer.Option(
+        "--metrics-vllm-aliases", help="Add the vllm: names that inference routers look for."
+    ),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the workers' sockets are, and what the next controller must know of them."
+        "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
+    ),
+]
+OrphanGrace = Annotated[
+    float | None,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help="How long models stay when this process is killed, for the next one to take over."
+        f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
+    ),
+]
+LogContent = Annotated[
+    bool, typer.Option("--log-content", help="Put prompts and outputs into the log; else never.")
+]
+
+
+def serve(
+    context: typer.Context,
+    *,
+    address: Listen = None,
+    model: Models = None,
+    models_dir: ModelsDir = None,
+    hub_cache: HubCache = None,
+    ollama_models: OllamaModels = None,
+    memory_limit: MemoryLimit = None,
+    reserve: Reserve = None,
+    gpu_overhead: GpuOverhead = None,
+    keep_alive: KeepAlive = None,
+    max_loaded: MaxLoaded = None,
+    waiting_max: WaitingMax = None,
+    load_timeout: LoadTimeout = None,
+    worker_silent_timeout: SilentTimeout = config.WORKER_SILENT_MAX_S,
+    preload: Preload = None,
+    allow_remote: AllowRemote = False,
+    tls_cert: ServeCert = None,
+    tls_key: ServeKey = None,
+    tls_client_ca: ServeClientCa = None,
+    token_file: ServeTokenFile = None,
+    open_health: OpenHealth = False,
+    worker: Workers = None,
+    worker_tls_ca: WorkerTlsCa = None,
+    worker_tls_cert: WorkerTlsCert = None,
+    worker_tls_key: WorkerTlsKey = None,
+    worker_token_file: WorkerTokenFile = None,
+    metrics: Metrics = None,
+    metrics_vllm_aliases: VllmAliases = False,
+    run_dir: RunDir = None,
+    orphan_grace: OrphanGrace = None,
+    log_content: LogContent = False,
+    log_level: LogLevel = LogLevel.INFO,
+    log_format: LogFormat = LogFormat.AUTO,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
+    channel = ChannelSecurity(worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file)
+    logs.configure(level=log_level.value, fmt=log_format.value)  # what is passed over is logged
+    settings = ServeSettings(
+        address=o.server_address(context, address),
+        models=tuple(_named_folder(text) for text in model or ()),
+        stores=store_places(os.environ, models_dir, hub_cache, ollama_models),
+        memory_limit_bytes=memory_limit,
+        keep_alive_s=keep_alive_s(keep_alive, os.environ),
+        max_loaded=max_loaded,
+        waiting_max=waiting_max,
+        load_stall_timeout_s=load_timeout_s(load_timeout, os.environ),
+        worker_silent_timeout_s=worker_silent_timeout,
+        allow_remote=allow_remote,
+        security=listener_files(
+            context,
+            cert=tls_cert,
+            key=tls_key,
+            client_ca=tls_client_ca,
+            token_file=token_file,
+            open_health=open_health,
+        ),
+        workers=named_workers(worker, channel),
+        worker_security=channel,
+        metrics=metrics,
+        metrics_vllm_aliases=metrics_vllm_aliases,
+        preload=tuple(preload or ()),
+        orphan_grace_s=_orphan_grace_s(orphan_grace, attached=bool(worker)),
+        run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
+        log_content=log_content,
+        log_level=log_level.value,
+        log_format=log_format.value,
+    )
+    _run(_checked(_with_kept_free(settings, reserve=reserve, gpu_overhead=gpu_overhead)))
+
+
+def _with_kept_free(
+    settings: ServeSettings, *, reserve: str | None, gpu_overhead: str | None
+) -> ServeSettings:
+    """Return the settings with what --reserve and --gpu-overhead say."""
+    reserve_bytes, reserve_fraction = _reserve(reserve)
+    overhead_bytes, overhead_fraction = _share("--gpu-overhead", gpu_overhead or "0")
+    return replace(
+        settings,
+        reserve_bytes=reserve_bytes,
+        reserve_fraction=reserve_fraction,
+        gpu_overhead_bytes=overhead_bytes,
+        gpu_overhead_fraction=overhead_fraction,
+    )
+
+
+def _checked(settings: ServeSettings) -> ServeSettings:
+    """Return the settings; refuse options that do not go together."""
+    if settings.metrics_vllm_aliases and settings.metrics is None:
+        usage_error("--metrics-vllm-aliases means nothing without --metrics")
+    if settings.workers and settings.waiting_max is not None:
+        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
+    return settings
+
+
+def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
+    """Return --orphan-grace, within what a worker takes."""
+    if given_s is None:
+        return config.ORPHAN_GRACE_S
+    if attached:
+        usage_error("--orphan-grace is for workers that mlxd starts; those of --worker stay")
+    if given_s > config.LOAD_TOTAL_TIMEOUT_S:
+        usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
+    return given_s
+
+
+def _run(settings: ServeSettings) -> None:
+    """Serve on uvloop, where streams cost half as much."""
+    from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
+
+    allow_open_files()
+    run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
+
+
+def allow_open_files() -> None:
+    """Take as many open files as the system allows, within OPEN_FILES_MAX: each client has one.
+
+    What a shell allows by itself, 1,024 or 256, is meant for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = config.OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else hard
+    wanted = min(most, config.OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    """Read NAME=PATH or PATH; a name holds no separator, so that `=` may be part of a path."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or not name:
+        name, path = "", text
+    folder = Path(path).expanduser().absolute()
+    if not folder.is_dir():
+        usage_error(f"--model {text}: {folder} is not a folder")
+    return name or folder.name, folder
+
+
+def _reserve(text: str | None) -> tuple[int | None, float]:
+    """Read --reserve as bytes or as a share of the memory."""
+    if text is None:
+        return None, config.MEMORY_RESERVE_FRACTION
+    nbytes, share = _share("--reserve", text)
+    return (None, share) if text.endswith("%") else (nbytes, config.MEMORY_RESERVE_FRACTION)
+
+
+def _share(option: str, text: str) -> tuple[int, float]:
+    """Read bytes or a share of the memory; what was not given of the two is 0."""
+    number = text.removesuffix("%")
+    try:
+        if number == text:
+            return parse_bytes(text), 0.0
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        usage_error(f"{option} {text}: write a size such as 2G, or a share from 0% to 99%")
+    return 0, share
+
+
+async def _serve(settings: ServeSettings) -> ExitCode:
+    # Imported here: a client command needs nothing of the controller.
+    from mlxd_controller.app import serve as serve_until_stopped  # noqa: PLC0415
+
+    await serve_until_stopped(settings, on_ready=_announce)
+    return ExitCode.OK
+
+
+def _announce(address: str) -> None:
+    # What start-up made stays to the end: a full collection would look through all of it, and
+    # every stream would wait for that, a tenth of a second.
+    gc.collect()
+    gc.freeze()
+    typer.echo(f"{LISTENING}{address}")

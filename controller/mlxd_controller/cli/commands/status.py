@@ -1,0 +1,184 @@
+"""`mlxd status`: the server, its memory and its workers, once or again and again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlxd.messages import Status, WorkerStatus
+from mlxd_controller.cli import options as o
+from mlxd_controller.cli import show
+from mlxd_controller.cli.outcome import ExitCode, complain, run
+from mlxd_controller.cli.security import Server, server
+from mlxd_shared import config
+from mlxd_shared.domain.units import format_bytes, format_duration
+
+Watch = Annotated[bool, typer.Option("--watch", help="Again at every interval, until Ctrl-C.")]
+Interval = Annotated[
+    float,
+    typer.Option(
+        parser=o.duration,
+        metavar="DURATION",
+        help=f"With --watch; at least {config.WATCH_INTERVAL_MIN_S}s.",
+    ),
+]
+ModelFilter = Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model's workers.")]
+
+
+def status(
+    context: typer.Context,
+    model: ModelFilter = "",
+    *,
+    watch: Watch = False,
+    interval: Interval = config.WATCH_INTERVAL_DEFAULT_S,
+    as_json: o.Json = False,
+    address: o.Address = None,
+) -> None:
+    """Show what the server does and what it holds. --json has every counter."""
+    where = server(context, address)
+    if watch:
+        run(_watch(where, model, interval_s=interval, as_json=as_json), address=where.address)
+    run(_once(where, model, as_json=as_json), address=where.address)
+
+
+async def _once(where: Server, model: str, *, as_json: bool) -> ExitCode:
+    async with where.client() as client:
+        _show(await client.status(model), as_json=as_json)
+    return ExitCode.OK
+
+
+async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
+    screen = show.console()
+    async with (
+        where.client() as client,
+        client.watch_status(model, interval_s=interval_s) as statuses,
+    ):
+        async for current in statuses:
+            if screen.is_terminal and not as_json:
+                screen.clear()
+            _show(current, as_json=as_json)
+    complain("the server ended the watch")
+    return ExitCode.ERROR
+
+
+def _show(status: Status, *, as_json: bool) -> None:
+    if as_json:
+        show.json_line(status)
+        return
+    host = status.host_memory
+    up_s = 0.0
+    if status.now is not None and status.start_time is not None:
+        up_s = (status.now - status.start_time).total_seconds()
+    show.fields(
+        (
+            (
+                status.role.value,
+                f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}",
+            ),
+            (
+                "host memory",
+                (
+                    f"{format_bytes(host.available_nbytes)} of {format_bytes(host.total_nbytes)}"
+                    f" available, {format_bytes(host.resident_nbytes)} in mlxd"
+                ),
+            ),
+            *(
+                (
+                    device.name,
+                    (
+                        f"{device.product or device.kind},"
+                        f" {format_bytes(device.reserved_nbytes)} promised of"
+                        f" {format_bytes(device.budget_nbytes)},"
+                        f" {format_bytes(device.held_nbytes)} held"
+                        f"{', above its marks' if device.pressed else ''}"
+                    ),
+                )
+                for device in status.devices
+            ),
+        )
+    )
+    for worker in status.workers:
+        typer.echo()
+        show.fields(_worker(worker))
+
+
+def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
+    """Return the lines about a worker; one that has told nothing of itself has no figures."""
+    return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
+
+
+def _identity(worker: WorkerStatus) -> list[tuple[str, str]]:
+    return [
+        (
+            worker.model_name,
+            (
+                f"{worker.state.value}, pid {worker.pid or '-'},"
+                f" {show.short(worker.model_digest)} at {worker.address or '-'}"
+            ),
+        ),
+        ("model", worker.model_path),
+    ]
+
+
+def _end(worker: WorkerStatus) -> list[tuple[str, str]]:
+    return [
+        ("error", worker.last_error),
+        ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
+        *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
+    ]
+
+
+def _figures(worker: WorkerStatus) -> list[tuple[str, str]]:
+    memory, library = worker.memory, worker.math_library
+    accounts = ", ".join(f"{a.name} {format_bytes(a.nbytes)}" for a in memory.accounts if a.nbytes)
+    devices = ", ".join(f"{name} {format_bytes(held)}" for name, held in memory.devices.items())
+    return [
+        (
+            "runs on",
+            (
+                f"{worker.backend} (MLX {worker.mlx_version}), {library.name} {library.version},"
+                f" {library.threads} threads, compiled steps {'on' if worker.compiles else 'off'}"
+            ),
+        ),
+        ("because", library.reason),
+        (
+            "streams",
+            (
+                f"{worker.streams_running} running, {worker.streams_waiting} waiting"
+                f" (longest {format_duration(worker.oldest_wait_s)}), {worker.rows_max} rows"
+            ),
+        ),
+        (
+            "in force",
+            show.form(worker),
+        ),
+        (
+            "context",
+            (
+                f"{worker.context_length} of {worker.context_length_max} tokens; in use"
+                f" {worker.kv_tokens_used} of {worker.kv_tokens_capacity}"
+            ),
+        ),
+        (
+            "memory",
+            (
+                f"{format_bytes(memory.total_nbytes)} held ({accounts or 'nothing'}),"
+                f" {format_bytes(memory.unaccounted_nbytes)} unaccounted"
+            ),
+        ),
+        (
+            "",
+            (
+                f"MLX {format_bytes(memory.mlx_active_nbytes)} active,"
+                f" {format_bytes(memory.mlx_cache_nbytes)} pooled,"
+                f" {format_bytes(memory.mlx_peak_nbytes)} at most;"
+                f" process {format_bytes(memory.resident_nbytes)}"
+            ),
+        ),
+        ("devices", devices),
+        (
+            "figures",
+            f"{format_duration(worker.figures_age_s)} old, {worker.cpu_s:.1f} s of CPU",
+        ),
+    ]

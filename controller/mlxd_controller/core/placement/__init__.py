@@ -1,0 +1,1 @@
+"""Where a model lives and who makes room for it. Pure."""

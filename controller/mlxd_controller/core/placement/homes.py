@@ -1,0 +1,108 @@
+"""On which devices a model can live, and what each of them offers it now. Pure.
+
+Invariants:
+- A plan is for one device. A model has one for each device whose whole budget holds it; without any
+  it is too large, whoever is evicted.
+- A device that holds it only with less context than is useful is left out where others do better.
+- What an earlier model in the queue has a claim on, on a device, is offered to no later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxd_controller.core import fit
+from mlxd_controller.core.measured import Known
+from mlxd_controller.core.phases import Queued
+from mlxd_controller.core.placement.room import Room, rooms_of, too_large
+from mlxd_controller.core.placement.victims import Short
+from mlxd_controller.core.state import Model, State
+from mlxd_shared.domain.errors import ModelTooLarge
+from mlxd_shared.domain.requests import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What earlier models in the queue have a claim on, by device, and the place after them."""
+
+    claimed_bytes: Mapping[str, int]
+    claimed_slots: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One device for one model: what is free there for it, and what it lacks.
+
+    `short` is negative, or 0, where nothing is lacking; `coming` is the same once all that is on
+    its way out has gone.
+    """
+
+    plan: fit.Plan
+    device: fit.Device
+    free_bytes: int
+    short: Short
+    coming: Short
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model fits as things are."""
+        return self.short.nothing
+
+    @property
+    def comes(self) -> bool:
+        """Whether it will without anybody else's leaving."""
+        return self.coming.nothing
+
+
+def plans_for(
+    model: Model, spec: LoadSpec, devices: tuple[fit.Device, ...]
+) -> tuple[fit.Plan, ...] | ModelTooLarge:
+    """Return a plan for each device that can hold the model, at least one, in the devices' order.
+
+    Or why there is none: by the device that comes closest.
+    """
+    plans = plans_of(model.facts, spec, devices, known=model.measured)
+    closest = next(device for device in devices if device.name == plans[0].device)
+    return too_large(model, plans[0], closest) or plans
+
+
+def plans_of(
+    facts: fit.ModelFacts,
+    spec: LoadSpec,
+    devices: tuple[fit.Device, ...],
+    *,
+    known: tuple[Known, ...] = (),
+) -> tuple[fit.Plan, ...]:
+    """Return a plan for each device that can hold such a model; without any, for the largest.
+
+    known: what was measured of the model before.
+    """
+    planned = [(fit.plan(facts, spec, device, known=known), device) for device in devices]
+    found = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
+    if not found:
+        return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
+    enough = min(fit.CONTEXT_USEFUL_TOKENS, facts.context_length_max)
+    useful = [plan for plan in found if spec.context_length or plan.context_length >= enough]
+    return tuple(useful or found)
+
+
+def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
+    """Return what the devices offer a queued model, the one with most room first.
+
+    Devices above their marks are left out, unless all are: there no load begins.
+    """
+    rooms = rooms_of(state)
+    homes = [_home(state, plan, rooms, line) for plan in queued.plans]
+    open_ = [home for home in homes if home.device.name not in state.pressed]
+    return sorted(open_ or homes, key=lambda home: home.short.nbytes)
+
+
+def _home(state: State, plan: fit.Plan, rooms: Mapping[str, Room], line: Line) -> Home:
+    device = state.device_named(plan.device)
+    room = rooms[device.name]
+    free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)
+    short = Short(device, plan.least_bytes - free_bytes, 1 + line.claimed_slots - room.free_slots)
+    coming = Short(device, short.nbytes - room.coming_bytes, short.slots - room.coming_slots)
+    return Home(plan, device, free_bytes, short, coming)

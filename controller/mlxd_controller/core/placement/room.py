@@ -1,0 +1,82 @@
+"""What memory of a device is free, what is about to be, and what can never be had. Pure.
+
+Invariants:
+- What counts is what the models on the device were promised. What they are measured to hold has
+  marks of its own: see `pressure`.
+- A slot is counted for each resident model, on whatever device; without a limit there is always
+  one more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxd_controller.core import advice, fit
+from mlxd_controller.core.phases import Draining, Loading, Unloading
+from mlxd_controller.core.state import Model, State
+from mlxd_shared.domain.errors import ModelTooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes and model slots. `coming` is what models on their way out will give back."""
+
+    free_bytes: int
+    free_slots: int
+    coming_bytes: int
+    coming_slots: int
+
+
+def rooms_of(state: State) -> dict[str, Room]:
+    """Return what is free on each device now and what is about to be; the slots are everybody's."""
+    free_bytes = {device.name: device.usable_bytes for device in state.devices}
+    coming_bytes = dict.fromkeys(free_bytes, 0)
+    free_slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
+    coming_slots = 0
+    for model in state.models.values():
+        nbytes = model.reserved_bytes
+        if not nbytes:
+            continue
+        home = state.home_of(model)
+        free_slots -= 1
+        free_bytes[home] -= nbytes
+        if isinstance(model.phase, Draining | Unloading):
+            coming_bytes[home] += nbytes
+            coming_slots += 1
+    return {
+        name: Room(nbytes, free_slots, coming_bytes[name], coming_slots)
+        for name, nbytes in free_bytes.items()
+    }
+
+
+def room_of(state: State, device: fit.Device) -> Room:
+    """Return the room on one device."""
+    return rooms_of(state)[device.name]
+
+
+def busy_device(state: State, device: fit.Device) -> bool:
+    """Return whether a load must wait for another load, or for the end of a worker, to be over.
+
+    What a load takes of a GPU at its peak is in no figure until it is over, and what a worker held
+    is given back by the driver only when its process is gone. Host memory is the kernel's account.
+    """
+    gpu = device.kind != "cpu"
+    return gpu and any(
+        isinstance(model.phase, Loading | Unloading) and state.lives_on(model, device)
+        for model in state.models.values()
+    )
+
+
+def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:
+    """Return why `plan` can never fit, whoever is evicted."""
+    if plan.need_bytes <= device.budget_bytes:
+        return None
+    hint = " or ".join(advice.suggestions(model.facts, plan, device))
+    return ModelTooLarge(
+        model.name,
+        plan.need_bytes,
+        device.budget_bytes,
+        device.reserve_bytes,
+        f"it would fit with {hint}",
+        *plan.term_bytes,
+    )

@@ -1,0 +1,256 @@
+"""What memory there is, without importing MLX.
+
+Invariants:
+- `total` is the machine's, or the control group's where that is less; `budget` leaves the reserve
+  and keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now.
+- Each GPU is a device of its own, with the reserve and the operator's limit each.
+- A worker that is loading moves bytes from "available" to "ours": their sum, which is what
+  `usable` is made of, stays the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from mlxd_controller.core.fit import Device
+from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, nvidia_gpus, visible
+from mlxd_controller.memory.nvml import GpuUse, open_nvml
+from mlxd_shared import config
+from mlxd_shared.ops.logs import get_logger
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+METAL_SHARE = 0.75
+"""The part of unified memory that Metal recommends to keep resident at most."""
+_UNLIMITED = 1 << 60
+_CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13")
+_log = get_logger("device")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator allows: `reserve_bytes`, else a fraction of the total, stays free.
+
+    Of each GPU `gpu_overhead_bytes`, and a fraction of its memory, stay free besides.
+    """
+
+    memory_limit_bytes: int | None = None
+    reserve_bytes: int | None = None
+    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
+    gpu_overhead_bytes: int = 0
+    gpu_overhead_fraction: float = 0.0
+
+    def overhead(self, kind: str, total_bytes: int) -> int:
+        """Return what stays free of one device besides the reserve: of a GPU alone."""
+        if kind == "cpu":
+            return 0
+        return self.gpu_overhead_bytes + int(total_bytes * self.gpu_overhead_fraction)
+
+
+class HostProbe:
+    """Implements ports.DeviceProbe for host memory: CPUs and unified memory."""
+
+    def __init__(self, limits: Limits, *, kind: str, cgroup_root: Path = CGROUP_ROOT) -> None:
+        """Measure memory of this machine; `kind` is cpu or metal."""
+        self._limits = limits
+        self._kind = kind
+        self._cgroup_root = cgroup_root
+
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the one device; see the port. Reads a few small files of the system."""
+        memory = psutil.virtual_memory()
+        group = cgroup_memory(self._cgroup_root)
+        total, available = memory.total, memory.available
+        if group is not None and group.limit_bytes < total:
+            total = group.limit_bytes
+            available = min(available, max(0, group.limit_bytes - group.used_bytes))
+        if self._kind == "metal":
+            total = int(total * METAL_SHARE)
+        held = resident_bytes(own_pids)
+        name = "cpu" if self._kind == "cpu" else "gpu0"
+        return (
+            make_device(
+                name,
+                self._kind,
+                total_bytes=total,
+                unheld_bytes=available + held,
+                limits=self._limits,
+                held_bytes=held,
+            ),
+        )
+
+
+class GpuMeter(Protocol):
+    """What GPUs hold now: the driver's library, or a test's word."""
+
+    def read(self, gpu_id: str) -> GpuUse | None:
+        """Return what a GPU holds now; None where that cannot be told. Never blocks."""
+        ...
+
+
+class CudaProbe:
+    """Implements ports.DeviceProbe for CUDA: each GPU is a device.
+
+    What others hold of it is measured each time, once the driver has named a worker among those who
+    hold memory; until then, and where it names them by ids of another namespace, as in a container,
+    it is what it was at the start.
+    """
+
+    def __init__(
+        self, limits: Limits, *, gpus: tuple[Gpu, ...], meter: GpuMeter | None = None
+    ) -> None:
+        """Take the GPUs as they were before any worker ran; without a `meter` they stay so."""
+        assert gpus
+        self._limits = limits
+        self._gpus = gpus
+        self._meter = meter
+        self._names_ours = False
+
+    def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
+        """Return the devices; see the port. Asks the driver, which takes microseconds."""
+        own = frozenset(own_pids)
+        uses = [None if self._meter is None else self._meter.read(gpu.id) for gpu in self._gpus]
+        ours = [sum(use.held[pid] for pid in own & use.held.keys()) if use else 0 for use in uses]
+        self._names_ours = self._names_ours or any(ours)
+        return tuple(
+            self._device(gpu, use if self._names_ours else None, held)
+            for gpu, use, held in zip(self._gpus, uses, ours, strict=True)
+        )
+
+    def _device(self, gpu: Gpu, use: GpuUse | None, held_bytes: int) -> Device:
+        device = make_device(
+            gpu.name,
+            "cuda",
+            total_bytes=gpu.total_bytes,
+            unheld_bytes=gpu.free_bytes if use is None else use.free_bytes + held_bytes,
+            limits=self._limits,
+            held_bytes=held_bytes,
+        )
+        return replace(device, id=gpu.id, product=gpu.product)
+
+
+def make_device(
+    name: str,
+    kind: str,
+    *,
+    total_bytes: int,
+    unheld_bytes: int,
+    limits: Limits,
+    held_bytes: int = 0,
+) -> Device:
+    """Return a device with the operator's limits applied.
+
+    `unheld_bytes` is what others do not hold, `held_bytes` what workers hold of that.
+    """
+    reserve = limits.reserve_bytes
+    if reserve is None:
+        reserve = int(total_bytes * limits.reserve_fraction)
+    overhead = limits.overhead(kind, total_bytes)
+    reserve += overhead
+    budget = max(0, total_bytes - reserve)
+    if limits.memory_limit_bytes is not None:
+        budget = min(budget, limits.memory_limit_bytes)
+    usable = max(0, min(budget, unheld_bytes - reserve))
+    return Device(name, kind, total_bytes, reserve, budget, usable, held_bytes=held_bytes)
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of the processes' resident sets; one that is gone counts 0."""
+    total = 0
+    for pid in pids:
+        try:
+            total += psutil.Process(pid).memory_info().rss
+        except psutil.NoSuchProcess:
+            continue  # it ended between two looks
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What the system says of one process."""
+
+    resident_nbytes: int
+    cpu_s: float
+
+
+def usage_of(pid: int) -> ProcessUsage | None:
+    """Return what the system says of a process; None where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessUsage(process.memory_info().rss, times.user + times.system)
+    except psutil.NoSuchProcess:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """A control group's memory; what can be dropped (page cache) is not counted as used."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def cgroup_memory(root: Path) -> CgroupMemory | None:
+    """Return the limit that holds this process, of version 2 or 1; None without one."""
+    for limit_file, used_file, cache_key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _number(root / limit_file)
+        used = _number(root / used_file)
+        if limit is None or used is None or limit >= _UNLIMITED:
+            continue
+        cache = _stat((root / limit_file).parent / "memory.stat", cache_key)
+        return CgroupMemory(limit, max(0, used - cache))
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None  # no such controller on this machine
+    return int(text) if text.isdecimal() else None
+
+
+def _stat(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)
+
+
+def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
+    if not any(_installed(name) for name in _CUDA_BACKENDS):
+        return ()
+    return visible(nvidia_gpus(), environment.get(VISIBLE_VARIABLE))
+
+
+def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | CudaProbe:
+    """Return the probe of `gpus`, as they were before any worker ran; else of this machine."""
+    if sys.platform == "darwin" and os.uname().machine == "arm64":
+        return HostProbe(limits, kind="metal")
+    if gpus:
+        return CudaProbe(limits, gpus=gpus, meter=open_nvml())
+    if limits.gpu_overhead_bytes or limits.gpu_overhead_fraction:
+        _log.warning("there is no GPU here, of which an overhead could be kept free")
+    return HostProbe(limits, kind="cpu")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What the controller counts, as Prometheus reads it."""

@@ -1,0 +1,250 @@
+"""A Status as the text that Prometheus reads. Pure: the message that is served in, text out.
+
+Invariants:
+- What the status counts is passed on under its own names; gauges of its other fields are added.
+- A series that is about one worker process carries its incarnation: a worker that is restarted
+  begins a series of its own, so that no counter ever goes down within a series.
+- Label sets within a family are unique, whatever the message says; the latest wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from mlxd.v1 import status_pb2, types_pb2
+from mlxd_shared.wire.convert import duration_from_pb
+
+TOTAL = "_total"
+_KINDS = {
+    status_pb2.METRIC_KIND_COUNTER: "counter",
+    status_pb2.METRIC_KIND_GAUGE: "gauge",
+    status_pb2.METRIC_KIND_HISTOGRAM: "histogram",
+}
+Worker = status_pb2.WorkerStatus
+Labels = dict[str, str]
+
+
+def render(status: status_pb2.Status, *, vllm_aliases: bool = False) -> bytes:
+    """Return the text that a scrape gets, in the format of `http.CONTENT_TYPE`."""
+    registry = CollectorRegistry()
+    registry.register(_Fixed(list(families(status, vllm_aliases=vllm_aliases))))
+    return generate_latest(registry)
+
+
+class _Fixed(Collector):
+    """Families that are there already."""
+
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> list[Metric]:
+        """Return them."""
+        return self._found
+
+    def describe(self) -> list[Metric]:
+        """Name none: a registry of one collector has nothing to compare."""
+        return []
+
+
+def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterator[Metric]:
+    """Yield every family; the `vllm:` names that routers look for too, where asked."""
+    for family in status.metrics:
+        yield _counted(family)
+    yield from _of_process(status)
+    yield from _of_memory(status)
+    yield from _of_workers(status.workers)
+    if vllm_aliases:
+        ready = [w for w in status.workers if w.state == types_pb2.MODEL_STATE_READY]
+        for alias in _ALIASES:
+            yield _gauge(alias.name, alias.help, ((alias.labels(w), alias.value(w)) for w in ready))
+
+
+def _counted(family: status_pb2.MetricFamily) -> Metric:
+    kind = _KINDS.get(family.kind, "unknown")
+    name = family.name.removesuffix(TOTAL) if kind == "counter" else family.name
+    metric = Metric(name, family.help, kind)
+    for point in {tuple(sorted(p.labels.items())): p for p in family.points}.values():
+        labels = dict(point.labels)
+        if kind == "histogram":
+            _add_histogram(metric, labels, point.histogram)
+        else:
+            metric.add_sample(name + TOTAL if kind == "counter" else name, labels, point.value)
+    return metric
+
+
+def _add_histogram(metric: Metric, labels: Labels, histogram: status_pb2.Histogram) -> None:
+    """Add buckets, each of which counts what lies in it and below, then count and sum."""
+    count = 0
+    bounds = [*(repr(bound) for bound in histogram.bounds), "+Inf"]
+    for bound, inside in zip(bounds, histogram.counts, strict=True):
+        count += inside
+        metric.add_sample(metric.name + "_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(metric.name + "_count", labels, count)
+    metric.add_sample(metric.name + "_sum", labels, histogram.sum)
+
+
+def _gauge(name: str, text: str, points: Iterable[tuple[Labels, float]]) -> Metric:
+    metric = Metric(name, text, "gauge")
+    for labels, value in points:
+        metric.add_sample(name, labels, value)
+    return metric
+
+
+def _seconds(moment: Timestamp) -> float:
+    return moment.seconds + moment.nanos * 1e-9
+
+
+def _of_process(status: status_pb2.Status) -> Iterator[Metric]:
+    role = status_pb2.ProcessRole.Name(status.role).removeprefix("PROCESS_ROLE_").lower()
+    info = {"version": status.version, "role": role}
+    start = _seconds(status.start_time)
+    yield _gauge("mlxd_build_info", "Version and role of the process; always 1.", [(info, 1)])
+    yield _gauge("mlxd_start_time_seconds", "When the counters began, since 1970.", [({}, start)])
+
+
+def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
+    host = status.host_memory
+    for name, text, nbytes in (
+        ("total", "Memory of the machine.", host.total_bytes),
+        ("available", "Memory of the machine that is free.", host.available_bytes),
+        ("resident", "What mlxd's processes hold.", host.resident_bytes),
+    ):
+        yield _gauge(f"mlxd_host_memory_{name}_bytes", text, [({}, nbytes)])
+    devices = [({"device": d.name, "kind": d.kind}, d) for d in status.devices]
+    for name, text, points in (
+        ("total", "Memory of the device.", [(who, d.total_bytes) for who, d in devices]),
+        ("budget", "What models may use of it.", [(who, d.budget_bytes) for who, d in devices]),
+        ("reserved", "What models are promised.", [(who, d.reserved_bytes) for who, d in devices]),
+        ("usable", "What others leave of it now.", [(who, d.usable_bytes) for who, d in devices]),
+        ("held", "What workers hold of it.", [(who, d.held_bytes) for who, d in devices]),
+    ):
+        yield _gauge(f"mlxd_device_memory_{name}_bytes", text, points)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """One number of a worker."""
+
+    name: str
+    help: str
+    value: Callable[[Worker], float]
+
+
+_FIGURES = (
+    _Figure("start_time_seconds", "When the process began, since 1970.",
+            lambda w: _seconds(w.start_time)),
+    _Figure("resident_bytes", "What the process holds.", lambda w: w.memory.resident_bytes),
+    _Figure("mlx_active_bytes", "What MLX says is in use.", lambda w: w.memory.mlx_active_bytes),
+    _Figure("mlx_cache_bytes", "What MLX keeps for reuse.", lambda w: w.memory.mlx_cache_bytes),
+    _Figure("memory_peak_bytes", "The most that MLX had in use.",
+            lambda w: w.memory.mlx_peak_bytes),
+    _Figure("unaccounted_bytes", "In use, but in no account.",
+            lambda w: w.memory.unaccounted_bytes),
+    _Figure("figures_age_seconds", "How old these figures are.",
+            lambda w: duration_from_pb(w.figures_age)),
+    _Figure("context_tokens", "The context in force.", lambda w: w.context_length),
+    _Figure("rows", "Streams that may be decoded side by side.", lambda w: w.rows_max),
+    _Figure("kv_tokens_used", "Tokens that running rows hold.", lambda w: w.kv_tokens_used),
+    _Figure("kv_tokens_capacity", "Tokens that rows may hold.", lambda w: w.kv_tokens_capacity),
+)  # fmt: skip
+
+
+def _of_workers(workers: Iterable[Worker]) -> Iterator[Metric]:
+    """Yield what is known of each process: all of the living, the end of those that failed."""
+    by_identity = {(w.model_name, w.incarnation): w for w in workers}
+    everyone = [(_who(w), w) for w in by_identity.values()]
+    living = [(who, w) for who, w in everyone if not _ended(w)]
+    yield _gauge("mlxd_worker_up", "Whether the process lives and its model is ready.",
+                 ((who, float(_ready(w))) for who, w in everyone))  # fmt: skip
+    yield _gauge("mlxd_worker_info", "What the process runs on; always 1.",
+                 (({**who, **_facts(w)}, 1) for who, w in living))  # fmt: skip
+    codes = ((who, w.exit_code) for who, w in everyone if w.HasField("exit_code"))
+    yield _gauge("mlxd_worker_exit_code", "How the process ended; negative: the signal.", codes)
+    cpu = Metric("mlxd_worker_cpu_seconds", "CPU time of the process.", "counter")
+    for who, worker in living:
+        cpu.add_sample(cpu.name + TOTAL, who, worker.cpu_seconds)
+    yield cpu
+    for figure in _FIGURES:
+        points = ((who, figure.value(w)) for who, w in living)
+        yield _gauge(f"mlxd_worker_{figure.name}", figure.help, points)
+    accounts = (
+        ({**who, "account": account.name}, account.bytes)
+        for who, w in living
+        for account in w.memory.accounts
+    )
+    yield _gauge("mlxd_worker_memory_bytes", "What the process accounts for, by account.", accounts)
+
+
+def _who(worker: Worker) -> Labels:
+    return {"model": worker.model_name, "worker": worker.incarnation}
+
+
+def _facts(worker: Worker) -> Labels:
+    return {
+        "digest": worker.model_digest,
+        "address": worker.address,
+        "backend": worker.backend,
+        "device": ",".join(held.device for held in worker.memory.devices),
+        "mlx_version": worker.mlx_version,
+        "math_library": worker.math_library.name,
+        "weights": types_pb2.WeightsFormat.Name(worker.weights)
+        .removeprefix("WEIGHTS_FORMAT_")
+        .lower(),
+    }
+
+
+def _ended(worker: Worker) -> bool:
+    return worker.HasField("exit_code") or worker.state == types_pb2.MODEL_STATE_FAILED
+
+
+def _ready(worker: Worker) -> bool:
+    return worker.state == types_pb2.MODEL_STATE_READY and not _ended(worker)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alias:
+    """A name of another server's, which routers ask every server for."""
+
+    name: str
+    help: str
+    labels: Callable[[Worker], Labels]
+    value: Callable[[Worker], float]
+
+
+def _named(worker: Worker) -> Labels:
+    return {"model_name": worker.model_name, "worker": worker.incarnation}
+
+
+def _kv_use(worker: Worker) -> float:
+    capacity = worker.kv_tokens_capacity
+    return worker.kv_tokens_used / capacity if capacity else 0.0
+
+
+def _blocks(worker: Worker) -> Labels:
+    """A block is one token: rows are not paged, and this keeps blocks x size the true capacity."""
+    size = {"block_size": "1", "num_gpu_blocks": str(worker.kv_tokens_capacity)}
+    return {**_named(worker), **size}
+
+
+def _adapters(worker: Worker) -> Labels:
+    none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    return {**_named(worker), **none}
+
+
+_ALIASES = (
+    _Alias("vllm:num_requests_running", "Alias: streams being decoded.",
+           _named, lambda w: w.streams_running),
+    _Alias("vllm:num_requests_waiting", "Alias: streams that wait in the worker.",
+           _named, lambda w: w.streams_waiting),
+    _Alias("vllm:kv_cache_usage_perc", "Alias: part of the KV tokens in use, 0 to 1.",
+           _named, _kv_use),
+    _Alias("vllm:cache_config_info", "Alias: size of the KV cache in labels; always 1.",
+           _blocks, lambda _: 1.0),
+    _Alias("vllm:lora_requests_info", "Alias: there are no adapters; the worker's start time.",
+           _adapters, lambda w: _seconds(w.start_time)),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The one owner of the scheduler's state, and what carries out its actions."""

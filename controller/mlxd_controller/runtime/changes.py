@@ -1,0 +1,102 @@
+"""News of models for those who watch: bounded, in order, never blocking the runtime.
+
+Invariants:
+- A reader sees every phase that a model goes through, in order. Within one phase only the latest
+  news is kept for a slow reader: progress made meanwhile replaces progress not read yet.
+- A reader that falls WATCH_QUEUE_MAX changes behind is told so with QueueFull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlxd_controller.core.phases import Loading
+from mlxd_controller.core.state import Model
+from mlxd_shared import config
+from mlxd_shared.domain.errors import QueueFull
+
+WATCH_QUEUE_MAX = 1024
+
+
+class Subscription:
+    """One reader's queue of changes."""
+
+    def __init__(self, digest: str | None) -> None:
+        self._digest = digest
+        self._pending: list[Model] = []
+        self._news = asyncio.Event()
+        self._overflowed = False
+
+    def offer(self, model: Model) -> None:
+        """Add a change; for the hub."""
+        if self._digest not in (None, model.digest):
+            return
+        same = [i for i, other in enumerate(self._pending) if other.digest == model.digest]
+        if same and type(self._pending[same[-1]].phase) is type(model.phase):
+            self._pending[same[-1]] = model
+        elif len(self._pending) >= WATCH_QUEUE_MAX:
+            self._overflowed = True
+        else:
+            self._pending.append(model)
+        self._news.set()
+
+    async def next(self) -> Model:
+        """Return the next change, waiting for it.
+
+        Raises:
+            QueueFull: changes were lost, because the reader is too slow.
+        """
+        await self._news.wait()
+        if self._overflowed:
+            raise QueueFull("changes not read yet", WATCH_QUEUE_MAX)
+        model = self._pending.pop(0)
+        if not self._pending:
+            self._news.clear()
+        return model
+
+    def pending(self) -> list[Model]:
+        """Return, and take, the changes that are there already."""
+        found, self._pending = self._pending, []
+        self._news.clear()
+        return found
+
+
+class Changes:
+    """Where the runtime tells what changed. One owner: the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription] = set()
+
+    @contextmanager
+    def subscribe(self, digest: str | None = None) -> Iterator[Subscription]:
+        """Hear of every change from now on, of one model or of all.
+
+        Raises:
+            QueueFull: WATCHERS_MAX hear already.
+        """
+        if len(self._subscriptions) >= config.WATCHERS_MAX:
+            raise QueueFull("watchers", config.WATCHERS_MAX)
+        subscription = Subscription(digest)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def publish(self, before: Model | None, after: Model) -> None:
+        """Tell of `after`, if what watchers see of it differs from `before`."""
+        if before is None or _visible(before) != _visible(after):
+            for subscription in self._subscriptions:
+                subscription.offer(after)
+
+
+def _visible(model: Model) -> tuple[object, ...]:
+    """Leases and times of use change with every request; they are not news."""
+    phase = model.phase
+    progress = phase.progress if isinstance(phase, Loading) else None
+    return (
+        type(phase), progress, model.error, model.plan, model.worker, model.pinned,
+        model.keep_alive_s, model.spec, model.name, model.path,
+    )  # fmt: skip

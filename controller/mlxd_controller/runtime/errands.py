@@ -1,0 +1,153 @@
+"""What the scheduler wants done and what takes time: loads, ends and orders, each in a task.
+
+Invariants:
+- No method waits. Each task tells of its outcome with one event at its end, also when it fails.
+- A load that is being stopped says nothing: the end of the worker tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from mlxd_controller.core import events as ev
+from mlxd_controller.core.actions import StartLoad
+from mlxd_controller.core.phases import StopReason
+from mlxd_controller.metrics.counters import Metrics
+from mlxd_controller.runtime.loading import end_worker, load_worker, order_of, shrink_worker
+from mlxd_controller.runtime.ports import Ports
+from mlxd_controller.runtime.worker import Worker
+from mlxd_controller.runtime.workers import Workers
+from mlxd_shared import config
+from mlxd_shared.domain.errors import MlxdError, WorkerLost
+from mlxd_shared.ops.logs import get_logger
+
+_log = get_logger("errands")
+
+
+class Errands:
+    """Runs what was decided about workers, in the task group of the runtime, its one owner."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        workers: Workers,
+        metrics: Metrics,
+        tasks: asyncio.TaskGroup,
+        *,
+        post: Callable[[ev.Event], None],
+        stall_timeout_s: float,
+    ) -> None:
+        """Report to `post`; a load that makes no progress for `stall_timeout_s` is given up."""
+        self._ports = ports
+        self._workers = workers
+        self._metrics = metrics
+        self._tasks = tasks
+        self._post = post
+        self._stall_timeout_s = stall_timeout_s
+        self._identity = os.urandom(4).hex()
+
+    def load(self, action: StartLoad) -> None:
+        """Begin a load; Progressed events, then Ready and, some day, WorkerDied; or LoadFailed."""
+        worker = Worker(
+            number=action.worker,
+            digest=action.digest,
+            name=action.name,
+            path=action.path,
+            plan=action.plan,
+            incarnation=f"{self._identity}-{action.worker}",
+            started_unix_s=self._ports.clock.unix_s(),
+            local=self._ports.local_workers,
+            oom_kills=self._ports.oom_kills(),
+        )
+        self._workers.add(worker)
+        self._metrics.loads.add(model=action.name, reason=action.reason)
+        if action.restart:
+            self._metrics.restarts.add(model=action.name, reason=action.restart)
+        _log.info(
+            "loading",
+            model=action.name,
+            device=action.plan.device,
+            need_bytes=action.plan.need_bytes,
+            context_length=action.plan.context_length,
+            weights=action.plan.weights.value,
+        )
+        worker.loading = self._tasks.create_task(self._load(worker, action))
+
+    def watch(self, worker: Worker) -> None:
+        """Have the end of a worker that is ready be told; WorkerDied unless it is being stopped."""
+        self._tasks.create_task(self._watch(worker))
+
+    def stop(self, number: int, reason: StopReason) -> None:
+        """Begin to end a worker; Unloaded when it has gone."""
+        self._tasks.create_task(self._stop(self._worker(number), reason))
+
+    def shrink(self, number: int, target_bytes: int) -> None:
+        """Have a worker give memory back; Shrunk when it has answered, or has not in time."""
+        self._tasks.create_task(self._shrink(self._worker(number), target_bytes))
+
+    def learn(self) -> None:
+        """Tell what ready workers are newly known to take."""
+        for number, figures in self._workers.news():
+            self._post(ev.Measured(number, figures))
+
+    def _worker(self, number: int) -> Worker:
+        worker = self._workers.get(number)
+        assert worker is not None, number
+        return worker
+
+    async def _load(self, worker: Worker, action: StartLoad) -> None:
+        clock = self._ports.clock
+        begun_s = clock.now_s()
+        outcome = "cancelled"
+        try:
+            await load_worker(
+                worker,
+                order_of(action),
+                launcher=self._ports.launcher,
+                connect=self._ports.connect,
+                clock=clock,
+                stall_timeout_s=self._stall_timeout_s,
+                on_progress=lambda step: self._post(ev.Progressed(worker.number, step)),
+            )
+        except MlxdError as error:
+            outcome = "failed"
+            lines = worker.last_lines()
+            _log.error("load failed", model=worker.name, reason=error.describe(), lines=lines)
+            if not worker.stopping:
+                self._post(ev.LoadFailed(worker.number, error))
+        else:
+            outcome = "ready"
+            worker.loading = None
+            worker.ready_s = clock.now_s()
+            self._post(ev.Ready(worker.number))
+            self.learn()
+            self.watch(worker)
+        finally:
+            seconds = clock.now_s() - begun_s
+            self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
+
+    async def _watch(self, worker: Worker) -> None:
+        assert worker.process is not None
+        code = await worker.process.wait_exited()
+        if worker.stopping:
+            return
+        error = WorkerLost(worker.name, cause=worker.describe_end(code))
+        _log.error("worker died", model=worker.name, exit_code=code, lines=worker.last_lines())
+        worker.stopping = True
+        self._post(ev.WorkerDied(worker.number, error))
+
+    async def _stop(self, worker: Worker, reason: StopReason) -> None:
+        self._metrics.evictions.add(model=worker.name, reason=reason.value)
+        if worker.ready_s is not None:
+            age_s = self._ports.clock.now_s() - worker.ready_s
+            self._metrics.age_at_eviction.observe(age_s, model=worker.name, reason=reason.value)
+        _log.info("unloading", model=worker.name, reason=reason.value)
+        await end_worker(worker)
+        self._post(ev.Unloaded(worker.number))
+
+    async def _shrink(self, worker: Worker, target_bytes: int) -> None:
+        before_bytes, after_bytes = await shrink_worker(worker, target_bytes, self._metrics)
+        await self._workers.refresh((worker,), wait_s=config.STATUS_POLL_S)
+        self._post(ev.Shrunk(worker.number, before_bytes, after_bytes))

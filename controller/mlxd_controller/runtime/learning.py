@@ -1,0 +1,53 @@
+"""What workers say that they take, for the scheduler to reckon with.
+
+Invariants:
+- Only a worker that has weights and figures of them says anything.
+- Beside arrays a process is measured only where these are part of its resident set: on a CPU.
+- Small changes are no news: the scheduler is told of what has grown by `NEWS_BYTES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxd_controller.core.measured import Figures
+from mlxd_controller.core.phases import Ready
+from mlxd_controller.core.state import Model
+from mlxd_shared.config import MIB
+from mlxd_shared.domain.figures import WorkerFigures
+
+CPU_BACKEND = "mlx-cpu"
+WEIGHTS_ACCOUNT = "weights"
+NEWS_BYTES = MIB
+
+
+def figures_of(worker: WorkerFigures) -> Figures | None:
+    """Return what a worker with a model takes; None where it does not say."""
+    memory = worker.memory
+    weights = sum(a.nbytes for a in memory.accounts if a.name == WEIGHTS_ACCOUNT)
+    if not weights:
+        return None
+    on_cpu = worker.backend == CPU_BACKEND
+    return Figures(
+        weights=weights,
+        peak=memory.mlx_peak_nbytes,
+        process=max(memory.resident_nbytes - memory.mlx_nbytes, 0) if on_cpu else 0,
+    )
+
+
+def is_news(told: Figures | None, now: Figures) -> bool:
+    """Return whether the scheduler should hear of `now`, after it has heard `told`."""
+    if told is None:
+        return True
+    grown = max(now.peak - told.peak, now.process - told.process)
+    return grown >= NEWS_BYTES or now.weights != told.weights
+
+
+def same_but_measured(former: Model | None, model: Model) -> bool:
+    """Return whether nothing that anybody watches has changed: only what a model takes."""
+    if former is None or former.measured is model.measured:
+        return False
+    if not isinstance(former.phase, Ready) or not isinstance(model.phase, Ready):
+        return False
+    measured = replace(former.phase, plan=model.phase.plan)
+    return replace(former, phase=measured, measured=model.measured) == model

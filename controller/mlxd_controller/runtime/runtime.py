@@ -1,0 +1,366 @@
+"""The one owner of the scheduler's State: mailbox -> decide -> perform -> results come as events.
+
+Invariants:
+- State is replaced here and nowhere else, one event at a time, in the order of arrival.
+- Performing an action never waits: what takes time runs in a task that posts an event at its end.
+- A bug here, or in such a task, ends run() with its exception, and with it the process: requests
+  must not wait for answers that nobody will give.
+- A worker is among the living until the event that tells of its end is decided on: what is decided
+  before that may still name it.
+- The mailbox is bounded. New requests are refused when it is half full, so that what ends a request
+  always finds room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import events as ev
+from mlxd_controller.core.fit import Device
+from mlxd_controller.core.phases import Cold, Loading, Queued, Ready
+from mlxd_controller.core.placement.queueing import no_room, place_of
+from mlxd_controller.core.schedule import decide
+from mlxd_controller.core.state import Model, State, next_wake_s
+from mlxd_controller.metrics.counters import Metrics
+from mlxd_controller.runtime.adoption import leave_word
+from mlxd_controller.runtime.changes import Changes
+from mlxd_controller.runtime.errands import Errands
+from mlxd_controller.runtime.learning import same_but_measured
+from mlxd_controller.runtime.loading import end_worker
+from mlxd_controller.runtime.measuring import Measuring
+from mlxd_controller.runtime.ports import ModelRef, Ports, RawStream
+from mlxd_controller.runtime.silence import Silence, end_hung
+from mlxd_controller.runtime.worker import Worker
+from mlxd_controller.runtime.workers import Workers
+from mlxd_shared import config
+from mlxd_shared.domain.errors import (
+    MlxdError,
+    ModelDraining,
+    ModelLoading,
+    QueueFull,
+    ShuttingDown,
+)
+from mlxd_shared.domain.requests import LoadSpec
+
+WAKE_MIN_S = 0.001
+WAKE_MAX_S = 3600.0
+LOADING_RETRY_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request's right to use a worker. Whoever holds it reads its streams through it."""
+
+    ticket: str
+    model: Model
+    worker: Worker
+    waited_s: float
+    aborted: MlxdError | None = None
+    stream: RawStream | None = None
+
+    def abort(self, error: MlxdError) -> None:
+        """End the request's stream with `error`; its reader raises it."""
+        self.aborted = error
+        if self.stream is not None:
+            self.stream.cancel()
+
+
+class Runtime:
+    """Drives the scheduler. Methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        state: State,
+        *,
+        stall_timeout_s: float,
+        silent_max_s: float = config.WORKER_SILENT_MAX_S,
+        poll_s: float = config.STATUS_POLL_S,
+    ) -> None:
+        """Begin with `state`; nothing happens before run(). Workers are asked every `poll_s`."""
+        self.workers = Workers(ports.clock, answer_max_s=silent_max_s)
+        self.changes = Changes()
+        self.metrics = Metrics()
+        self._ports = ports
+        self._state = state
+        self._measuring = Measuring(ports.probe, self.workers, ports.clock)
+        self._silence = Silence(ports.clock, silent_max_s=silent_max_s)
+        self._poll_s = poll_s
+        self._mailbox: asyncio.Queue[ev.Event] = asyncio.Queue(config.MAILBOX_MAX)
+        self._answers: dict[str, asyncio.Future[Lease | a.Done]] = {}
+        self._undecided: dict[str, ev.Arrived | ev.LoadAsked] = {}
+        self._leases: dict[str, Lease] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._errands = Errands(
+            ports,
+            self.workers,
+            self.metrics,
+            self._tasks,
+            post=self.post,
+            stall_timeout_s=stall_timeout_s,
+        )
+        # Who waited for one model goes on one by one, and others are served in between.
+        self._turnstile = asyncio.Lock()
+        self._tickets = 0
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        """The state after the last event."""
+        return self._state
+
+    def in_use(self) -> frozenset[str]:
+        """Return the digests and paths of all models that are pinned, or not unloaded.
+
+        Also of those that the scheduler has been asked for and has not decided on yet.
+        """
+        models = self._state.models.values()
+        known = [(m.digest, m.path) for m in models if m.pinned or not isinstance(m.phase, Cold)]
+        asked = [(event.digest, event.path) for event in self._undecided.values()]
+        return frozenset(text for texts in (*known, *asked) for text in texts)
+
+    def adopt(self, workers: Iterable[tuple[Worker, ev.Adopted]]) -> None:
+        """Own these workers of a former controller; before run(), and before any request."""
+        for worker, event in workers:
+            self.workers.add(worker)
+            self.post(event)
+
+    def measure(self) -> tuple[Device, ...]:
+        """Read the devices and return them; the scheduler learns of it with the next event."""
+        event = self._measuring.now()
+        self.post(event)
+        return event.devices
+
+    def may_have_died_of(self, worker: Worker, stream: int) -> bool:
+        """Return whether a worker that has ended may have done so for a stream that it was sent.
+
+        Not for one that waited behind its rows, and not where somebody killed it.
+        """
+        return worker.has_begun(stream) and not worker.was_killed(self._ports.oom_kills())
+
+    def measured(self) -> tuple[Device, ...]:
+        """Return the devices as they were a moment ago, or as they are now."""
+        return self._measuring.recent() or self.measure()
+
+    async def run(self) -> None:
+        """Decide and perform until the shutdown is complete: no model resident, all answered.
+
+        Raises:
+            ExceptionGroup: a bug; the process should end.
+        """
+        try:
+            async with self._tasks:
+                poll = self._tasks.create_task(self._poll())
+                for worker in self.workers.live():  # adopted, and not decided on yet
+                    self._errands.watch(worker)
+                while not self._finished():
+                    self._step(await self._next())
+                    await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
+                poll.cancel()
+        finally:
+            self._closed = True
+            for worker in self.workers.live():  # only after a bug
+                await end_worker(worker)
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(ShuttingDown())
+
+    def post(self, event: ev.Event) -> None:
+        """Put an event into the mailbox."""
+        self._mailbox.put_nowait(event)
+
+    @asynccontextmanager
+    async def lease(
+        self, ref: ModelRef, *, keep_alive_s: float | None, timeout_s: float | None
+    ) -> AsyncIterator[Lease]:
+        """Hold a lease on `ref`'s model, loading it first if need be; released at the exit.
+
+        Raises:
+            ModelLoading, ModelDraining, NoRoom: not ready for it within `timeout_s`.
+            MlxdError: the scheduler's refusal.
+        """
+        ticket = self._ticket()
+        event = ev.Arrived(ticket, ref.digest, ref.name, str(ref.path), ref.facts, keep_alive_s)
+        async with self._asked(event) as answer:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    lease = await asyncio.shield(answer)
+            except TimeoutError:
+                self._check_loading(ref, ticket)
+                lease = await asyncio.shield(answer)  # it is on its way already
+            assert isinstance(lease, Lease)
+            async with self._turnstile:
+                await asyncio.sleep(0)
+            yield lease
+
+    @asynccontextmanager
+    async def loading(
+        self, ref: ModelRef, spec: LoadSpec
+    ) -> AsyncIterator[asyncio.Future[Lease | a.Done]]:
+        """Ask for a load; the future is done when the model is ready, or fails with the reason.
+
+        Leaving does not end the load.
+        """
+        event = ev.LoadAsked(self._ticket(), ref.digest, ref.name, str(ref.path), ref.facts, spec)
+        async with self._asked(event) as answer:
+            yield answer
+
+    async def unload(self, digest: str, *, grace_s: float, force: bool) -> int:
+        """Unload a model and return how many streams were ended, once it is gone."""
+        event = ev.UnloadAsked(self._ticket(), digest, grace_s, force)
+        async with self._asked(event) as answer:
+            done = await asyncio.shield(answer)
+        assert isinstance(done, a.Done)
+        return done.streams_aborted
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _asked(
+        self, event: ev.Arrived | ev.LoadAsked | ev.UnloadAsked
+    ) -> AsyncIterator[asyncio.Future[Lease | a.Done]]:
+        if self._closed:
+            raise ShuttingDown
+        if self._mailbox.qsize() >= config.MAILBOX_MAX // 2:
+            raise QueueFull("events", config.MAILBOX_MAX // 2)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[event.ticket] = answer
+        self.post(event)
+        if not isinstance(event, ev.UnloadAsked):
+            self._undecided[event.ticket] = event
+        try:
+            yield answer
+        finally:
+            self._answers.pop(event.ticket, None)
+            self._leases.pop(event.ticket, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # read, so that nobody is told it never was
+            self.post(ev.Released(event.ticket, event.digest))
+
+    def _ticket(self) -> str:
+        self._tickets += 1
+        return f"t{self._tickets}"
+
+    def _check_loading(self, ref: ModelRef, ticket: str) -> None:
+        """Raise why there is no lease yet, if the scheduler has `ticket` wait for its model."""
+        model = self._state.models.get(ref.digest)
+        if model is None or all(waiter.ticket != ticket for waiter in model.waiters):
+            return
+        match model.phase:
+            case Queued(stuck=True) as queued:
+                position = place_of(self._state, queued)
+                raise no_room(self._state, model, queued, position) from None
+            case Ready():  # held, for a model that waits
+                raise ModelDraining(ref.name) from None
+            case Loading(progress=progress):
+                raise ModelLoading(ref.name, LOADING_RETRY_S, progress.fraction) from None
+            case _:
+                raise ModelLoading(ref.name, LOADING_RETRY_S, 0.0) from None
+
+    # --- deciding --------------------------------------------------------------------------------
+
+    def _finished(self) -> bool:
+        return self._state.stopping and not self.workers.live() and self._mailbox.empty()
+
+    async def _next(self) -> ev.Event:
+        delay_s = next_wake_s(self._state) - self._ports.clock.now_s()
+        try:
+            async with asyncio.timeout(min(max(delay_s, WAKE_MIN_S), WAKE_MAX_S)):
+                return await self._mailbox.get()
+        except TimeoutError:
+            return ev.Tick()
+
+    def _step(self, event: ev.Event) -> None:
+        if self._measuring.due(self._state, event):
+            self._decide(self._measuring.now())
+        self._decide(event)
+        match event:
+            case ev.Arrived(ticket) | ev.LoadAsked(ticket):
+                self._undecided.pop(ticket, None)
+            case ev.LoadFailed(number, error) | ev.WorkerDied(number, error):
+                self._bury(number, error)
+            case ev.Unloaded(number):
+                self._bury(number, None)
+            case _:
+                pass
+
+    def _decide(self, event: ev.Event) -> None:
+        before = self._state
+        self._state, wanted = decide(before, event, self._ports.clock.now_s())
+        for action in wanted:
+            self._perform(action)
+        for digest, model in self._state.models.items():
+            former = before.models.get(digest)
+            if former is not model and not same_but_measured(former, model):
+                self.changes.publish(former, model)
+                worker = None if model.worker is None else self.workers.get(model.worker)
+                leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
+
+    def _bury(self, number: int, error: MlxdError | None) -> None:
+        """Let a worker that has ended be one of the dead, unless it is being stopped just now."""
+        worker = self.workers.get(number)
+        if worker is None or self._state.by_worker(number) is not None:
+            return  # its Unloaded comes after this
+        self.workers.end(worker, error)
+        if worker.link is not None:
+            self._tasks.create_task(worker.link.close())
+
+    # --- performing ------------------------------------------------------------------------------
+
+    def _perform(self, action: a.Action) -> None:
+        match action:
+            case a.StartLoad():
+                self._errands.load(action)
+            case a.StopWorker(number, _, reason):
+                self._errands.stop(number, reason)
+            case a.Shrink(number, _, target_bytes):
+                self._errands.shrink(number, target_bytes)
+            case a.AbortStreams(tickets, error):
+                for lease in (self._leases[t] for t in tickets if t in self._leases):
+                    lease.abort(error)
+            case a.Grant(ticket, number, waited_s):
+                self._grant(ticket, number, waited_s)
+            case a.Done() | a.Refuse():
+                self._answer(action)
+
+    def _answer(self, action: a.Done | a.Refuse) -> None:
+        answer = self._unanswered(action.ticket)
+        if answer is None:
+            return
+        if isinstance(action, a.Refuse):
+            answer.set_exception(action.error)
+        else:
+            answer.set_result(action)
+
+    def _unanswered(self, ticket: str) -> asyncio.Future[Lease | a.Done] | None:
+        """Return where a request waits; None if it has gone and its Released is on its way."""
+        answer = self._answers.get(ticket)
+        return None if answer is None or answer.done() else answer
+
+    def _grant(self, ticket: str, number: int, waited_s: float) -> None:
+        answer = self._unanswered(ticket)
+        if answer is None:
+            return
+        worker = self.workers.get(number)
+        assert worker is not None, number
+        if waited_s > 0:
+            self.metrics.cold_starts.add(model=worker.name)
+        lease = Lease(ticket, self._state.models[worker.digest], worker, waited_s)
+        self._leases[ticket] = lease
+        answer.set_result(lease)
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            await self.workers.refresh(self.workers.live(), wait_s=self._poll_s)
+            if self._state.models:
+                self.measure()  # others may have taken memory, or given it back
+            self._errands.learn()
+            self._silence.note_round(self.workers.live())
+            for worker, problem in self._silence.hung(self.workers.live()):
+                worker.ended_because = problem
+                self._tasks.create_task(end_hung(worker))

@@ -1,0 +1,189 @@
+"""One worker: its launch, its process, what it says of itself, and what it was sent.
+
+Invariants:
+- One owner, the runtime: others read, and change it by the methods that note what they saw.
+- What a worker has said is as old as `figures_s` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mlxd_controller.core.fit import Plan
+from mlxd_controller.core.measured import Figures
+from mlxd_controller.memory.device import usage_of
+from mlxd_controller.memory.oom import killed_from_outside
+from mlxd_controller.runtime.ports import WorkerLink, WorkerProcess
+from mlxd_shared import config
+from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed
+from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures
+
+ENGINE_STILL_S = 2 * config.STATUS_POLL_S
+"""Figures of this age are those of the question before: the engine has not come to the last one."""
+CAUSE_WAIT_S = 1.0
+
+
+@dataclass(slots=True)
+class Attention:
+    """How long a worker has answered nothing, and its engine has stood still; see `silence`."""
+
+    asked_s: float | None = None
+    """When it was asked the first question that it has not answered."""
+    silent_s: float = 0.0
+    still_s: float = 0.0
+
+    def note_question(self, now_s: float) -> None:
+        """Note that it was asked; the first question without an answer counts."""
+        if self.asked_s is None:
+            self.asked_s = now_s
+
+    def note_answer(self) -> None:
+        """Note that it has answered a question."""
+        self.asked_s, self.silent_s = None, 0.0
+
+    def note_round(self, round_s: float, now_s: float, *, stands_still: bool) -> None:
+        """Note that a round of questions is over, `round_s` of which could be heard."""
+        if self.asked_s is not None:
+            self.silent_s += min(round_s, now_s - self.asked_s)
+        self.still_s = self.still_s + round_s if stands_still else 0.0
+
+
+class SentStreams:
+    """The streams that a worker was sent and that have not ended, oldest first."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._open: dict[int, None] = {}
+        self._count = 0
+
+    def begin(self) -> int:
+        """Note that a stream begins, and return its number."""
+        self._count += 1
+        self._open[self._count] = None
+        return self._count
+
+    def end(self, number: int) -> None:
+        """Note that a stream has ended, but not by the worker's death: then it counts as one."""
+        self._open.pop(number, None)
+
+    def oldest(self, count: int) -> tuple[int, ...]:
+        """Return the numbers of the `count` oldest."""
+        return tuple(islice(self._open, count))
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One launch, from its first moment to after its end."""
+
+    number: int
+    digest: str
+    name: str
+    path: str
+    plan: Plan
+    incarnation: str
+    started_unix_s: float
+    local: bool = True
+    """Whether `process.pid` is a process of this machine."""
+    oom_kills: int | None = None
+    """How often the kernel had ended a process for want of memory when it was launched."""
+    process: WorkerProcess | None = None
+    failed_start: WorkerStartFailed | None = None
+    """Why there never was a `process`: what is known of one that ended before it listened."""
+    link: WorkerLink | None = None
+    loading: asyncio.Task[None] | None = None
+    ready_s: float | None = None
+    """When its model became ready."""
+    stopping: bool = False
+    error: MlxdError | None = None
+    figures: WorkerFigures | None = None
+    figures_s: float = 0.0
+    told: Figures | None = None
+    """What the scheduler knows of them."""
+    cpu_s: float = 0.0
+    """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
+    resident_nbytes: int | None = None
+    """What the system said last that the process holds; None where it has said nothing."""
+    polling: asyncio.Task[None] | None = field(default=None, repr=False)
+    attention: Attention = field(default_factory=Attention)
+    streams: SentStreams = field(default_factory=SentStreams)
+    ended_because: str = ""
+    """Why the controller ends the process while streams run on it; "" if it does not."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives, or never lived."""
+        if self.process is not None:
+            return self.process.exit_code
+        return self.failed_start.code if isinstance(self.failed_start, WorkerExited) else None
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its engine is at work at the same thing as at the last question."""
+        if self.figures is None or self.loading is not None:
+            return False
+        return (self.figures.age_s or 0.0) >= ENGINE_STILL_S
+
+    def has_begun(self, number: int) -> bool:
+        """Return whether a stream had its turn, as far as rows go by age: it did not just wait."""
+        return number in self.streams.oldest(self.plan.rows_max)
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines of output."""
+        if self.process is not None:
+            return self.process.last_lines()
+        return () if self.failed_start is None else self.failed_start.last_lines
+
+    async def ended(self, *, wait_s: float) -> bool:
+        """Return whether its process has ended; wait at most `wait_s` for that."""
+        if self.process is None:
+            return False
+        waiting = asyncio.create_task(self.process.wait_exited())
+        await asyncio.wait({waiting}, timeout=wait_s)
+        waiting.cancel()
+        return self.process.exit_code is not None
+
+    async def cause(self) -> str:
+        """Return what ended it, once that is known; "" if it seems to live."""
+        await self.ended(wait_s=CAUSE_WAIT_S)
+        return "" if self.exit_code is None else self.describe_end(self.exit_code)
+
+    def describe_end(self, code: int) -> str:
+        """Return for people why it ended, with this exit code."""
+        return self.ended_because or describe_exit(code)
+
+    def was_killed(self, oom_kills: int | None) -> bool:
+        """Return whether it was killed for nothing that it did; `oom_kills`: their count by now."""
+        if self.ended_because:  # it hung
+            return False
+        return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
+
+    def note_round(self, round_s: float, now_s: float) -> None:
+        """Note that a round of questions is over, `round_s` of which could be heard."""
+        self.attention.note_round(round_s, now_s, stands_still=self.stands_still)
+
+    def note_status(self, status: ProcessStatus, now_s: float) -> None:
+        """Keep what the process says of itself, if it says anything."""
+        if status.workers:
+            self.note_figures(status.workers[0], now_s)
+
+    def note_figures(self, figures: WorkerFigures, now_s: float) -> None:
+        """Keep what the worker says of itself."""
+        self.figures, self.figures_s = figures, now_s
+        self.cpu_s = max(self.cpu_s, figures.cpu_s)
+
+    def note_process(self) -> None:
+        """Note what the system says of the process; a worker elsewhere tells its own figures."""
+        self.resident_nbytes = None
+        if self.process is None or self.process.exit_code is not None or not self.local:
+            return
+        usage = usage_of(self.process.pid)
+        if usage is not None:
+            self.resident_nbytes = usage.resident_nbytes
+            self.cpu_s = max(self.cpu_s, usage.cpu_s)
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit code for people; negative is a signal."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

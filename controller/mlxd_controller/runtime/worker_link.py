@@ -1,0 +1,232 @@
+"""The gRPC connection to one worker: protobuf stops here, and what may be large stays bytes.
+
+Invariants:
+- Every request names the model's digest and the worker's incarnation; a process that happens to
+  listen on the address of another is never taken for it.
+- Deadlines are the caller's to give: they go to the worker with each call.
+- A call that close() ends, or that comes after it, raises RemoteError: nobody cancelled its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from mlxd.v1 import (
+    inference_pb2,
+    status_pb2,
+    status_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_shared import config
+from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
+from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
+from mlxd_shared.wire.convert_status import process_from_pb, progress_from_pb
+from mlxd_shared.wire.status import RemoteError, from_call
+
+GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
+TOKENIZE_METHOD = "/mlxd.v1.InferenceService/Tokenize"
+DETOKENIZE_METHOD = "/mlxd.v1.InferenceService/Detokenize"
+EMBED_METHOD = "/mlxd.v1.InferenceService/Embed"
+_T = TypeVar("_T")
+
+
+Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+RawCall: TypeAlias = grpc.aio.UnaryStreamCall[bytes, bytes]
+RawMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+_Relayed: TypeAlias = (
+    type[inference_pb2.GenerateRequest]
+    | type[inference_pb2.TokenizeRequest]
+    | type[inference_pb2.DetokenizeRequest]
+    | type[inference_pb2.EmbedRequest]
+)
+
+
+class GrpcRawStream:
+    """Implements ports.RawStream."""
+
+    def __init__(self, call: RawCall) -> None:
+        """Take over `call`."""
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        """Return the next message, None at the end; see the port."""
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        except asyncio.CancelledError:
+            _raise_if_ended_here()
+            raise
+        return message if isinstance(message, bytes) else None
+
+    def cancel(self) -> None:
+        """Tell the worker to stop."""
+        self._call.cancel()
+
+
+class GrpcLink:
+    """Implements ports.WorkerLink."""
+
+    def __init__(
+        self, *, address: str, incarnation: str, digest: str, security: ChannelSecurity = PLAIN
+    ) -> None:
+        """Name the worker; nothing is sent yet.
+
+        Raises:
+            InvalidRequest, BadCredentials: see secure_channel.
+        """
+        self._incarnation = incarnation
+        self._digest = digest
+        self._closed = False
+        self._channel = channel(address, security)
+        self._generate: Generate = self._channel.unary_stream(
+            GENERATE_METHOD, request_serializer=None, response_deserializer=None
+        )
+        # Their answers may be millions of ids, or megabytes of text: nobody here reads them.
+        self._tokenize = self._raw(TOKENIZE_METHOD)
+        self._detokenize = self._raw(DETOKENIZE_METHOD)
+        self._embed = self._raw(EMBED_METHOD)
+        self._status = status_pb2_grpc.StatusServiceStub(self._channel)
+        self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+        """Load and yield the progress; see the port."""
+        call = self._worker.Load(
+            worker_pb2.LoadRequest(
+                worker_incarnation=self._incarnation,
+                path=order.path,
+                name=order.name,
+                digest=order.digest,
+                options=load_to_pb(order.spec),
+            ),
+            timeout=config.LOAD_TOTAL_TIMEOUT_S,
+        )
+        try:
+            async for message in call:
+                yield progress_from_pb(message.progress)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    def generate(self, request: bytes, *, timeout_s: float | None) -> GrpcRawStream:
+        """Start a Generate; see the port."""
+        self._check_open()
+        request = self._addressed(request, inference_pb2.GenerateRequest)
+        return GrpcRawStream(self._generate(request, timeout=timeout_s))
+
+    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
+        """Have the worker's tokenizer answer; see the port."""
+        request = self._addressed(request, inference_pb2.TokenizeRequest)
+        return await self._ask(self._tokenize, request, timeout_s)
+
+    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
+        """Have the worker's tokenizer turn ids into text."""
+        request = self._addressed(request, inference_pb2.DetokenizeRequest)
+        return await self._ask(self._detokenize, request, timeout_s)
+
+    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
+        """Have the worker make the vectors of texts."""
+        request = self._addressed(request, inference_pb2.EmbedRequest)
+        return await self._ask(self._embed, request, timeout_s)
+
+    async def status(self, *, timeout_s: float) -> ProcessStatus:
+        """Return what the worker says of itself."""
+        request = status_pb2.GetStatusRequest()
+        answer = await self._ask(self._status.GetStatus, request, timeout_s)
+        return process_from_pb(answer.status)
+
+    async def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
+        """Yield what the worker says of itself; see the port."""
+        self._check_open()
+        request = status_pb2.WatchStatusRequest(interval=duration_to_pb(interval_s))
+        call = self._status.WatchStatus(request)
+        try:
+            async for message in call:
+                yield process_from_pb(message.status)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        finally:
+            call.cancel()
+
+    async def unload(self, *, timeout_s: float) -> None:
+        """Have it drop its model; see the port."""
+        request = worker_pb2.UnloadRequest(worker_incarnation=self._incarnation)
+        await self._ask(self._worker.Unload, request, timeout_s)
+
+    async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
+        """Have it give back what no stream needs; see the port."""
+        request = worker_pb2.ShrinkRequest(
+            worker_incarnation=self._incarnation, target_bytes=target_bytes
+        )
+        answer = await self._ask(self._worker.Shrink, request, timeout_s)
+        return answer.bytes_before, answer.bytes_after
+
+    async def shutdown(self, *, timeout_s: float) -> None:
+        """Tell the process to end after it has answered."""
+        request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)
+        await self._ask(self._worker.Shutdown, request, timeout_s)
+
+    async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
+        """Have the worker follow this controller; see the port."""
+        request = worker_pb2.AdoptRequest(
+            worker_incarnation=self._incarnation,
+            controller_pid=controller.pid,
+            controller_start=controller.start,
+            output_path=output_path,
+        )
+        await self._ask(self._worker.Adopt, request, timeout_s)
+
+    async def close(self) -> None:
+        """Let go of the connection; running calls end."""
+        self._closed = True
+        await asyncio.shield(self._channel.close())
+
+    def _raw(self, method: str) -> RawMethod:
+        return self._channel.unary_unary(
+            method, request_serializer=None, response_deserializer=None
+        )
+
+    def _addressed(self, request: bytes, kind: _Relayed) -> bytes:
+        """Return `request` as one to this worker: of a field that comes twice the last one counts.
+
+        That is a rule of the wire's format, and saves parsing a prompt to set two short fields.
+        Callers keep the result alone: a prompt may be large.
+        """
+        address = kind(model=self._digest, worker_incarnation=self._incarnation)
+        return request + address.SerializeToString()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
+
+    async def _ask(
+        self,
+        method: Callable[..., Awaitable[_T]],
+        request: Message | bytes,
+        timeout_s: float | None,
+    ) -> _T:
+        self._check_open()
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_call(error) from error
+        except asyncio.CancelledError:
+            _raise_if_ended_here()
+            raise
+
+
+def _raise_if_ended_here() -> None:
+    """Turn gRPC's CancelledError into an error where a call was cancelled and its task was not."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling() == 0:
+        raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None

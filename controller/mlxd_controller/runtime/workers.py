@@ -1,0 +1,136 @@
+"""The workers there are and the last ones that failed: processes, links, figures.
+
+Invariants:
+- Each launch has one record, by its serial number; one owner, the runtime.
+- Figures are as old as `figures_s` says: nothing here waits for a worker longer than it was told.
+- At most DEAD_WORKERS_MAX failed workers are remembered, the latest of each model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from mlxd_controller.core.measured import Figures
+from mlxd_controller.runtime.learning import figures_of, is_news
+from mlxd_controller.runtime.ports import Clock, WorkerLink
+from mlxd_controller.runtime.worker import Worker
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.status import RemoteError
+
+DEAD_WORKERS_MAX = 16
+POLL_TIMEOUT_S = 5.0
+POLL_TIMEOUT_MAX_S = 600.0
+_log = get_logger("workers")
+
+
+class Workers:
+    """All records, and the polling of those that live."""
+
+    def __init__(self, clock: Clock, *, answer_max_s: float = POLL_TIMEOUT_S) -> None:
+        """Have no workers; a question is given up after `answer_max_s`."""
+        self._clock = clock
+        self._answer_max_s = min(max(answer_max_s, POLL_TIMEOUT_S), POLL_TIMEOUT_MAX_S)
+        self._live: dict[int, Worker] = {}
+        self._dead: dict[str, Worker] = {}
+
+    def add(self, worker: Worker) -> None:
+        """Take in a new launch."""
+        self._live[worker.number] = worker
+
+    def get(self, number: int) -> Worker | None:
+        """Return a worker that lives, or is being started or stopped."""
+        return self._live.get(number)
+
+    def live(self) -> tuple[Worker, ...]:
+        """Return the workers that are not known to have ended, oldest first."""
+        return tuple(self._live.values())
+
+    def dead(self) -> tuple[Worker, ...]:
+        """Return the last failed worker of each model, oldest first."""
+        return tuple(self._dead.values())
+
+    def news(self) -> list[tuple[int, Figures]]:
+        """Return what workers that are ready are newly known to take, each by its number."""
+        found: list[tuple[int, Figures]] = []
+        for worker in self._live.values():
+            if worker.ready_s is None or worker.figures is None:
+                continue
+            figures = figures_of(worker.figures)
+            if figures is not None and is_news(worker.told, figures):
+                worker.told = figures
+                found.append((worker.number, figures))
+        return found
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the living that are processes of this machine."""
+        return tuple(
+            worker.process.pid
+            for worker in self._live.values()
+            if worker.local and worker.process is not None and worker.process.exit_code is None
+        )
+
+    def arrays(self) -> dict[int, int]:
+        """Return what MLX holds in each worker that has said it, its pool included."""
+        return {
+            worker.number: figures.memory.mlx_nbytes
+            for worker in self._live.values()
+            if (figures := worker.figures) is not None
+        }
+
+    def measure(self) -> None:
+        """Note what the system says of each process that lives on this machine."""
+        for worker in self._live.values():
+            worker.note_process()
+
+    def end(self, worker: Worker, error: MlxdError | None) -> None:
+        """Move a worker that failed to the dead; one that ended as it was told is forgotten."""
+        del self._live[worker.number]
+        worker.error = error
+        if error is None:
+            return
+        self._dead.pop(worker.digest, None)
+        self._dead[worker.digest] = worker
+        while len(self._dead) > DEAD_WORKERS_MAX:
+            del self._dead[next(iter(self._dead))]
+
+    async def refresh(
+        self, workers: Iterable[Worker], *, wait_s: float, recent_s: float = 0.0
+    ) -> None:
+        """Ask these workers for their figures, and wait at most `wait_s` for the answers.
+
+        Those that gave them less than `recent_s` ago are not asked, and a worker that is still busy
+        with an earlier question is not asked again. A bug in the asking is raised here.
+        """
+        since_s = self._clock.now_s() - recent_s
+        asked = [
+            task
+            for worker in workers
+            if (worker.figures is None or worker.figures_s <= since_s)
+            and (task := self._ask(worker)) is not None
+        ]
+        if not asked:
+            return
+        answered, _ = await asyncio.wait(asked, timeout=wait_s)
+        for task in answered:
+            task.result()
+
+    def _ask(self, worker: Worker) -> asyncio.Task[None] | None:
+        if worker.link is None or worker.loading is not None or worker.stopping:
+            return None
+        if worker.polling is None or worker.polling.done():
+            worker.attention.note_question(self._clock.now_s())
+            worker.polling = asyncio.create_task(self._poll(worker, worker.link))
+        return worker.polling
+
+    async def _poll(self, worker: Worker, link: WorkerLink) -> None:
+        try:
+            status = await link.status(timeout_s=self._answer_max_s)
+        except MlxdError as error:
+            if not isinstance(error, RemoteError):
+                worker.attention.note_answer()  # it lives, and says what is wrong
+            _log.debug("no figures", model=worker.name, reason=error.describe())
+            return
+        worker.attention.note_answer()
+        worker.note_status(status, self._clock.now_s())

@@ -1,0 +1,213 @@
+"""A model as its files describe it: config understood, every tensor accounted for, no weight read.
+
+Invariants:
+- The one judgement of whether a model can be served: who plans a load and who carries it out get
+  the same description, or the same refusal, which names file and key or tensor.
+- Files are checked whole (headers, names, shapes, types): what the checkpoint holds beyond the
+  family's own list is an error, not a leftover.
+- Blocks on the disk for config.json, an index and headers, however large the weights are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.fields import some_names
+from mlxd_models.families.common.packing import (
+    BLOCK_SCALES,
+    BYTE_DTYPE,
+    WORD_BITS,
+    WORD_DTYPE,
+    Packing,
+)
+from mlxd_models.families.common.stored_layouts import as_stored
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
+from mlxd_models.files.model_config import read_model_config
+from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.tensor_blobs import Copy
+from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
+from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.sizes.packing_on_load import packs
+from mlxd_models.sizes.weight_forms import FloatType, Packed
+from mlxd_models.sizes.zoo_types import is_foreign
+from mlxd_shared.domain.errors import InvalidModel
+
+KEPT_NBYTES: Final = {WORD_DTYPE: 4, BYTE_DTYPE: 1, "F32": 4}
+"""What a value of a packed weight's parts takes that stay as they are stored, by its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a model is, from its config and headers alone."""
+
+    path: Path
+    family: Family[Any]
+    config: Any
+    """The family's own."""
+    facts: tuple[TensorFact, ...]
+    """Stored tensors, by the names that the family has for them."""
+    specs: tuple[TensorSpec, ...]
+    """What these stand for."""
+    copies: tuple[Copy, ...] = ()
+    """Tensors that a store holds again, which must be the same."""
+
+    @property
+    def weight_values(self) -> int:
+        """Values of the weights that stay in memory, once unpacked."""
+        specs = self.family.tensors(self.config)
+        return sum(math.prod(spec.shape) for spec in specs if spec.required)
+
+    @property
+    def packed(self) -> Packed | None:
+        """What stays in memory where packed weights stay packed; None where none are."""
+        return self.packed_as(None)
+
+    def packed_as(self, on_load: Packing | None) -> Packed | None:
+        """Return the same where others are packed while they are loaded, if `on_load` says how."""
+        kept_nbytes = values = 0
+        weights: list[tuple[str, int]] = []
+        for spec in self.specs:
+            count, packing = math.prod(spec.shape), spec.packing
+            if not spec.required or spec.name.endswith(f".{BLOCK_SCALES}"):
+                continue
+            if packing is not None and packing.stays and spec.dtype is not None:
+                kept_nbytes += count * KEPT_NBYTES[spec.dtype]
+                if spec.packed:
+                    weights.append((spec.name, count * WORD_BITS // packing.bits))
+            elif on_load is not None and packs_on_load(spec, on_load):
+                groups = count // on_load.group_size
+                kept_nbytes += count * on_load.bits // 8
+                if on_load.has_offsets:
+                    values += 2 * groups
+                else:
+                    kept_nbytes += groups
+                weights.append((spec.name, count))
+            else:
+                values += count
+        if not weights:
+            return None
+        return Packed(kept_nbytes, values, unpacked_weight_values(weights))
+
+    @property
+    def stored(self) -> FloatType:
+        """The form that holds most of the bytes that are stored as numbers."""
+        nbytes = dict.fromkeys(FloatType, 0)
+        for fact in self.facts:
+            if fact.dtype in nbytes:
+                nbytes[FloatType(fact.dtype)] += fact.nbytes
+        return max(nbytes, key=lambda form: nbytes[form])
+
+    @property
+    def footprint(self) -> Footprint:
+        """What the model takes besides its weights."""
+        return self.family.footprint(self.config)
+
+
+def describe(
+    source: Source, *, registry: Registry = REGISTRY, foreign: Family[Any] | None = None
+) -> Description:
+    """Describe a model by its config and headers alone. Blocks on the disk.
+
+    foreign: what describes models that only mlx-lm has an architecture for, where its extra is
+    installed; None refuses them as unknown.
+
+    Raises:
+        InvalidModel: anything that keeps it from being served; names file and key or tensor.
+    """
+    stored = files_of(source)
+    values = read_model_config(stored)
+    family = _family_of(values, registry, foreign)
+    config = family.parse(values)
+    weights = read_weights(stored)
+    facts = _named(weights.facts, family)
+    try:
+        specs = _checked_specs(family, config, facts)
+    except InvalidModel as error:
+        own_names = {fact.name: fact.stored_name for fact in facts}
+        field_name = own_names.get(error.field, error.field)
+        raise InvalidModel(error.problem, file=error.file, field=field_name) from None
+    return Description(
+        path=stored.path,
+        family=family,
+        config=config,
+        facts=facts,
+        specs=specs,
+        copies=weights.copies,
+    )
+
+
+def packs_on_load(spec: TensorSpec, packing: Packing) -> bool:
+    """Tell whether a weight that is stored in numbers is packed so, where the load is told to."""
+    return spec.packable and packs(spec.name, spec.shape, group_size=packing.group_size)
+
+
+def _family_of(
+    values: Mapping[str, Any], registry: Registry, foreign: Family[Any] | None
+) -> Family[Any]:
+    """Return the family of our own, or the foreign one where mlx-lm has one and we have none."""
+    name = architecture_of(values)
+    if foreign is not None and name not in registry.entries and is_foreign(values):
+        return foreign
+    return registry.find(name)
+
+
+def _checked_specs(
+    family: Family[Any],
+    config: Any,  # noqa: ANN401 - the family's own
+    facts: Sequence[TensorFact],
+) -> tuple[TensorSpec, ...]:
+    """Return what the stored tensors are; nothing is missing, or left over."""
+    if family.restore is not None:
+        return family.restore(config, facts)
+    specs = as_stored(family.tensors(config), {fact.name for fact in facts})
+    _check_tensors(facts, specs)
+    return specs
+
+
+def _named(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[TensorFact, ...]:
+    """Return the tensors that are the family's, by its names.
+
+    Raises:
+        InvalidModel: two of them have one name there.
+    """
+    facts: dict[str, TensorFact] = {}
+    for fact in stored:
+        name = family.name_of(fact.name)
+        if name is None:
+            continue
+        if name in facts:
+            problem = f"is {name}, which is stored under another name too"
+            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+        facts[name] = replace(fact, name=name, own_name=fact.stored_name)
+    return tuple(facts.values())
+
+
+def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> None:
+    """Refuse tensors that are missing, of no use, or of another shape or type than specified."""
+    wanted = {spec.stored_name: spec for spec in specs}
+    stored = {fact.name: fact for fact in facts}
+    missing = {spec.stored_name for spec in specs if spec.required} - stored.keys()
+    if missing:
+        file = facts[0].file.name if facts else SINGLE_FILE
+        raise InvalidModel(f"missing tensors: {some_names(missing)}", file=file, field=min(missing))
+    unexpected = stored.keys() - wanted.keys()
+    if unexpected:
+        first = stored[min(unexpected)]
+        problem = f"tensors of no use to this config: {some_names(unexpected)}"
+        raise InvalidModel(problem, file=first.file.name, field=first.name)
+    for fact in facts:
+        spec = wanted[fact.name]
+        expected = spec if spec.source is None else spec.source
+        if fact.shape not in (expected.shape, spec.other_shape):
+            problem = f"shape {list(fact.shape)}, the config says {list(expected.shape)}"
+            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+        allowed = tuple(FloatType) if expected.dtype is None else (expected.dtype,)
+        if fact.dtype not in allowed:
+            problem = f"dtype {fact.dtype} is not one of {', '.join(allowed)}"
+            raise InvalidModel(problem, file=fact.file.name, field=fact.name)

@@ -1,0 +1,52 @@
+"""What one family of models hands to the registry: how to read its config, and what follows.
+
+Invariants:
+- `tensors` and `footprint` are computed from the config alone, before any weight is read.
+- Every stored tensor is one of `tensors` or the file is refused; every required one is present.
+- How a model is built is not known here: `builder` names it for whoever has MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.files.weights import TensorFact
+from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_models.sizes.pass_sizes import PassSizes
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Sizes that decide what a model takes besides its weights, in values, not bytes."""
+
+    context_max: int
+    caches: CacheSizes
+    """What the layers remember, by kind."""
+    passes: PassSizes
+    """The widths that decide what evaluating takes."""
+
+    @property
+    def vocab(self) -> int:
+        """Width of the logits."""
+        return self.passes.vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[Config]):
+    """One family of models under one config type."""
+
+    builder: str
+    """By what name the worker knows the function that builds its models."""
+    parse: Callable[[Mapping[str, Any]], Config]
+    tensors: Callable[[Config], tuple[TensorSpec, ...]]
+    footprint: Callable[[Config], Footprint]
+    name_of: Callable[[str], str | None] = str
+    """By what name `tensors` knows a stored tensor; None for one that is known, and left unread."""
+    restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None
+    """Where what is stored is read by other rules than these: checks it all, nothing being read,
+    and returns what will be made of it, packed as it will be."""

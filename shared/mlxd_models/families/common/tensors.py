@@ -1,0 +1,102 @@
+"""The tensors that a checkpoint holds, or may hold, as a config alone says them. Pure.
+
+Invariants:
+- What is stored in place of a tensor is made into it by a named operation: the name is known here,
+  and the arrays to whoever builds the model alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mlxd_models.families.common.packing import Packing
+
+
+class Operation(StrEnum):
+    """What makes a tensor of the one that is stored in its place."""
+
+    KEEP = "keep"
+    """Nothing: it only has another name."""
+    WORDS = "words"
+    """Four bytes become a word of 32 bits."""
+    FULL_SCALE = "full_scale"
+    """It becomes float32 and is multiplied by `NVFP4_FULL_SCALE`."""
+    OUTPUTS = "outputs"
+    """Some of the outputs are taken, which are the second axis."""
+    OUTPUT_WORDS = "output_words"
+    """Blocks of bytes become one row of words, and some of the outputs are taken."""
+    LAST_OUTPUTS = "last_outputs"
+    """Some of the outputs are taken, which are the last axis and become the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which outputs are a tensor's own where several tensors are stored as one, in turns."""
+
+    first: int = 0
+    step: int = 1
+
+    @property
+    def outputs(self) -> slice:
+        """Their places among all outputs."""
+        return slice(self.first, None, self.step)
+
+
+WHOLE: Final = Turn()
+"""All outputs are one tensor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor that checkpoints may store in place of one that is made of it, or of several."""
+
+    name: str
+    shape: tuple[int, ...]
+    operation: Operation
+    """What makes of it what it stands for."""
+    dtype: str | None = None
+    """As `TensorSpec.dtype`."""
+    turn: Turn = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that a checkpoint of this config stores, or may store."""
+
+    name: str
+    shape: tuple[int, ...]
+    required: bool = True
+    copy_of: str | None = None
+    """An optional tensor that must equal another one (a tied head that was stored all the same)."""
+    other_shape: tuple[int, ...] | None = None
+    """A second layout in which checkpoints store it; its header tells which it is."""
+    packing: Packing | None = None
+    """How its rows are packed, where the checkpoint stores scales beside it."""
+    packed: bool = False
+    """Whether it holds packed words, rather than numbers."""
+    dtype: str | None = None
+    """The one type that it is stored in, in the headers' word; None: any that holds numbers."""
+    packable: bool = False
+    """Whether a load may pack it that is told to, unless it is of a kind that is kept."""
+    parts: tuple[str, ...] = ()
+    """Names of its slices along the first axis, which checkpoints may store in its place."""
+    source: Source | None = None
+    """What is stored in its place; set by what `instead` says."""
+    instead: tuple[tuple[TensorSpec, ...], ...] = ()
+    """Other layouts: what takes its place where one of their sources is stored."""
+
+    @property
+    def stored_name(self) -> str:
+        """The name that the checkpoint has for it."""
+        return self.name if self.source is None else self.source.name
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A weight `[experts, outputs, inputs]`, by names without `.weight`."""
+
+    stem: str
+    parts: tuple[str, ...]
+    """Each expert's own, where a checkpoint stores these."""

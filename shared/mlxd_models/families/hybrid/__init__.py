@@ -1,0 +1,1 @@
+"""Families most of whose layers are recurrent."""

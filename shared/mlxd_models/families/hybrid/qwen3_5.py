@@ -1,0 +1,27 @@
+"""A dense, text-only Qwen3.5: what models with recurrent layers have in common, and no experts."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mlxd_models.families.common.decoder import WIDTH_MAX
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.hybrid.config import HybridConfig, parse_hybrid
+from mlxd_models.families.hybrid.tensors import qwen3_5_footprint, qwen3_5_tensors
+
+
+def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
+    """Return the config of a `Qwen3_5ForCausalLM`.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
+    """
+    fields = Fields(config)
+    if fields.integer("num_experts", low=0, high=WIDTH_MAX, default=0):
+        raise fields.error("num_experts", "a mixture of experts is not supported")
+    return parse_hybrid(fields)
+
+
+QWEN3_5: Final = Family(
+    builder="hybrid", parse=parse_qwen3_5, tensors=qwen3_5_tensors, footprint=qwen3_5_footprint
+)

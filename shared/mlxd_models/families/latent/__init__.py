@@ -1,0 +1,1 @@
+"""Families that keep latents in place of keys and values."""

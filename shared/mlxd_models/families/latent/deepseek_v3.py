@@ -1,0 +1,65 @@
+"""DeepSeek-V3 and its kin (Kimi K2): latents, and experts in groups that sigmoids are scores of.
+
+Invariants:
+- Only the reading of config.json is its own; weights and arithmetic are the latent files'.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mlxd_models.families.common.experts import ExpertsConfig, Scoring
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.latent.config import (
+    LatentConfig,
+    first_layers_dense,
+    parse_experts,
+    parse_groups,
+    parse_latent,
+    with_experts,
+)
+from mlxd_models.families.latent.tensors import latent_footprint, latent_tensors
+
+BEST_OF_GROUP: Final = 2
+_ONLY: Final = (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"))
+
+
+def parse_deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
+    """Return the config of a `DeepseekV3ForCausalLM`.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
+    """
+    fields = Fields(config)
+    for key in ("n_group", "topk_group", "routed_scaling_factor"):
+        if not fields.has(key):
+            raise fields.error(key, "missing")
+    parsed = parse_latent(fields)
+    sparse = first_layers_dense(fields, layers=parsed.decoder.layers, default=None)
+    return with_experts(parsed, parse_corrected(fields, sparse=sparse))
+
+
+def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfig:
+    """Return experts that sigmoids are the scores of, corrected for the choice.
+
+    Raises:
+        InvalidModel: as `parse_deepseek_v3`.
+    """
+    for key, only in _ONLY:
+        if fields.values.get(key) not in (None, only):
+            raise fields.error(key, f"{fields.values[key]!r} is not supported, only {only!r}")
+    normalised = fields.flag("norm_topk_prob", default=True)
+    experts = parse_experts(fields, sparse=sparse, normalised=normalised)
+    return replace(
+        experts,
+        scoring=Scoring.SIGMOID,
+        corrected=True,
+        groups=parse_groups(fields, experts, best=BEST_OF_GROUP),
+        scaling=fields.positive("routed_scaling_factor"),
+    )
+
+
+DEEPSEEK_V3: Final = Family(
+    builder="latent", parse=parse_deepseek_v3, tensors=latent_tensors, footprint=latent_footprint
+)

@@ -1,0 +1,28 @@
+"""Mistral: a Llama with a window, over all layers or over those that `layer_types` names."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
+from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.windows import mistral_windows
+
+
+def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a `MistralForCausalLM`: Llama's, with a window.
+
+    Raises:
+        InvalidModel: as `parse_llama`; or `layer_types` and `sliding_window` contradict each other.
+    """
+    fields = Fields(config)
+    parsed = parse_decoder(fields)
+    windows = mistral_windows(fields, layers=parsed.layers, context_max=parsed.context_max)
+    return replace(parsed, windows=windows)
+
+
+MISTRAL: Final = Family(
+    builder="llama", parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint
+)

@@ -1,0 +1,68 @@
+"""Qwen3-MoE: a Qwen3 most of whose layers send each token through a few of many networks.
+
+Invariants:
+- Only the reading of config.json is its own; weights and arithmetic are the Llama files'.
+- A layer has experts where `decoder_sparse_step` comes round, but for those in `mlp_only_layers`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig
+from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.windows import refuse_sliding
+from mlxd_models.families.qwen3 import parse_unbiased
+
+
+def parse_qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a `Qwen3MoeForCausalLM`.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
+    """
+    fields = Fields(config)
+    if fields.flag("use_sliding_window", default=False):
+        raise fields.error("use_sliding_window", "true is not supported by this architecture")
+    if fields.integer("shared_expert_intermediate_size", low=0, high=WIDTH_MAX, default=0):
+        raise fields.error("shared_expert_intermediate_size", "a shared expert is not supported")
+    parsed = parse_unbiased(fields)
+    refuse_sliding(fields, layers=parsed.layers)
+    return replace(parsed, experts=parse_experts(fields, layers=parsed.layers))
+
+
+def parse_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
+    """Return which layers have experts, and what these are; None where none has.
+
+    Raises:
+        InvalidModel: a key is missing, mistyped or out of range.
+    """
+    count = fields.integer("num_experts", low=1, high=EXPERTS_MAX)
+    step = fields.integer("decoder_sparse_step", low=1, high=LAYERS_MAX, default=1)
+    dense = _dense_layers(fields)
+    sparse = tuple((at + 1) % step == 0 and at not in dense for at in range(layers))
+    experts = ExpertsConfig(
+        count=count,
+        chosen=fields.integer("num_experts_per_tok", low=1, high=count),
+        mlp=fields.integer("moe_intermediate_size", low=1, high=WIDTH_MAX),
+        normalised=fields.flag("norm_topk_prob", default=False),
+        layers=sparse,
+    )
+    return experts if any(sparse) else None
+
+
+def _dense_layers(fields: Fields) -> frozenset[int]:
+    if not fields.has("mlp_only_layers"):
+        return frozenset()
+    named = fields.values["mlp_only_layers"]
+    if not isinstance(named, list) or any(type(layer) is not int for layer in named):
+        raise fields.error("mlp_only_layers", f"{named!r} is not a list of layers")
+    return frozenset(named)
+
+
+QWEN3_MOE: Final = Family(
+    builder="llama", parse=parse_qwen3_moe, tensors=llama_tensors, footprint=llama_footprint
+)

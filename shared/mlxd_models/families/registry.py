@@ -1,0 +1,91 @@
+"""Families by the name in config.json's `architectures[0]`.
+
+A new one is a file of its own in this folder and one line in `REGISTRY`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mlxd_models.families import gemma3, gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.fields import CONFIG_FILE, invalid
+from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
+from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
+from mlxd_shared.domain.errors import InvalidModel
+
+
+class DuplicateArchitecture(Exception):
+    """A bug: two families under one name."""
+
+
+class Registry:
+    """A set of families under unique names."""
+
+    def __init__(self, *entries: tuple[str, Family[Any]]) -> None:
+        """Return a registry of `entries`.
+
+        Raises:
+            DuplicateArchitecture: a name occurs twice.
+        """
+        self._entries: dict[str, Family[Any]] = {}
+        for name, family in entries:
+            self.register(name, family)
+
+    def register(self, name: str, family: Family[Any]) -> None:
+        """Add one.
+
+        Raises:
+            DuplicateArchitecture: the name is taken.
+        """
+        if name in self._entries:
+            raise DuplicateArchitecture(f"architecture {name} is registered twice")
+        self._entries[name] = family
+
+    def find(self, name: str) -> Family[Any]:
+        """Return the family of this architecture.
+
+        Raises:
+            InvalidModel: unknown; the error lists the known ones.
+        """
+        try:
+            return self._entries[name]
+        except KeyError:
+            known = ", ".join(sorted(self._entries))
+            problem = f"architecture {name!r} is not supported; known: {known}"
+            raise InvalidModel(problem, file=CONFIG_FILE, field="architectures") from None
+
+    @property
+    def entries(self) -> Mapping[str, Family[Any]]:
+        """All of them, by name."""
+        return MappingProxyType(self._entries)
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Return `architectures[0]`.
+
+    Raises:
+        InvalidModel: the key is absent, empty or not a list of names.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise invalid("architectures", f"{names!r} is not a list that starts with a name")
+    return names[0]
+
+
+REGISTRY = Registry(
+    ("DeepseekV2ForCausalLM", deepseek_v2.DEEPSEEK_V2),
+    ("DeepseekV3ForCausalLM", deepseek_v3.DEEPSEEK_V3),
+    ("Gemma3ForCausalLM", gemma3.GEMMA3),
+    ("Gemma3ForConditionalGeneration", gemma3.GEMMA3_NESTED),
+    ("Glm4MoeLiteForCausalLM", glm4_moe_lite.GLM4_MOE_LITE),
+    ("GptOssForCausalLM", gpt_oss.GPT_OSS),
+    ("LlamaForCausalLM", llama.LLAMA),
+    ("MistralForCausalLM", mistral.MISTRAL),
+    ("Qwen2ForCausalLM", qwen2.QWEN2),
+    ("Qwen3ForCausalLM", qwen3.QWEN3),
+    ("Qwen3MoeForCausalLM", qwen3_moe.QWEN3_MOE),
+    ("Qwen3NextForCausalLM", qwen3_next.QWEN3_NEXT),
+    ("Qwen3_5ForCausalLM", qwen3_5.QWEN3_5),
+    ("Qwen3_5MoeForCausalLM", qwen3_5_moe.QWEN3_5_MOE),
+)

@@ -1,0 +1,1 @@
+"""A model's files: where they are, what their headers say, and the model's identity."""

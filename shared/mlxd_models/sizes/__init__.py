@@ -1,0 +1,1 @@
+"""What a model takes, from its sizes alone. Pure."""

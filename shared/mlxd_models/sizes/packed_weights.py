@@ -1,0 +1,31 @@
+"""What packed weights take while they are used, from their names and sizes alone. Pure.
+
+Invariants:
+- Both who plans a load and who carries it out reckon with this very sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mlxd_models.sizes.expert_sizes import is_expert
+
+LAYER_PREFIX = "model.layers."
+
+UNPACKED_LAYERS = 4
+"""Layers whose weights are unpacked at once, for a pass of many rows."""
+
+
+def unpacked_weight_values(weights: Iterable[tuple[str, int]]) -> int:
+    """Return the most values that are unpacked at once.
+
+    weights: the name of each packed weight, and how many values it stands for. Those outside of
+    layers are a table, or a product of few rows: never unpacked whole. Nor are experts.
+    """
+    sizes: Counter[str] = Counter()
+    for name, values in weights:
+        layer, found, _ = name.removeprefix(LAYER_PREFIX).partition(".")
+        if name.startswith(LAYER_PREFIX) and found and not is_expert(name):
+            sizes[layer] += values
+    return UNPACKED_LAYERS * max(sizes.values(), default=0)

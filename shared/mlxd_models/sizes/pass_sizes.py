@@ -1,0 +1,116 @@
+"""What evaluating tokens takes besides weights and caches, from a model's widths alone. Pure.
+
+Invariants:
+- Both who plans a load and who carries it out reckon with these very sums; on a CPU the latter also
+  keeps MLX to them: it evaluates no further ahead than fits (decision 0026).
+- What is alive at once follows from the operations that the worker does, one layer's at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_shared import config
+
+BLOCK_QUERIES = 128
+"""Positions of a chunk that are attended at once on a CPU: each block reads only what its last one
+sees, and its scores stay in a core's cache (512 of 512: 168 ms for 8 layers, 314 at once)."""
+
+SCORES_ALIVE = 4
+"""Times that a block's attention scores are there: products, exponentials in parts and joined, and
+the next block's products."""
+
+SCORES_BEYOND = 3
+"""Times more that they may be there: MLX looks at its limit once in ten dispatches, within which a
+block's exponentials, these joined, and the next block's products can all be begun."""
+
+PIECE_TOKENS_MIN = 64
+"""A chunk that wraps in a sliding window is attended in pieces of a window, and of so many tokens
+at least. A piece reads the window before it and itself: on a CPU 512 tokens in a window of 128 take
+160 ms a layer, and 460 ms at once."""
+
+PIECE_SCORES_ALIVE = 3
+"""Times that a piece's scores are there, products, masked and exponentials: it is evaluated before
+the next one begins."""
+
+RECURRENT_VALUE_NBYTES = 4
+"""What comes of a recurrent layer's convolution is float32 whatever the model computes in."""
+
+LOGITS_ALIVE = 2
+"""Times that the logits of a step are there: as the head gives them, and as the options change
+them. Most of what a draw makes of them is made for a few rows at a time."""
+
+LOGIT_NBYTES = 4
+
+DRAFTED_TOKENS_MAX = 64
+"""Guesses of one step, all rows together: so many more rows of logits than rows."""
+
+POOL_NBYTES = 32 * config.MIB
+"""What MLX keeps of freed buffers for reuse; a worker sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSizes:
+    """The widths that decide what one position's evaluation takes, in values."""
+
+    hidden: int
+    projected: int
+    """What the widest layer projects a position to: queries, keys, values, gates."""
+    mlp: int
+    heads: int
+    vocab: int
+    recurrent: int = 0
+    """What a recurrent layer's convolution and recurrence make of a position; float32."""
+
+    def nbytes(
+        self, caches: CacheSizes, *, context: int, rows: int, item_nbytes: int, on_cpu: bool
+    ) -> int:
+        """Return the most that a pass takes: a prompt's widest chunk, or a step of all rows."""
+        prefill = self._on_cpu if on_cpu else self._elsewhere
+        guesses = min(DRAFTED_TOKENS_MAX, rows * config.SPECULATION_DEPTH_MAX)
+        logits = LOGITS_ALIVE * (rows + guesses) * self.vocab * LOGIT_NBYTES
+        return max(prefill(caches, context, item_nbytes), logits)
+
+    def beyond_nbytes(self, caches: CacheSizes, *, context: int, item_nbytes: int) -> int:
+        """Return by how much a pass on a CPU goes beyond the limit that MLX is given."""
+        if not caches.kv_values_per_token:
+            return 0  # windows are evaluated piece by piece
+        chunk = min(config.PREFILL_CHUNK_TOKENS, context)
+        return SCORES_BEYOND * self.heads * min(BLOCK_QUERIES, chunk) * context * item_nbytes
+
+    def _on_cpu(self, caches: CacheSizes, context: int, item_nbytes: int) -> int:
+        chunk = min(config.PREFILL_CHUNK_TOKENS, context)
+        # Residual and norm; the products, then rotated, then what was read, in order.
+        around = chunk * (2 * self.hidden + 3 * self.projected)
+        attention = (around + _scores(caches, self.heads, chunk, context)) * item_nbytes
+        attention += self.beyond_nbytes(caches, context=context, item_nbytes=item_nbytes)
+        # Gates and ups, their products in parts and joined.
+        feed_forward = chunk * (3 * self.hidden + 4 * self.mlp) * item_nbytes
+        recurrent = 0
+        if self.recurrent:
+            recurrent = chunk * (2 * self.hidden + 2 * self.projected) * item_nbytes
+            recurrent += chunk * self.recurrent * RECURRENT_VALUE_NBYTES
+        return max(attention, feed_forward, recurrent)
+
+    def _elsewhere(self, caches: CacheSizes, context: int, item_nbytes: int) -> int:
+        """A GPU is given a whole pass before it begins: nothing is known to be gone sooner."""
+        del caches
+        chunk = min(config.PREFILL_CHUNK_TOKENS, context)
+        wide = 3 * self.hidden + self.projected + 3 * self.mlp
+        values = chunk * (wide + 2 * self.heads * context)
+        return values * item_nbytes + chunk * self.recurrent * RECURRENT_VALUE_NBYTES
+
+
+def _scores(caches: CacheSizes, heads: int, chunk: int, context: int) -> int:
+    """Return the attention scores alive at once on a CPU, of the widest kind of layer."""
+    whole = SCORES_ALIVE * heads * min(BLOCK_QUERIES, chunk) * context
+    found = [whole] if caches.kv_values_per_token else [0]
+    for layers in caches.windows:
+        piece = min(max(layers.window, PIECE_TOKENS_MIN), chunk)
+        seen = min(layers.window, context) + piece
+        unwrapped = SCORES_ALIVE * heads * min(BLOCK_QUERIES, chunk) * min(layers.window, context)
+        # Beside a piece's scores what it reads, put in order, and the masks of all pieces.
+        read = seen * (2 * caches.kv_heads * caches.head_dim + chunk)
+        found += [PIECE_SCORES_ALIVE * heads * piece * seen + read, unwrapped]
+    return max(found)

@@ -1,0 +1,1 @@
+"""Value types of both sides: requests, chats, formats, units, errors."""

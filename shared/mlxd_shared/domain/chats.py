@@ -1,0 +1,172 @@
+"""Conversations as the domain sees them: frozen, plain values. What JSON they hold is text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mlxd_shared.domain.errors import InvalidRequest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments_json` is a JSON object."""
+
+    name: str
+    arguments_json: str = "{}"
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message; `reasoning` and `tool_calls` are an assistant's, `tool_call_id` a tool's."""
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to answer, or to go on with."""
+
+    messages: tuple[ChatMessage, ...]
+    tools_json: tuple[str, ...] = ()
+    """The tools on offer, a JSON object each."""
+    variables_json: str = ""
+    """Extra variables of the template, a JSON object; empty: none."""
+    add_generation_prompt: bool | None = None
+    """Whether the assistant's next message is begun; None: unless the last one goes on."""
+    continue_final_message: bool | None = None
+    parse_output: bool | None = None
+    """Whether reasoning and calls are told apart from text; None: they are."""
+    now_s: float | None = None
+    """The time that the template is told, in seconds since the epoch."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return bool(self.continue_final_message)
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the assistant's next message is begun."""
+        return (
+            not self.continues
+            if self.add_generation_prompt is None
+            else (self.add_generation_prompt)
+        )
+
+    @property
+    def parses(self) -> bool:
+        """Whether the answer comes in parts."""
+        return self.parse_output is not False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A piece of an answer: of its text, of its reasoning, or a whole call.
+
+    Pieces of one `index` make up one part.
+    """
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tool_call: ToolCall | None = None
+
+
+def answer_of(parts: Iterable[AnswerPart]) -> ChatMessage:
+    """Return the message that an answer adds to its conversation."""
+    given = tuple(parts)
+    return ChatMessage(
+        ASSISTANT,
+        content="".join(part.text for part in given),
+        reasoning="".join(part.reasoning for part in given),
+        tool_calls=tuple(part.tool_call for part in given if part.tool_call is not None),
+    )
+
+
+def half_character(text: str) -> str:
+    """Return what is wrong with a text that no encoding holds; empty where nothing is.
+
+    JSON and Python can spell half a character: a surrogate without the other one of its pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"half a character (a lone surrogate) at character {error.start}"
+    return ""
+
+
+def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
+    """Yield every text of a conversation, and before it the field that it is on the wire."""
+    for index, message in enumerate(chat.messages):
+        place = f"chat.messages[{index}]"
+        for name in ("role", "content", "reasoning", "tool_call_id", "name"):
+            yield f"{place}.{name}", getattr(message, name)
+        for number, call in enumerate(message.tool_calls):
+            for name in ("id", "name", "arguments_json"):
+                yield f"{place}.tool_calls[{number}].{name}", getattr(call, name)
+    for index, tool in enumerate(chat.tools_json):
+        yield f"chat.tools_json[{index}]", tool
+    yield "chat.template_variables_json", chat.variables_json
+
+
+def refuse_half_characters(chat: Chat) -> None:
+    """Refuse a conversation whose texts no message could carry, those within its JSON included.
+
+    Raises:
+        InvalidRequest: half a character in a text; names the field.
+    """
+    for field, text in chat_texts(chat):
+        is_json = "_json" in field
+        problem = half_character(text) or (_json_half(text) if is_json else "")
+        if problem:
+            raise InvalidRequest.of(field, problem)
+
+
+def _json_half(text: str) -> str:
+    """Return what is wrong with a text within JSON; what is no JSON is somebody else's to say."""
+    if _SURROGATE_ESCAPE not in text.lower():
+        return ""
+    try:
+        return half_character(json.dumps(json.loads(text), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return ""
+
+
+_SURROGATE_ESCAPE = "\\ud"
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the object that `text` spells.
+
+    Raises:
+        ValueError: no JSON, no object, half a character in a text, or a number that is none or
+        beyond all numbers.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+        # JSON can spell half a character, and numbers that are read as infinite.
+        problem = half_character(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if problem:
+        raise ValueError(problem)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - of the text, not of a type
+    return value
+
+
+def _no_number(text: str) -> float:
+    message = f"{text} is not JSON"
+    raise ValueError(message)

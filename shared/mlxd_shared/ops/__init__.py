@@ -1,0 +1,1 @@
+"""Logs, metrics, terminals and processes of others."""

@@ -1,0 +1,109 @@
+"""Structured logs: one JSON object a line, or colours for a person at a terminal.
+
+The context (request id, model) is bound per task with `structlog.contextvars`. Prompts and outputs
+are logged by nobody but the controller's `Transcript`, where an operator asked for it.
+
+A log that nobody reads any more never stops its writer: a worker whose controller was killed has a
+broken pipe for a log, and must still end in good order. Nor does a log on a full disk.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from typing import Literal, TextIO, cast
+
+import structlog
+
+from mlxd_shared.ops.terminal import escaped, escaped_line
+
+LogFormat = Literal["auto", "json", "console"]
+LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
+          ("debug", "info", "warning", "error")}  # fmt: skip
+
+
+class LastingStream(io.TextIOBase):
+    """Writes to a stream; once its pipe has no reader, everything goes to the null device."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write all of `text`."""
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._let_go()
+        except OSError:  # a full disk: the line is lost, and the next one may have room
+            pass
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._let_go()
+        except OSError:
+            pass
+
+    def _let_go(self) -> None:
+        # In place, so that what else holds this descriptor does not meet the broken pipe either.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+
+def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = sys.stderr) -> None:
+    """Set up structlog for this process; call once, before the first log line.
+
+    Raises:
+        ValueError: `level` is not one of LEVELS.
+    """
+    if level not in LEVELS:
+        message = f"log level {level!r} is not one of {', '.join(LEVELS)}"
+        raise ValueError(message)
+    console = fmt == "console" or (fmt == "auto" and stream.isatty())
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            # The default shows local variables where it can, and those hold prompts.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            _harmless if console else structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LastingStream(stream))),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _harmless(
+    logger: object,  # noqa: ARG001 - the signature is structlog's
+    method: str,  # noqa: ARG001 - likewise
+    event: structlog.typing.EventDict,
+) -> structlog.typing.EventDict:
+    """Keep texts of others, such as names in a model's files, from steering a terminal."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            lines = name in ("exception", "stack")
+            event[name] = escaped(value) if lines else escaped_line(value)
+    return event
+
+
+def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger that names its component on every line."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
+    return logger

@@ -1,0 +1,1 @@
+"""Addresses, sockets, TLS and tokens."""

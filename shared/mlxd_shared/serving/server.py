@@ -1,0 +1,100 @@
+"""What every mlxd server has: interceptor, health, reflection, bounds, a graceful stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.security.bearer import TokenInterceptor
+from mlxd_shared.security.listeners import OPEN, ListenerSecurity
+from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
+from mlxd_shared.security.unix_socket import claimed
+from mlxd_shared.serving.health import Health
+from mlxd_shared.wire.admission import AdmissionInterceptor
+from mlxd_shared.wire.intake import Intake
+from mlxd_shared.wire.interceptors import ErrorInterceptor
+from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits
+
+__all__ = ["Health", "listen", "make_server", "stop"]
+
+
+def make_server(
+    health_of: Health,
+    services: Iterable[ServiceDescriptor],
+    *,
+    security: ListenerSecurity = OPEN,
+    limits: Limits = FROM_CLIENTS,
+    calls_max: int | None = None,
+) -> grpc.aio.Server:
+    """Return a server with interceptors, bounds, health and reflection, not yet listening.
+
+    Where `security` has a token, no call passes without it, whatever its method. No request holds
+    more than `limits`.
+
+    calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
+        whose one client is bounded.
+    """
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(Intake(limits))]
+    options = list(SERVER_OPTIONS)
+    if calls_max is not None:
+        interceptors.insert(0, AdmissionInterceptor(calls_max))
+        options += CLIENTS_OPTIONS
+    if security.token is not None:
+        open_health = security.files.open_health
+        interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
+    server = grpc.aio.server(interceptors=interceptors, options=options)
+    health_pb2_grpc.add_HealthServicer_to_server(health_of.servicer, server)
+    names = [service.full_name for service in services]
+    reflection.enable_server_reflection(
+        [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    return server
+
+
+def listen(
+    server: grpc.aio.Server,
+    address: Address,
+    *,
+    security: ListenerSecurity = OPEN,
+    anywhere: bool = False,
+) -> str:
+    """Bind and return the target that clients dial (with the port that the system chose).
+
+    `security` is the one that the server was made with. A Unix socket lies in a private folder,
+    which is made if need be, and takes the place of a stale one; see unix_socket.
+
+    Raises:
+        InvalidRequest: others can reach the address, and neither `security` nor `anywhere` allows
+            that; it is taken; or a Unix socket cannot be there.
+    """
+    security.check(address, anywhere=anywhere)
+    claim = claimed(address.path, anywhere=anywhere) if address.is_unix else nullcontext()
+    with claim:
+        port = _bind(server, address, security.server_credentials())
+    if address.is_unix:
+        return address.target
+    return f"{address.target.rpartition(':')[0]}:{port}"
+
+
+def _bind(
+    server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None
+) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address.target)
+        return server.add_secure_port(address.target, credentials)
+    except RuntimeError as error:
+        raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
+
+
+async def stop(server: grpc.aio.Server, health_of: Health, *, grace_s: float) -> None:
+    """Leave health, refuse new calls, give running ones `grace_s`, then end them."""
+    await health_of.leave()
+    await server.stop(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))

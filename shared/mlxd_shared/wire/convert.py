@@ -1,0 +1,389 @@
+"""Protobuf to domain and back: the one place where the wire's presence and defaults are read.
+
+Every conversion from the wire validates: out of range is InvalidRequest (all fields at once), a
+field that is not served is FieldNotServed. Range comes first, so that nonsense in an unserved field
+is called nonsense.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_shared import config
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_shared.domain.chats import Chat
+from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
+from mlxd_shared.domain.requests import (
+    FinishReason,
+    GenerateSpec,
+    KVFormat,
+    LoadSpec,
+    Sampling,
+    SamplingOptions,
+    Weights,
+    load_violations,
+    sampling_violations,
+)
+from mlxd_shared.wire.convert_bounds import duration_violations, list_violations
+from mlxd_shared.wire.convert_chat import chat_from_pb, chat_violations
+from mlxd_shared.wire.convert_format import ending_violations, format_from_pb, format_violations
+from mlxd_shared.wire.unserved import refuse_unserved
+
+FINISH_TO_PB = {
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CONTEXT: types_pb2.FINISH_REASON_CONTEXT,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+CACHE_REASON_TO_PB = {
+    CacheReason.NONE: types_pb2.CACHE_REASON_NONE,
+    CacheReason.DIVERGED: types_pb2.CACHE_REASON_DIVERGED,
+    CacheReason.NON_TRIMMABLE_DIVERGENCE: types_pb2.CACHE_REASON_NON_TRIMMABLE_DIVERGENCE,
+    CacheReason.EVICTED: types_pb2.CACHE_REASON_EVICTED,
+}
+CACHE_REASON_FROM_PB = {number: reason for reason, number in CACHE_REASON_TO_PB.items()}
+FINISH_FROM_PB = {number: reason for reason, number in FINISH_TO_PB.items()}
+WEIGHTS_TO_PB = {
+    Weights.AUTO: types_pb2.WEIGHTS_FORMAT_UNSPECIFIED,
+    Weights.STORED: types_pb2.WEIGHTS_FORMAT_STORED,
+    Weights.FLOAT32: types_pb2.WEIGHTS_FORMAT_FLOAT32,
+    Weights.BFLOAT16: types_pb2.WEIGHTS_FORMAT_BFLOAT16,
+    Weights.FLOAT16: types_pb2.WEIGHTS_FORMAT_FLOAT16,
+    Weights.Q8: types_pb2.WEIGHTS_FORMAT_Q8,
+    Weights.Q4: types_pb2.WEIGHTS_FORMAT_Q4,
+    Weights.MXFP8: types_pb2.WEIGHTS_FORMAT_MXFP8,
+    Weights.MXFP4: types_pb2.WEIGHTS_FORMAT_MXFP4,
+    Weights.NVFP4: types_pb2.WEIGHTS_FORMAT_NVFP4,
+}
+WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
+KV_FORMAT_TO_PB = {
+    None: types_pb2.KV_FORMAT_UNSPECIFIED,
+    KVFormat.MODEL: types_pb2.KV_FORMAT_MODEL,
+    KVFormat.Q8: types_pb2.KV_FORMAT_Q8,
+    KVFormat.Q4: types_pb2.KV_FORMAT_Q4,
+}
+KV_FORMAT_FROM_PB = {number: kv_format for kv_format, number in KV_FORMAT_TO_PB.items()}
+
+
+_IDS_AT_ONCE = 1 << 16
+
+
+def duration_to_pb(seconds: float) -> Duration:
+    """Return `seconds`; infinity becomes -1 s, which the wire reads as for ever."""
+    if math.isinf(seconds):  # a duration on the wire cannot be infinite
+        return Duration(seconds=-1)
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def duration_from_pb(duration: Duration) -> float:
+    """Return seconds; any negative duration is infinity. See `checked_duration_s`."""
+    seconds = duration.ToNanoseconds() / 1e9
+    return math.inf if seconds < 0 else seconds
+
+
+def checked_duration_s(pb: Duration, field: str) -> float:
+    """Return seconds; any negative duration is infinity.
+
+    Raises:
+        InvalidRequest: it is no duration.
+    """
+    broken = duration_violations(pb, field)
+    if broken:
+        raise InvalidRequest(tuple(broken))
+    return duration_from_pb(pb)
+
+
+def timestamp_to_pb(unix_s: float) -> Timestamp:
+    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
+    stamp = Timestamp()
+    stamp.FromMicroseconds(round(unix_s * 1e6))
+    return stamp
+
+
+def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
+    """Return the moment, in UTC."""
+    return stamp.ToDatetime(tzinfo=dt.UTC)
+
+
+def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
+    """Return the values that were given, unchecked."""
+    return SamplingOptions(
+        temperature=pb.temperature if pb.HasField("temperature") else None,
+        top_k=pb.top_k if pb.HasField("top_k") else None,
+        top_p=pb.top_p if pb.HasField("top_p") else None,
+        min_p=pb.min_p if pb.HasField("min_p") else None,
+        repetition_penalty=(pb.repetition_penalty if pb.HasField("repetition_penalty") else None),
+        presence_penalty=(pb.presence_penalty if pb.HasField("presence_penalty") else None),
+        frequency_penalty=(pb.frequency_penalty if pb.HasField("frequency_penalty") else None),
+        repeat_last_n=(pb.repeat_last_n if pb.HasField("repeat_last_n") else None),
+        xtc_probability=pb.xtc_probability if pb.HasField("xtc_probability") else None,
+        xtc_threshold=pb.xtc_threshold if pb.HasField("xtc_threshold") else None,
+        seed=pb.seed if pb.HasField("seed") else None,
+        logit_bias=tuple(sorted(pb.logit_bias.items())),
+    )
+
+
+def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOptions:
+    """Return the values that are given; what is None stays absent."""
+    return types_pb2.SamplingOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repeat_last_n=options.repeat_last_n,
+        xtc_probability=options.xtc_probability,
+        xtc_threshold=options.xtc_threshold,
+        seed=options.seed,
+        logit_bias=dict(options.logit_bias),
+    )
+
+
+def generate_from_pb(
+    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True
+) -> GenerateSpec:
+    """Return the request, checked for everything that needs no model.
+
+    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`.
+
+    Raises:
+        InvalidRequest: fields out of range, each with its limit.
+        FieldNotServed: a field of a later version.
+    """
+    too_long = list_violations(pb)
+    if too_long:
+        raise InvalidRequest(tuple(too_long))
+    sampling = sampling_from_pb(pb.sampling)
+    found = [
+        *_name_violations(pb.model),
+        *_prompt_violations(pb),
+        *sampling_violations(sampling, prefix="sampling"),
+        *_logprob_violations(pb),
+        *format_violations(pb.response_format),
+        *ending_violations(pb),
+        *_speculation_violations(pb.speculation),
+        *_length_violations(pb),
+        *_stop_violations(pb),
+        *_resume_violations(pb),
+        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
+        *duration_violations(pb.load_duration, "load_duration"),
+        *duration_violations(pb.age, "age"),
+    ]
+    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
+        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
+        found.append(FieldViolation("request_id", limit))
+    if found:
+        raise InvalidRequest(tuple(found))
+    refuse_unserved(pb)
+    return GenerateSpec(
+        model=pb.model,
+        prompt=_prompt(pb) if with_prompt else "",
+        sampling=sampling,
+        max_tokens=_max_tokens(pb),
+        stop=tuple(pb.stop),
+        stop_token_ids=tuple(pb.stop_token_ids),
+        ignore_eos=pb.ignore_eos,
+        min_tokens=pb.min_tokens,
+        top_logprobs=pb.top_logprobs if pb.logprobs else None,
+        response_format=format_from_pb(pb.response_format),
+        priority=pb.priority,
+        speculation_depth=(
+            pb.speculation.depth_max if pb.speculation.HasField("depth_max") else None
+        ),
+        skip_special_tokens=not pb.HasField("skip_special_tokens") or pb.skip_special_tokens,
+        keep_alive_s=duration_from_pb(pb.keep_alive) if pb.HasField("keep_alive") else None,
+        request_id=pb.request_id,
+        worker_incarnation=pb.worker_incarnation,
+        load_s=duration_from_pb(pb.load_duration),
+        age_s=duration_from_pb(pb.age),
+        resumed=_ids(pb.resume_token_ids),
+        migrate=not pb.HasField("migrate") or pb.migrate,
+    )
+
+
+def _name_violations(model: str) -> list[FieldViolation]:
+    if len(model) <= config.MODEL_NAME_CHARS_MAX:
+        return []
+    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+
+
+def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    kind = pb.WhichOneof("prompt")
+    if kind is None:
+        return [FieldViolation("prompt", "one of text, tokens and chat is needed")]
+    if kind == "chat":
+        return chat_violations(pb.chat)
+    length = len(pb.text) if kind == "text" else len(pb.tokens.ids)
+    if not length:
+        return [FieldViolation(kind, "the prompt is empty; at least one token is needed")]
+    if kind == "text" and length > config.PROMPT_CHARS_MAX:
+        return [FieldViolation("text", f"at most {config.PROMPT_CHARS_MAX} characters")]
+    return []
+
+
+def _prompt(pb: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
+    match pb.WhichOneof("prompt"):
+        case "chat":
+            return chat_from_pb(pb.chat)
+        case "text":
+            return pb.text
+        case _:
+            return _ids(pb.tokens.ids)
+
+
+def _ids(given: Sequence[int]) -> tuple[int, ...]:
+    """Return ids as Python's own, a piece at a time: others' turns come in between."""
+    pieces = (given[at : at + _IDS_AT_ONCE] for at in range(0, len(given), _IDS_AT_ONCE))
+    return tuple(chain.from_iterable(pieces))
+
+
+def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    found: list[FieldViolation] = []
+    if pb.HasField("max_tokens") and pb.max_tokens < 1:
+        found.append(FieldViolation("max_tokens", f"{pb.max_tokens} is below 1"))
+    if pb.HasField("max_tokens") and pb.HasField("num_predict"):
+        found.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
+    most = _max_tokens(pb)
+    if not found and most is not None and pb.min_tokens > most:
+        limit = f"{pb.min_tokens} is above the {most} tokens that are generated at most"
+        found.append(FieldViolation("min_tokens", limit))
+    return found
+
+
+def _keep_alive_violations(pb: Duration, field: str) -> list[FieldViolation]:
+    broken = duration_violations(pb, field)
+    if broken:
+        return broken
+    seconds = duration_from_pb(pb)
+    if seconds <= config.DURATION_MAX_S or math.isinf(seconds):
+        return []
+    most = f"{config.DURATION_MAX_S:.0f} s; negative is for ever"
+    return [FieldViolation(field, f"{seconds:g} s is above {most}")]
+
+
+def _max_tokens(pb: inference_pb2.GenerateRequest) -> int | None:
+    if pb.HasField("max_tokens"):
+        return pb.max_tokens
+    return pb.num_predict if pb.num_predict > 0 else None
+
+
+def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    for index, text in enumerate(pb.stop):
+        if not 1 <= len(text) <= config.STOP_STRING_CHARS_MAX:
+            limit = f"1 to {config.STOP_STRING_CHARS_MAX} characters, this one has {len(text)}"
+            return [FieldViolation(f"stop[{index}]", limit)]
+    return []
+
+
+def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    given = len(pb.resume_token_ids)
+    if pb.resume_from != given:
+        limit = f"{pb.resume_from} tokens come before it, but resume_token_ids has {given}"
+        return [FieldViolation("resume_from", limit)]
+    most = _max_tokens(pb)
+    if most is not None and given >= most:
+        limit = f"{given} is not below the {most} tokens that are generated at most"
+        return [FieldViolation("resume_from", limit)] if given else []
+    return []
+
+
+def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    if pb.top_logprobs > config.TOP_LOGPROBS_MAX:
+        limit = f"{pb.top_logprobs} is outside [0, {config.TOP_LOGPROBS_MAX}]"
+        return [FieldViolation("top_logprobs", limit)]
+    if pb.top_logprobs and not pb.logprobs:
+        return [FieldViolation("top_logprobs", "logprobs must be true where this is given")]
+    return []
+
+
+def _speculation_violations(pb: inference_pb2.SpeculationOptions) -> list[FieldViolation]:
+    if pb.depth_max <= config.SPECULATION_DEPTH_MAX:
+        return []
+    limit = f"{pb.depth_max} is outside [0, {config.SPECULATION_DEPTH_MAX}]"
+    return [FieldViolation("speculation.depth_max", limit)]
+
+
+def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
+    """Return what a load fixes, checked.
+
+    Raises:
+        InvalidRequest: fields out of range.
+        FieldNotServed: a field of a later version.
+    """
+    if len(pb.sampling.logit_bias) > config.LOGIT_BIAS_MAX:
+        limit = f"at most {config.LOGIT_BIAS_MAX} ids"
+        raise InvalidRequest.of("options.sampling.logit_bias", limit)
+    spec = LoadSpec(
+        context_length=pb.context_length if pb.HasField("context_length") else None,
+        rows_max=pb.rows_max if pb.HasField("rows_max") else None,
+        weights=WEIGHTS_FROM_PB.get(pb.weights, Weights.AUTO),
+        sampling=sampling_from_pb(pb.sampling),
+        pinned=pb.pinned if pb.HasField("pinned") else None,
+        priority=pb.priority if pb.HasField("priority") else None,
+        kv_format=KV_FORMAT_FROM_PB.get(pb.kv_format),
+        prefix_cache_nbytes=pb.prefix_cache_bytes if pb.HasField("prefix_cache_bytes") else None,
+    )
+    found = [
+        *sampling_violations(spec.sampling, prefix="options.sampling"),
+        *_keep_alive_violations(pb.keep_alive, "options.keep_alive"),
+        *load_violations(spec, prefix="options"),
+    ]
+    if pb.weights not in WEIGHTS_FROM_PB:
+        found.append(FieldViolation("options.weights", f"{pb.weights} is not a WeightsFormat"))
+    if pb.kv_format not in KV_FORMAT_FROM_PB:
+        found.append(FieldViolation("options.kv_format", f"{pb.kv_format} is not a KvFormat"))
+    if found:
+        raise InvalidRequest(tuple(found))
+    refuse_unserved(pb, prefix="options.")
+    if pb.HasField("keep_alive"):
+        spec = replace(spec, keep_alive_s=duration_from_pb(pb.keep_alive))
+    return spec
+
+
+def load_to_pb(spec: LoadSpec) -> types_pb2.LoadOptions:
+    """Return `spec` for the wire; what is None stays absent."""
+    return types_pb2.LoadOptions(
+        context_length=spec.context_length,
+        rows_max=spec.rows_max,
+        weights=WEIGHTS_TO_PB[spec.weights],
+        sampling=sampling_to_pb(spec.sampling),
+        keep_alive=None if spec.keep_alive_s is None else duration_to_pb(spec.keep_alive_s),
+        pinned=spec.pinned,
+        priority=spec.priority,
+        kv_format=KV_FORMAT_TO_PB[spec.kv_format],
+        prefix_cache_bytes=spec.prefix_cache_nbytes,
+    )
+
+
+def load_to_json(spec: LoadSpec) -> dict[str, object]:
+    """Return `spec` as the JSON form of the wire's LoadOptions, for what is kept in files."""
+    return json_format.MessageToDict(load_to_pb(spec))
+
+
+def load_from_json(fields: Mapping[str, object]) -> LoadSpec:
+    """Return what `load_to_json` made, checked.
+
+    Raises:
+        ValueError: it is no LoadOptions.
+        InvalidRequest, FieldNotServed: see `load_from_pb`.
+    """
+    try:
+        pb = json_format.ParseDict(dict(fields), types_pb2.LoadOptions())
+    except json_format.ParseError as error:
+        raise ValueError(str(error)) from error
+    return load_from_pb(pb)

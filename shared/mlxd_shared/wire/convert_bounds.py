@@ -1,0 +1,71 @@
+"""The part of `convert` that looks at lengths and times before anything is walked or reckoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from mlxd.v1 import inference_pb2
+from mlxd_shared import config
+from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
+from mlxd_shared.wire.convert_format import FIELD
+
+SECONDS_MAX = 315_576_000_000
+"""Of a google.protobuf.Duration: ten thousand years."""
+NANOS_MAX = 999_999_999
+
+
+def list_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return which lists are too long: by their lengths alone, before any of them is walked."""
+    chat, choices = pb.chat, pb.response_format.choice.choices
+    ids_max = config.TOKENIZE_IDS_MAX
+    lists = (
+        ("stop", len(pb.stop), config.STOP_STRINGS_MAX, "strings"),
+        ("stop_token_ids", len(pb.stop_token_ids), config.STOP_TOKEN_IDS_MAX, "ids"),
+        ("sampling.logit_bias", len(pb.sampling.logit_bias), config.LOGIT_BIAS_MAX, "ids"),
+        ("tokens.ids", len(pb.tokens.ids), ids_max, "ids"),
+        ("resume_token_ids", len(pb.resume_token_ids), ids_max, "ids"),
+        ("chat.messages", len(chat.messages), config.CHAT_MESSAGES_MAX, "messages"),
+        ("chat.tools_json", len(chat.tools_json), config.CHAT_TOOLS_MAX, "tools"),
+        (f"{FIELD}.choice.choices", len(choices), config.FORMAT_CHOICES_MAX, "choices"),
+    )
+    return [
+        FieldViolation(field, f"at most {most} {things}")
+        for field, length, most, things in lists
+        if length > most
+    ]
+
+
+def check_text(pb: inference_pb2.TokenizeRequest) -> None:
+    """Refuse a text that nobody would tokenise.
+
+    Raises:
+        InvalidRequest: naming the bound.
+    """
+    if len(pb.text) > config.PROMPT_CHARS_MAX:
+        raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+
+
+def duration_violations(pb: Duration, field: str) -> list[FieldViolation]:
+    """Return what makes a duration none: seconds and nanoseconds have bounds, and one sign."""
+    if not -SECONDS_MAX <= pb.seconds <= SECONDS_MAX:
+        limit = f"{pb.seconds} is outside [-{SECONDS_MAX}, {SECONDS_MAX}]"
+        return [FieldViolation(f"{field}.seconds", limit)]
+    if not -NANOS_MAX <= pb.nanos <= NANOS_MAX:
+        limit = f"{pb.nanos} is outside [-{NANOS_MAX}, {NANOS_MAX}]"
+        return [FieldViolation(f"{field}.nanos", limit)]
+    if pb.seconds * pb.nanos < 0:
+        limit = f"{pb.nanos} has another sign than the {pb.seconds} s that it adds to"
+        return [FieldViolation(f"{field}.nanos", limit)]
+    return []
+
+
+def moment_violations(pb: Timestamp, field: str) -> Iterator[FieldViolation]:
+    """Yield what makes a time none that every calendar has."""
+    if not 0 <= pb.seconds <= config.UNIX_TIME_MAX_S:
+        limit = f"{pb.seconds} s is outside [0, {config.UNIX_TIME_MAX_S}] after 1970"
+        yield FieldViolation(field, limit)
+    if not 0 <= pb.nanos <= NANOS_MAX:
+        yield FieldViolation(f"{field}.nanos", f"{pb.nanos} is outside [0, {NANOS_MAX}]")

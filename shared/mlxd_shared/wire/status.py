@@ -1,0 +1,225 @@
+"""Errors to gRPC status with google.rpc details, and back: one table for both directions.
+
+Every error travels as one ErrorInfo whose metadata are the error's fields, plus the detail that
+generic clients know (BadRequest, RetryInfo, ResourceInfo, QuotaFailure). `last_lines` stays here.
+Texts are shortened to what the headers of a call may carry: a status too long would be lost whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from mlxd_shared import config
+from mlxd_shared.domain import errors as e
+
+DOMAIN = "mlxd.dev"
+_PRIVATE_FIELDS = frozenset({"last_lines", "violations"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one class of error looks on the wire."""
+
+    error: type[e.MlxdError]
+    code: grpc.StatusCode
+    reason: str
+
+
+_C = grpc.StatusCode
+TABLE = (
+    Row(e.InvalidRequest, _C.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    Row(e.FieldNotServed, _C.UNIMPLEMENTED, "FIELD_NOT_SERVED"),
+    Row(e.DuplicateRequest, _C.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    Row(e.ModelNotFound, _C.NOT_FOUND, "MODEL_NOT_FOUND"),
+    Row(e.NoChatTemplate, _C.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
+    Row(e.InvalidModel, _C.FAILED_PRECONDITION, "MODEL_INVALID"),
+    Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
+    Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),
+    Row(e.QueueFull, _C.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    Row(e.MachineShort, _C.RESOURCE_EXHAUSTED, "MACHINE_SHORT"),
+    Row(e.DeadlinePassed, _C.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
+    Row(e.ModelLoading, _C.UNAVAILABLE, "MODEL_LOADING"),
+    Row(e.ModelDraining, _C.UNAVAILABLE, "MODEL_DRAINING"),
+    Row(e.ModelUnloaded, _C.ABORTED, "MODEL_UNLOADED"),
+    Row(e.WorkerExited, _C.UNAVAILABLE, "WORKER_EXITED"),
+    Row(e.WorkerTimedOut, _C.UNAVAILABLE, "WORKER_TIMED_OUT"),
+    Row(e.WorkerStartFailed, _C.UNAVAILABLE, "WORKER_START_FAILED"),
+    Row(e.LoadAbandoned, _C.CANCELLED, "LOAD_ABANDONED"),
+    Row(e.WorkerLost, _C.UNAVAILABLE, "WORKER_LOST"),
+    Row(e.PoisonPrompt, _C.FAILED_PRECONDITION, "POISON_PROMPT"),
+    Row(e.WrongWorker, _C.FAILED_PRECONDITION, "WRONG_WORKER"),
+    Row(e.BackendProblem, _C.FAILED_PRECONDITION, "BACKEND_PROBLEM"),
+    Row(e.BadCredentials, _C.FAILED_PRECONDITION, "BAD_CREDENTIALS"),
+    Row(e.ShuttingDown, _C.UNAVAILABLE, "SHUTTING_DOWN"),
+    Row(e.InternalError, _C.INTERNAL, "INTERNAL"),
+)
+_BY_CLASS = {row.error: row for row in TABLE}
+_BY_REASON = {row.reason: row for row in TABLE}
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def code_of(error: e.MlxdError) -> grpc.StatusCode:
+    """Return the status code that `error` travels under."""
+    return _BY_CLASS[type(error)].code
+
+
+def to_status(error: e.MlxdError) -> status_pb2.Status:
+    """Return `error` as google.rpc.Status with its details."""
+    row = _BY_CLASS[type(error)]
+    info = error_details_pb2.ErrorInfo(
+        reason=row.reason, domain=DOMAIN, metadata=_metadata_of(error)
+    )
+    details = []
+    for detail in (info, *_extras(error)):
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        details.append(packed)
+    number: int = row.code.value[0]
+    return status_pb2.Status(code=number, message=shorten(error.describe()), details=details)
+
+
+def _metadata_of(error: e.MlxdError) -> dict[str, str]:
+    assert dataclasses.is_dataclass(error)
+    return {
+        name: shorten(str(value))
+        for name, value in vars(error).items()
+        if name not in _PRIVATE_FIELDS and not name.startswith("_")
+    }
+
+
+def _extras(
+    error: e.MlxdError,
+) -> list[
+    error_details_pb2.BadRequest
+    | error_details_pb2.RetryInfo
+    | error_details_pb2.ResourceInfo
+    | error_details_pb2.QuotaFailure
+]:
+    match error:
+        case e.InvalidRequest(violations):
+            field = error_details_pb2.BadRequest.FieldViolation
+            found = [field(field=v.field, description=v.description) for v in _first(violations)]
+            return [error_details_pb2.BadRequest(field_violations=found)]
+        case e.ModelNotFound(model):
+            return [
+                error_details_pb2.ResourceInfo(
+                    resource_type="model",
+                    resource_name=shorten(model),
+                    description=shorten(error.describe()),
+                )
+            ]
+        case e.NoRoom() | e.QueueFull() | e.MachineShort():
+            quota = error_details_pb2.QuotaFailure.Violation
+            subject = shorten(_subject(error))
+            violation = quota(subject=subject, description=shorten(error.describe()))
+            return [
+                error_details_pb2.QuotaFailure(violations=[violation]),
+                _retry(error.retry_after_s),
+            ]
+        case e.ModelLoading() | e.ModelDraining() | e.ShuttingDown():
+            return [_retry(error.retry_after_s)]
+        case _:
+            return []
+
+
+def _subject(error: e.NoRoom | e.QueueFull | e.MachineShort) -> str:
+    """Return what there is too little of."""
+    match error:
+        case e.NoRoom():
+            return "memory"
+        case e.QueueFull():
+            return error.queue
+        case e.MachineShort():
+            return error.resource
+
+
+def shorten(text: str, nbytes: int = config.STATUS_TEXT_BYTES_MAX) -> str:
+    """Return `text`, or as much of it as `nbytes` of UTF-8 hold, with an ellipsis.
+
+    What is no text at all, half a surrogate pair, is written as its escape.
+    """
+    encoded = text.encode(errors="backslashreplace")
+    if len(encoded) <= nbytes:
+        return encoded.decode()
+    ellipsis = "…"
+    kept = encoded[: nbytes - len(ellipsis.encode())]
+    return kept.decode(errors="ignore") + ellipsis
+
+
+def _first(violations: tuple[e.FieldViolation, ...]) -> list[e.FieldViolation]:
+    """Return the violations that fit, and one that counts the rest."""
+    kept: list[e.FieldViolation] = []
+    left = config.STATUS_VIOLATIONS_BYTES_MAX
+    for violation in violations:
+        short = e.FieldViolation(shorten(violation.field), shorten(violation.description))
+        left -= len(short.field.encode()) + len(short.description.encode())
+        if left < 0:
+            more = len(violations) - len(kept)
+            return [*kept, e.FieldViolation("…", f"and {more} more")]
+        kept.append(short)
+    return kept
+
+
+def _retry(after_s: float) -> error_details_pb2.RetryInfo:
+    delay = Duration()
+    delay.FromMilliseconds(round(after_s * 1000))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+@dataclass(eq=False)
+class RemoteError(e.MlxdError):
+    """A status of another server, or of gRPC itself, that carries none of our reasons."""
+
+    code: grpc.StatusCode
+    message: str
+
+    def describe(self) -> str:
+        """Give both."""
+        return f"{self.code.name}: {self.message}"
+
+
+def from_status(status: status_pb2.Status) -> e.MlxdError:
+    """Return the error that `to_status` was given, or RemoteError for a foreign status."""
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    for detail in status.details:
+        if detail.Is(info.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(bad_request.DESCRIPTOR):
+            detail.Unpack(bad_request)
+    row = _BY_REASON.get(info.reason) if info.domain == DOMAIN else None
+    if row is None:
+        return RemoteError(_BY_NUMBER[status.code], status.message)
+    if row.error is e.InvalidRequest:
+        found = (e.FieldViolation(v.field, v.description) for v in bad_request.field_violations)
+        return e.InvalidRequest(tuple(found))
+    return _rebuild(row.error, dict(info.metadata))
+
+
+_READERS = {"str": str, "int": int, "float": float}
+
+
+def _rebuild(error: type[e.MlxdError], metadata: dict[str, str]) -> e.MlxdError:
+    assert dataclasses.is_dataclass(error)
+    arguments = {
+        field.name: _READERS[str(field.type)](metadata[field.name])
+        for field in dataclasses.fields(error)
+        if field.name not in _PRIVATE_FIELDS and field.name in metadata
+    }
+    return error(**arguments)
+
+
+def from_call(error: grpc.RpcError) -> e.MlxdError:
+    """Return the domain error behind a failed call (grpc.aio.AioRpcError)."""
+    assert isinstance(error, grpc.aio.AioRpcError)
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            assert isinstance(value, bytes)
+            return from_status(status_pb2.Status.FromString(value))
+    return RemoteError(error.code(), error.details() or "")

@@ -1,0 +1,148 @@
+"""What `mlxd` says of TLS that does not match, text that is none, workers that said nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mlxd_controller.store.model_library import Library
+from mlxd_shared.domain.errors import InvalidModel, ModelNotFound
+from mlxd_shared.security.listeners import OPEN, ListenerFiles, ListenerSecurity
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.serving.server import Health, listen, make_server
+from tests.fakes import replies
+from tests.fakes.mlxd_server import Answers, serving
+from tests.support.certificates import Authority
+from tests.support.cli import mlxd
+
+
+@asynccontextmanager
+async def health_server(security: ListenerSecurity) -> AsyncIterator[str]:
+    """A server of nothing but health; yields its address."""
+    health = Health()
+    server = make_server(health, (), security=security)
+    address = listen(server, parse_address("127.0.0.1:0"), security=security)
+    await health.set("", serving=True)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_plain_text_to_a_tls_server_points_at_tls_ca(tmp_path: Path) -> None:
+    """Something answers, so that "start a server" would be the wrong advice."""
+    pair = Authority(tmp_path).issue()
+    async with health_server(ListenerFiles(pair.cert, pair.key).load()) as address:
+        ran = await mlxd("health", "--address", address)
+
+    assert ran.code == 4
+    assert "a server with TLS needs --tls-ca" in ran.err
+
+
+@pytest.mark.asyncio
+async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) -> None:
+    """TLS to a plain server, and a certificate of others, both speak of --tls-ca."""
+    ours, others = Authority(tmp_path), Authority(tmp_path, "others")
+    pair = others.issue()
+    with_ours = ("--tls-ca", f"{ours.path}", "--address")
+    async with (
+        health_server(OPEN) as plain,
+        health_server(ListenerFiles(pair.cert, pair.key).load()) as foreign,
+    ):
+        to_plain = await mlxd(*with_ours, plain, "health")
+        to_foreign = await mlxd(*with_ours, foreign, "health")
+
+    for ran in (to_plain, to_foreign):
+        assert ran.code == 4
+        assert "no TLS with what listens at" in ran.err
+
+
+HALF = "half a character (a lone surrogate)"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("generate", "m", "a\udcffb"), f"text: {HALF} at character 1"),
+        (("unload", "\udcff"), f"model: {HALF} at character 0"),
+        (("generate", "m", "a", "--request-id", "\udcff"), f"request_id: {HALF} at character 0"),
+        (
+            ("generate", "m", "a", "--regex", "\udcff"),
+            f"response_format.regex: {HALF} at character 0",
+        ),
+        (("tokenize", "m", "\udcff"), f"text: {HALF} at character 0"),
+    ],
+)
+async def test_what_is_not_utf8_is_bad_usage(arguments: tuple[str, ...], problem: str) -> None:
+    """Bytes that are no text are refused in one line, before anything is sent."""
+    async with serving(Answers()) as fake:
+        ran = await mlxd(*arguments, "--address", fake.address)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"mlxd: {problem}\n"
+    assert not fake.requests
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_never_told_its_figures_has_none() -> None:
+    """One that died before it could speak shows who it was and how it ended, and no zeros."""
+    status = replies.status()
+    del status.workers[:]
+    worker = status.workers.add(model_name="demo", last_error="it died", exit_code=3)
+    worker.last_lines.append("oh no")
+    async with serving(Answers(statuses=[status])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+
+    assert ran.code == 0
+    assert "runs on" not in ran.out
+    assert "0 threads" not in ran.out
+    for told in ("pid -", "it died", "3", "oh no"):
+        assert told in ran.out
+
+
+@pytest.mark.asyncio
+async def test_a_path_too_long_to_look_at_is_not_found() -> None:
+    """The system's own refusal is the client's mistake, not a bug."""
+    store = Library(())
+    with pytest.raises(ModelNotFound) as caught:
+        await store.add(Path("/" + "a" * 5000), name="")
+    assert "too long" in caught.value.describe()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("command", [("generate", "m"), ("embed", "m"), ("run", "m")])
+async def test_a_standard_input_that_is_no_text_is_bad_usage(command: tuple[str, ...]) -> None:
+    """Also where Python is told to take no such bytes for characters."""
+    ran = await mlxd(*command, piped=b"a\xff", PYTHONIOENCODING="utf-8:strict")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "mlxd: the standard input is not UTF-8 text\n"
+
+
+@pytest.mark.asyncio
+async def test_nothing_in_a_model_steers_the_terminal() -> None:
+    """Its names and errors are told with their control characters as escapes; JSON too."""
+    status = replies.status()
+    del status.workers[:]
+    status.workers.add(model_name="demo", last_error="tensor \x1b]0;owned\x07 \x9b2J")
+    async with serving(Answers(statuses=[status])) as fake:
+        table = await mlxd("status", "--address", fake.address)
+        as_json = await mlxd("status", "--json", "--address", fake.address)
+    assert "tensor \\x1b]0;owned\\x07 \\x9b2J" in table.out
+    assert "\\u009b2J" in as_json.out
+    assert not {"\x1b", "\x07", "\x9b"} & {*table.out, *as_json.out}
+    assert as_json.objects[0]["workers"][0]["last_error"].endswith("\x9b2J")
+
+
+@pytest.mark.asyncio
+async def test_no_refusal_steers_the_terminal() -> None:
+    """What a file calls its tensors comes back in errors."""
+    error = InvalidModel("it is cut", "model.safetensors", "a\x1b[2Jb")
+    async with serving(Answers(statuses=[error])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+    assert ran.err == "mlxd: model.safetensors: a\\x1b[2Jb: it is cut\n"

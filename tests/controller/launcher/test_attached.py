@@ -1,0 +1,242 @@
+"""Attached workers from the controller's side, against scripted workers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import typer
+
+from mlxd.v1 import (
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from mlxd_controller.cli.security import named_workers
+from mlxd_controller.crew import AttachedProbe, kind_of
+from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
+from mlxd_controller.launcher.ending import END_UNKNOWN
+from mlxd_controller.memory.device import Limits
+from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_shared.domain.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.security.net import parse_address
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.serving.server import Health, listen, make_server
+
+TIMEOUT_S = 20.0
+ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
+
+
+class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+    """A worker that says what a test wants, as soon as the test changes it."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.worker = status_pb2.WorkerStatus(pid=7, incarnation=incarnation, backend="mlx-cpu")
+        self.worker.memory.resident_bytes = 100
+        self.host = status_pb2.HostMemory(total_bytes=10_000, available_bytes=5_000)
+        self.unloads: list[str] = []
+        self.loads = 0
+        self.load_errors: list[MlxdError] = []
+        self._changed = asyncio.Event()
+
+    def say(self, *, incarnation: str = "", model: str = "") -> None:
+        """Change what is said, and say it at once."""
+        self.worker.incarnation = incarnation or self.worker.incarnation
+        self.worker.model_name = model
+        self.worker.state = types_pb2.MODEL_STATE_READY if model else types_pb2.MODEL_STATE_UNLOADED
+        self._changed.set()
+
+    async def WatchStatus(  # noqa: N802
+        self, request: status_pb2.WatchStatusRequest, context: object
+    ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
+        """Say it, and again at each change."""
+        while True:
+            self._changed.clear()
+            status = status_pb2.Status(workers=[self.worker], host_memory=self.host)
+            yield status_pb2.WatchStatusResponse(status=status)
+            await self._changed.wait()
+
+    async def Load(  # noqa: N802
+        self, request: worker_pb2.LoadRequest, context: object
+    ) -> AsyncIterator[worker_pb2.LoadResponse]:
+        """Fail as scripted, or be ready."""
+        self.loads += 1
+        if self.load_errors:
+            raise self.load_errors.pop(0)
+        yield worker_pb2.LoadResponse(progress=types_pb2.LoadProgress(stage="ready"))
+
+    async def Unload(  # noqa: N802
+        self, request: worker_pb2.UnloadRequest, context: object
+    ) -> worker_pb2.UnloadResponse:
+        """Note who was meant."""
+        self.unloads.append(request.worker_incarnation)
+        return worker_pb2.UnloadResponse()
+
+    async def _unasked(self, request: object, context: object) -> worker_pb2.ShutdownResponse:
+        raise AssertionError(request)
+
+    GetStatus = Shrink = Drain = Shutdown = Adopt = _unasked  # type: ignore[assignment]
+
+
+@asynccontextmanager
+async def attached(
+    *workers: Scripted, wait_s: float = TIMEOUT_S
+) -> AsyncIterator[AttachedLauncher]:
+    """A launcher that has heard all these workers."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-"))
+        named = []
+        for number, worker in enumerate(workers):
+            server = make_server(Health(), ())
+            status_pb2_grpc.add_StatusServiceServicer_to_server(worker, server)
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+            target = listen(server, parse_address(f"unix:{folder}/{number}"))
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+            named.append(AttachedWorker(f"w{number}", target))
+        launcher = AttachedLauncher(named, wait_s=wait_s)
+        watching = asyncio.create_task(launcher.run())
+        try:
+            assert len(await launcher.heard(wait_s=TIMEOUT_S)) == len(workers)
+            yield launcher
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+            assert watching.cancelled()
+
+
+@pytest.mark.asyncio
+async def test_the_worker_that_holds_the_model_is_taken_first() -> None:
+    """Then one that holds nothing, then any; each once."""
+    other, empty, holder = Scripted("other"), Scripted("empty"), Scripted("holder")
+    other.say(model="x")
+    holder.say(model="m")
+    async with attached(other, empty, holder) as launcher:
+        taken = [await launcher.launch(model="m", incarnation="ignored") for _ in range(3)]
+
+        assert [process.incarnation for process in taken] == ["holder", "empty", "other"]
+
+
+@pytest.mark.asyncio
+async def test_giving_back_unloads_and_frees() -> None:
+    """The worker is told once, by its own incarnation, and may be taken again."""
+    worker = Scripted("i")
+    async with attached(worker) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        waiting = asyncio.create_task(launcher.launch(model="n", incarnation=""))
+        await asyncio.gather(process.close(), process.close())
+
+        assert (process.exit_code, worker.unloads) == (0, ["i"])
+        again = await asyncio.wait_for(waiting, TIMEOUT_S)
+        assert again.incarnation == "i"
+
+
+@pytest.mark.asyncio
+async def test_a_controller_that_leaves_leaves_the_model() -> None:
+    """Nothing is unloaded then, and the process still counts as given back."""
+    worker = Scripted("i")
+    async with attached(worker) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        launcher.leave()
+
+        assert (await process.close(), worker.unloads) == (0, [])
+
+
+@pytest.mark.asyncio
+async def test_another_incarnation_is_the_end_of_the_first() -> None:
+    """Who used the former process is told, without a word to the new one, which is free."""
+    worker = Scripted("first")
+    async with attached(worker) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        worker.say(incarnation="second")
+
+        assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
+        assert "started again" in process.last_lines()[0]
+        assert await process.close() == END_UNKNOWN
+        assert worker.unloads == []
+        assert (await launcher.launch(model="m", incarnation="")).incarnation == "second"
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_worker_has_a_bound_and_a_reason() -> None:
+    """The error says of each worker why it was not taken."""
+    async with attached(Scripted("i"), wait_s=0.05) as launcher:
+        await launcher.launch(model="m", incarnation="")
+        with pytest.raises(WorkerTimedOut) as caught:
+            await launcher.launch(model="n", incarnation="")
+    assert caught.value.last_lines == ("worker w0: in use",)
+
+    nobody = AttachedLauncher([AttachedWorker("gone", "127.0.0.1:1")], wait_s=2.0)
+    watching = asyncio.create_task(nobody.run())
+    with pytest.raises(WorkerTimedOut) as caught:
+        await nobody.launch(model="m", incarnation="")
+    assert caught.value.last_lines[0].startswith("worker gone: UNAVAILABLE")
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [WrongWorker("m", "i"), None])
+async def test_a_load_takes_the_place_of_what_is_there(error: MlxdError | None) -> None:
+    """What the worker holds otherwise is unloaded first; what it holds as ordered is not."""
+    worker = Scripted("i")
+    worker.load_errors = [error] if error else []
+    async with attached(worker) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
+        stages = [step.stage async for step in link.load(ORDER)]
+        await link.close()
+
+    assert stages == ["ready"]
+    assert worker.unloads == (["i"] if error else [])
+
+
+@pytest.mark.asyncio
+async def test_a_load_that_fails_fails_once() -> None:
+    """What is wrong with the model is no reason to unload anything."""
+    worker = Scripted("i")
+    worker.load_errors = [InvalidModel("no weights")]
+    async with attached(worker) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
+        with pytest.raises(InvalidModel):
+            async for _ in link.load(ORDER):
+                pass
+        await link.close()
+
+    assert (worker.loads, worker.unloads) == (1, [])
+
+
+@pytest.mark.asyncio
+async def test_memory_is_what_the_workers_say() -> None:
+    """The least total and free that was said, with what the workers hold counted as usable."""
+    one, two = Scripted("1"), Scripted("2")
+    two.host.available_bytes = 4_000
+    async with attached(one, two) as launcher:
+        (device,) = AttachedProbe(Limits(reserve_bytes=0), launcher.stations).read(())
+
+    assert (device.name, device.kind, device.total_bytes) == ("cpu", "cpu", 10_000)
+    assert device.usable_bytes == 4_200
+
+
+def test_the_backend_tells_the_kind_of_device() -> None:
+    """As the worker names its distribution."""
+    assert [kind_of(name) for name in ("mlx-cpu", "mlx-cuda-13", "mlx")] == ["cpu", "cuda", "metal"]
+
+
+def test_workers_are_named_on_the_command_line() -> None:
+    """Each NAME=ADDRESS once; nothing about workers without one."""
+    assert named_workers(["a=tcp:h:1", "b=unix:/s"], PLAIN) == (("a", "h:1"), ("b", "unix:/s"))
+    assert named_workers(None, PLAIN) == ()
+    for bad in (["h:1"], ["=h:1"], ["a=h"], ["a=h:1", "a=h:2"], ["a=h:1", "b=h:1"]):
+        with pytest.raises(typer.Exit):
+            named_workers(bad, PLAIN)
+    with pytest.raises(typer.Exit):
+        named_workers([], ChannelSecurity(token_file=Path("t")))

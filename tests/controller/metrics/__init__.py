@@ -1,0 +1,1 @@
+"""Tests of what the controller counts, and how it is scraped."""

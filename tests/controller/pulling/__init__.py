@@ -1,0 +1,1 @@
+"""Tests of pulling models from a hub."""

@@ -1,0 +1,73 @@
+"""What was read of models: kept for as long as it holds, and nothing besides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxd_controller.store.readings import READINGS_MAX, Readings
+from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
+from mlxd_shared.domain.errors import InvalidModel
+from tests.support.made_stores import tensor_file
+from tests.support.tiny_model import write_tiny_model
+
+
+@pytest.mark.asyncio
+async def test_a_kept_error_holds_on_to_nothing(tmp_path: Path) -> None:
+    """However often it is told: a traceback would keep the file's content, and grow each time."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "config.json").write_text("{" + " " * 1000)
+    readings = Readings()
+    for _ in range(3):
+        with pytest.raises(InvalidModel, match="not JSON"):
+            await readings.read_good(folder)
+    kept = readings.last(folder)
+    assert kept is not None
+    assert kept.error is not None
+    assert kept.error.__traceback__ is None
+    assert kept.error.__cause__ is kept.error.__context__ is None
+
+
+@pytest.mark.asyncio
+async def test_a_kept_error_is_short(tmp_path: Path) -> None:
+    """What a file says is told in part: a page of such models still goes into a message."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({"architectures": "x" * (1 << 20)}))
+    error = (await Readings().read(folder)).error
+    assert error is not None
+    assert error.field == "architectures"
+    assert len(error.describe()) < 2 * STATUS_TEXT_BYTES_MAX
+
+
+@pytest.mark.asyncio
+async def test_a_slow_model_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """What is read later and sooner done is told sooner."""
+    slow, quick = write_tiny_model(tmp_path / "slow"), write_tiny_model(tmp_path / "quick")
+    config = json.loads((slow / "config.json").read_text())
+    (slow / "config.json").write_text(json.dumps(config | {"pad": "x" * (8 << 20)}))
+    many = {f"model.layers.0.{index}": ("F32", (), bytes(4)) for index in range(20_000)}
+    (slow / "model.safetensors").write_bytes(tensor_file(many))
+    readings = Readings()
+    later = asyncio.create_task(readings.read(slow))
+    await asyncio.sleep(0)
+    await readings.read(quick)
+    assert not later.done()
+    assert (await later).error is None
+
+
+@pytest.mark.asyncio
+async def test_readings_have_a_bound(tmp_path: Path) -> None:
+    """A client may have any folder looked at: those of longest ago are forgotten."""
+    readings = Readings()
+    first = tmp_path / "0"
+    for number in range(READINGS_MAX):
+        await readings.read(tmp_path / str(number))
+    await readings.read(first)
+    assert readings.last(first) is not None
+    await readings.read(tmp_path / "more")
+
+    assert readings.last(tmp_path / "1") is None
+    assert readings.last(first) is not None

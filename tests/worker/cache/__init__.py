@@ -1,0 +1,1 @@
+"""Tests of caches: rows, layers, snapshots, prefixes."""

@@ -1,0 +1,1 @@
+"""Tests of constraints at work."""

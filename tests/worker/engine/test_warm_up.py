@@ -1,0 +1,196 @@
+"""What is run before READY: every shape that requests will take, and within what was reserved."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxd_models.sizes.arena_sizes import kv_tokens_bound
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
+from mlxd_shared.domain.requests import KVFormat, LoadSpec
+from mlxd_worker.cache.arenas.plan import PassCaches
+from mlxd_worker.cache.base import LayerCache, RowError, RowId
+from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
+from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
+from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape, shapes_of
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.warm_up import warm_shapes
+from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
+from mlxd_worker.memory.residency import DeviceKind
+from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.thread.facts import LoadJob
+from mlxd_worker.thread.host import ModelHost
+from tests.support.tiny_model import write_tiny_model
+
+WINDOW = 300
+
+
+class Seen:
+    """A model that notes what it is run with: shapes, positions, and the bytes of its caches."""
+
+    capabilities = Capabilities()
+    vocab_size = 4
+    context_max = 1024
+    dtype = mx.float32
+    attention = (AttentionGeometry(1, 4), None, AttentionGeometry(1, 4, window=WINDOW))
+
+    def __init__(self) -> None:
+        self.shapes: set[AttentionShape] = set()
+        self.beyond_window: set[int] = set()
+        self.tokens_most = 0
+        self.headed = 0
+
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches."""
+        return attention_caches(self, kv=kv, context_max=context_max)
+
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Attend, with values that say nothing."""
+        assert isinstance(caches, RowCaches), "whole caches, not some slots of them"
+        plan = caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self.dtype,
+        )
+        self.shapes |= shapes_of(plan)
+        self.tokens_most = max(self.tokens_most, caches.table.tokens)
+        if batch.lengths[0] - batch.width > WINDOW:
+            self.beyond_window |= {shape.width for shape in shapes_of(plan)}
+        rows = mx.zeros((len(batch.rows), 1, batch.width, 4))
+        for cache in caches.layers:
+            if cache is not None:
+                as_attention(cache).attend(rows, rows, rows, plan, scale=1.0)
+        return rows.reshape(-1, 4)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return the hidden rows."""
+        self.headed += 1
+        return hidden
+
+    def parameters(self) -> Mapping[str, mx.array]:
+        """Return none."""
+        return {}
+
+
+@pytest.mark.parametrize(("context_max", "rows_max"), [(1024, 3), (1024, 16), (300, 7), (20, 1)])
+def test_every_shape_is_run_before_ready(context_max: int, rows_max: int) -> None:
+    """Each shape is run once, none that is not listed; windows also where they have gone around;
+    nothing is left, and never was more held than all rows at full length take.
+    """
+    model = Seen()
+    caches = RowCaches(
+        model.new_caches(context_max=context_max),
+        context_max=context_max,
+        rows_max=rows_max,
+        bounded_shapes=True,
+    )
+
+    count = warm_shapes(model, caches)
+
+    possible = {s for s in caches.shapes() if s.width <= CHUNK_WIDTHS[0] or context_max > 64}
+    assert model.shapes == possible
+    assert count == len(caches.shapes())
+    assert model.headed == sum(shape.width in (1, WIDE_WIDTH) for shape in possible)
+    assert model.tokens_most == kv_tokens_bound(context_max, rows_max)
+    assert model.beyond_window == (set(CHUNK_WIDTHS) if context_max > 512 else set())
+    assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)
+
+
+def test_no_request_takes_another_shape() -> None:
+    """Random rows after the warm-up, for hundreds of steps, take nothing but what was run."""
+    model, draws = Seen(), random.Random(3)
+    caches = RowCaches(model.new_caches(), context_max=1024, rows_max=8, bounded_shapes=True)
+    warm_shapes(model, caches)
+    warmed = set(model.shapes)
+    lengths: dict[RowId, int] = {}
+
+    for number in range(200):
+        row, tokens = RowId(number), draws.randint(1, 900)
+        if len(lengths) < 8 and caches.join(row, tokens=tokens):
+            model.forward(Batch.prefill([0] * tokens, 0, row), caches)
+            mx.eval(caches.state())
+            lengths[row] = tokens
+        rows = [row for row in caches.rows if lengths[row] < 1024]
+        if rows:
+            caches.reserve_all({row: lengths[row] + 1 for row in rows})
+            model.forward(
+                Batch.decode([0] * len(rows), [lengths[row] for row in rows], rows), caches
+            )
+            mx.eval(caches.state())
+            for row in rows:
+                lengths[row] += 1
+        if draws.random() < 0.4:
+            gone = draws.choice(list(lengths))
+            caches.leave(gone)
+            del lengths[gone]
+        caches.tend()
+
+    assert model.shapes == warmed
+
+
+def test_where_nothing_is_keyed_nothing_is_run() -> None:
+    """On a CPU there is nothing to warm."""
+    model = Seen()
+    caches = RowCaches(model.new_caches(), context_max=256, rows_max=2, bounded_shapes=False)
+
+    assert warm_shapes(model, caches) == 0
+    assert model.shapes == set()
+
+
+def test_a_rehearsal_is_of_known_shapes_and_alone() -> None:
+    """Neither a shape that rows never see nor one beside other rows is opened."""
+    caches = RowCaches([], context_max=1024, rows_max=4)
+
+    for capacity, slots in [(300, 1), (256, 3), (256, 8), (2048, 1)]:
+        with pytest.raises(RowError):
+            caches.rehearse(RowId(0), capacity=capacity, slots=slots)
+    caches.join(RowId(0), tokens=1)
+    with pytest.raises(RowError, match="beside 1 rows"):
+        caches.rehearse(RowId(1), capacity=256, slots=1)
+
+
+def pool_limit() -> int:
+    """Return what MLX may keep of freed buffers."""
+    limit = mx.set_cache_limit(1 << 40)
+    mx.set_cache_limit(limit)
+    return limit
+
+
+def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
+    """MLX keeps of freed buffers what the plan reckons with, and on a CPU evaluates ahead into no
+    more memory than that says; and as before afterwards, whether the load succeeded or not.
+    """
+    before, whole = mx.set_cache_limit(77 << 20), mx.get_memory_limit()
+    kind = choose_backend(installed_versions(), platform=sys.platform).kind
+    try:
+        host = ModelHost(device=DeviceKind(kind.value))
+        folder = write_tiny_model(tmp_path / "good")
+        broken = write_tiny_model(tmp_path / "broken")
+        (broken / "model.safetensors").write_bytes(b"nothing")
+
+        host.load(
+            LoadJob(folder, "tiny", "d" * 64, LoadSpec(prefix_cache_nbytes=0)), lambda _: None
+        )
+        assert pool_limit() == POOL_NBYTES
+        if kind is BackendKind.CPU:
+            assert mx.get_memory_limit() < 1 << 30
+        host.unload(ModelUnloaded("tiny"))
+        assert pool_limit() == 77 << 20
+        assert mx.get_memory_limit() == whole
+        with pytest.raises(InvalidModel):
+            host.load(LoadJob(broken, "tiny", "d" * 64, LoadSpec()), lambda _: None)
+        assert pool_limit() == 77 << 20
+        assert mx.get_memory_limit() == whole
+    finally:
+        mx.set_cache_limit(before)

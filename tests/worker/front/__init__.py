@@ -1,0 +1,1 @@
+"""Tests of the worker as its event loop sees it."""

@@ -1,0 +1,231 @@
+"""Streams in flight, and how events become messages."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from mlxd_shared import config
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_shared.domain.errors import DuplicateRequest, InternalError, QueueFull
+from mlxd_shared.domain.requests import FinishReason
+from mlxd_worker.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    PositionLogprobs,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from mlxd_worker.front.streams import Streams
+from mlxd_worker.thread.outbox import CROWD_STREAMS, HOLD_S, Outbox, StreamReader
+
+USAGE = Usage(1, 0, CacheReason.NONE, 1, 0.0, 0.0, 0.0, 0)
+
+
+def token(offset: int) -> Tokens:
+    """Return one token's event."""
+    return Tokens(offset, (100 + offset,), f"<{offset}>")
+
+
+def end(offset: int) -> Finished:
+    """Return an end without a token of its own."""
+    return Finished(offset, (), "!", FinishReason.EOS, USAGE)
+
+
+async def reader_of(*events: Event) -> StreamReader:
+    """Return a reader to whom these events have come while it was busy."""
+    outbox = Outbox(asyncio.get_running_loop())
+    reader = StreamReader(outbox)
+    for event in events:
+        reader.put(event)
+    outbox.flush()
+    await asyncio.sleep(0)
+    return reader
+
+
+@pytest.mark.asyncio
+async def test_the_first_token_goes_alone() -> None:
+    """Whatever has piled up behind it, the first message has one token; the next has the rest."""
+    reader = await reader_of(*(token(i) for i in range(5)), end(5))
+
+    assert await reader.next() == token(0)
+    rest = await reader.next()
+    assert isinstance(rest, Finished)
+    assert (rest.offset, rest.ids) == (1, (101, 102, 103, 104))
+    assert rest.text == "<1><2><3><4>!"
+    assert rest.usage is USAGE
+
+
+@pytest.mark.asyncio
+async def test_log_probabilities_are_joined_with_their_ids() -> None:
+    """A joined message has one entry for each of its ids, the end's own among them."""
+    positions = [PositionLogprobs(TokenLogprob(100 + i, -0.5 * i)) for i in range(4)]
+    events = [replace(token(i), logprobs=(positions[i],)) for i in range(3)]
+    last = replace(end(3), ids=(103,), logprobs=(positions[3],))
+    reader = await reader_of(*events, last)
+
+    assert (await reader.next()).logprobs == (positions[0],)
+    rest = await reader.next()
+    assert rest.logprobs == tuple(positions[1:])
+    assert tuple(position.chosen.token_id for position in rest.logprobs) == rest.ids
+
+
+@pytest.mark.asyncio
+async def test_a_message_is_bounded() -> None:
+    """A slow reader gets messages of at most EVENTS_PER_MESSAGE_MAX tokens, without a gap."""
+    most = config.EVENTS_PER_MESSAGE_MAX
+    reader = await reader_of(*(token(i) for i in range(2 * most + 1)), end(2 * most + 1))
+
+    sizes = []
+    offset = 0
+    while True:
+        event = await reader.next()
+        assert event.offset == offset
+        offset += len(event.ids)
+        sizes.append(len(event.ids))
+        if isinstance(event, Finished):
+            break
+    assert sizes == [1, most, most, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_comes_after_what_was_generated() -> None:
+    """Tokens before a failure still reach the client."""
+    error = InternalError("id")
+    reader = await reader_of(token(0), token(1), token(2), Failed(error))
+
+    assert await reader.next() == token(0)
+    assert (await reader.next()).ids == (101, 102)
+    with pytest.raises(InternalError) as caught:
+        await reader.next()
+    assert caught.value is error
+
+
+class Crowd:
+    """Streams that have a token each a step, on a clock that only the test moves."""
+
+    def __init__(self, streams: int) -> None:
+        self.now_s = 0.0
+        self.outbox = Outbox(asyncio.get_running_loop(), clock=lambda: self.now_s)
+        self.readers = [StreamReader(self.outbox) for _ in range(streams)]
+        self._steps = 0
+
+    async def step(self, seconds: float, *, ends: int | None = None, hold: bool = True) -> None:
+        """Give each stream a token, that of index `ends` its end; let so much time pass before."""
+        self.now_s += seconds
+        for index, reader in enumerate(self.readers):
+            reader.put(end(self._steps) if index == ends else token(self._steps))
+        self._steps += 1
+        self.outbox.flush(hold=hold)
+        await asyncio.sleep(0)
+
+    async def arrived(self, index: int) -> int:
+        """Return how many tokens a reader has that it had not been asked for; 0 for none."""
+        reader = self.readers[index]
+        waiting = asyncio.ensure_future(reader.next())
+        await asyncio.sleep(0)
+        if not waiting.done():
+            waiting.cancel()
+            return 0
+        return len(waiting.result().ids)
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_a_crowd_cross_together() -> None:
+    """First tokens cross at once; later ones wait for each other, as long as is said, no longer."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert await crowd.arrived(0) == 1
+
+    await crowd.step(HOLD_S / 2)
+    assert await crowd.arrived(0) == 0
+    await crowd.step(HOLD_S / 2)
+    assert await crowd.arrived(0) == 2
+    await crowd.step(HOLD_S)
+    assert await crowd.arrived(0) == 1
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_few_streams_never_wait() -> None:
+    """With a stream less than a crowd each token is its own message."""
+    crowd = Crowd(CROWD_STREAMS - 1)
+    for _ in range(3):
+        await crowd.step(HOLD_S / 10)
+        assert await crowd.arrived(0) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_end_waits_for_nobody() -> None:
+    """A stream's end crosses at once, behind what was held of it; the others' tokens still wait."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert [await crowd.arrived(index) for index in (0, 1)] == [1, 1]
+
+    await crowd.step(HOLD_S / 4)
+    await crowd.step(HOLD_S / 4, ends=1)
+
+    assert await crowd.arrived(0) == 0
+    last = await crowd.readers[1].next()
+    assert isinstance(last, Finished)
+    assert last.ids == (101,)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_held_once_nothing_runs() -> None:
+    """What is held goes as soon as the engine has nothing more to do."""
+    crowd = Crowd(CROWD_STREAMS)
+    await crowd.step(0.0)
+    assert await crowd.arrived(0) == 1
+    await crowd.step(HOLD_S / 4)
+    crowd.outbox.flush()
+    await asyncio.sleep(0)
+
+    assert await crowd.arrived(0) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_reader_waits_for_more() -> None:
+    """With nothing there the reader sleeps until something comes."""
+    reader = await reader_of(token(0))
+    assert await reader.next() == token(0)
+    waiting = asyncio.ensure_future(reader.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reader.deliver(token(1))
+    assert await waiting == token(1)
+
+
+@pytest.mark.asyncio
+async def test_ids_are_held_while_in_flight() -> None:
+    """A request id names one stream at a time, however that ends."""
+    streams = Streams()
+    with streams.open("a", rows_max=1) as first, streams.open("b", rows_max=1) as second:
+        assert first != second
+        assert len(streams) == 2
+        assert not streams.idle.is_set()
+        with pytest.raises(DuplicateRequest), streams.open("a", rows_max=1):
+            pass
+        assert await streams.drained(0.0) == 2
+    with pytest.raises(KeyError), streams.open("a", rows_max=1):
+        raise KeyError
+    assert streams.idle.is_set()
+    assert await streams.drained(0.0) == 0
+
+
+@pytest.mark.asyncio
+async def test_streams_are_bounded() -> None:
+    """Rows and waiting places together are the limit, exactly."""
+    streams = Streams()
+    with ExitStack() as stack:
+        for number in range(2 + config.WAITING_STREAMS_MAX):
+            stack.enter_context(streams.open(str(number), rows_max=2))
+        with pytest.raises(QueueFull) as caught, streams.open("more", rows_max=2):
+            pass
+        assert caught.value.limit == config.WAITING_STREAMS_MAX
+    with streams.open("more", rows_max=2):
+        pass

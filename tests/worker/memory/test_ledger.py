@@ -1,0 +1,342 @@
+"""The ledger's sums and pins, and the choice of how weights live."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd_models.sizes.cache_sizes import Held
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.config import PREFIX_MEMORY_FRACTION
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.memory.ledger import Account, Audit, Ledger, LedgerError
+from mlxd_worker.memory.residency import (
+    Demand,
+    DeviceKind,
+    ResidencyPlan,
+    WeightsChoice,
+    open_contexts,
+    plan_residency,
+)
+from mlxd_worker.models.base import Batch
+from tests.support.mlx_memory import live_nbytes
+from tests.worker.tiny import caches_of, config_with, load, write_model
+
+
+def nbytes_of(ledger: Ledger, account: Account) -> int:
+    """Return one account's bytes."""
+    return {report.account: report.nbytes for report in ledger.report()}[account]
+
+
+def test_an_account_is_the_sum_of_its_arrays() -> None:
+    """Bytes and arrays are counted per account, empty accounts are told too."""
+    ledger = Ledger()
+    ledger.pin_all(Account.WEIGHTS, {"a": mx.zeros(10), "b": mx.zeros((3, 3))})
+    ledger.pin(Account.PREFIX, "a", mx.zeros(5, dtype=mx.bfloat16))
+
+    figures = {report.account: (report.nbytes, report.arrays) for report in ledger.report()}
+
+    assert figures == {
+        Account.WEIGHTS: (76, 2),
+        Account.KV: (0, 0),
+        Account.PREFIX: (10, 1),
+        Account.DRAFT: (0, 0),
+        Account.WORKSPACE: (0, 0),
+    }
+    assert ledger.nbytes == 86
+
+
+def test_a_shared_array_counts_once() -> None:
+    """One array under two names, or in two accounts, is one buffer."""
+    ledger = Ledger()
+    array = mx.zeros(10)
+    ledger.pin(Account.WEIGHTS, "embedding", array)
+    ledger.pin(Account.WEIGHTS, "head", array)
+    ledger.pin(Account.DRAFT, "embedding", array)
+
+    assert ledger.nbytes == nbytes_of(ledger, Account.WEIGHTS) == 40
+
+
+def test_pins_are_counted() -> None:
+    """An array stays as long as anybody pins it, and until the next sweep after that."""
+    ledger = Ledger()
+    array = mx.zeros(10)
+    ledger.pin(Account.WEIGHTS, "a", array)
+    ledger.pin(Account.WEIGHTS, "a", array)
+
+    ledger.unpin(Account.WEIGHTS, "a")
+    ledger.sweep()
+    assert ledger.nbytes == 40
+    ledger.unpin(Account.WEIGHTS, "a")
+    assert ledger.nbytes == 40
+    ledger.sweep()
+    assert ledger.nbytes == 0
+
+
+def test_a_pin_below_zero_is_loud() -> None:
+    """Unpinning what is not pinned raises, before and after the sweep."""
+    ledger = Ledger()
+    ledger.pin(Account.KV, "a", mx.zeros(1))
+    ledger.unpin(Account.KV, "a")
+
+    with pytest.raises(LedgerError, match="kv/a"):
+        ledger.unpin(Account.KV, "a")
+    ledger.sweep()
+    with pytest.raises(LedgerError, match="kv/a"):
+        ledger.unpin(Account.KV, "a")
+
+
+def test_a_name_is_one_array() -> None:
+    """A second array under a pinned name is a bug, and so is a second source."""
+    ledger = Ledger()
+    ledger.pin(Account.KV, "a", mx.zeros(1))
+    source = Shelf({})
+    ledger.attach(Account.KV, "a", source)
+
+    with pytest.raises(LedgerError, match="another array"):
+        ledger.pin(Account.KV, "a", mx.zeros(1))
+    with pytest.raises(LedgerError, match="attached already"):
+        ledger.attach(Account.KV, "a", source)
+    ledger.detach(Account.KV, "a")
+    with pytest.raises(LedgerError, match="not attached"):
+        ledger.detach(Account.KV, "a")
+
+
+class Shelf:
+    """A source of arrays that a test fills."""
+
+    def __init__(self, named: dict[str, mx.array]) -> None:
+        self.named = named
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return what is on it."""
+        return self.named
+
+
+def test_a_tally_is_read_instead_of_the_arrays_and_held_against_them() -> None:
+    """A source of very many arrays is not walked at every look, but at every sweep."""
+    shelf = Shelf({"a": mx.zeros(2), "b": mx.zeros(3)})
+    told = [(20, 2)]
+    ledger = Ledger()
+    ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: told[0])
+
+    ledger.sweep()
+    report = next(r for r in ledger.report() if r.account is Account.PREFIX)
+    assert (report.nbytes, report.arrays) == (20, 2)
+    told[0] = (24, 2)
+    assert ledger.nbytes == 24
+    with pytest.raises(LedgerError, match="prefix/shelf"):
+        ledger.sweep()
+
+
+VERBS = st.tuples(st.sampled_from(["pin", "unpin", "sweep", "source"]), st.integers(0, 5))
+
+
+@given(st.lists(VERBS, max_size=60))
+def test_the_parts_always_sum(program: list[tuple[str, int]]) -> None:
+    """After any program of pins, unpins and sweeps the total is the naive count's."""
+    arrays = [mx.zeros(number + 1) for number in range(6)]
+    accounts = list(Account)
+    ledger = Ledger()
+    shelf = Shelf({})
+    ledger.attach(Account.KV, "shelf", shelf)
+    counts: Counter[int] = Counter()
+    kept: set[int] = set()
+    for verb, number in program:
+        account = accounts[number % len(accounts)]
+        if verb == "pin":
+            ledger.pin(account, str(number), arrays[number])
+            counts[number] += 1
+            kept.add(number)
+        elif verb == "unpin" and counts[number]:
+            ledger.unpin(account, str(number))
+            counts[number] -= 1
+        elif verb == "unpin":
+            with pytest.raises(LedgerError):
+                ledger.unpin(account, str(number))
+        elif verb == "source":
+            shelf.named[str(number)] = arrays[number]
+        else:
+            ledger.sweep()
+            kept = {number for number in kept if counts[number]}
+        live = kept | {int(name) for name in shelf.named}
+        assert ledger.nbytes == sum(arrays[number].nbytes for number in live)
+        assert sum(report.nbytes for report in ledger.report()) == ledger.nbytes
+
+
+def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
+    """Weights and caches account for what MLX has alive, before, during and after rows; a leaked
+    array is told to the byte.
+    """
+    baseline = live_nbytes()
+    model = load(write_model(tmp_path, config_with(vocab_size=3000)))
+    caches = caches_of(model)
+    ledger = Ledger()
+    ledger.pin_all(Account.WEIGHTS, model.parameters())
+    ledger.attach(Account.KV, "rows", caches)
+
+    def difference(audit: Audit) -> int:
+        return abs(audit.unaccounted_nbytes - baseline)
+
+    assert difference(ledger.audit()) < 16 << 10
+    for number in range(3):
+        caches.join(RowId(number), tokens=300)
+        model.forward(Batch.prefill([1, 2, 3], 0, RowId(number)), caches)
+        mx.eval(caches.state())
+    assert nbytes_of(ledger, Account.KV) == caches.nbytes > 0
+    assert difference(ledger.sweep()) < 16 << 10
+    leak = mx.zeros(1 << 18)
+    mx.eval(leak)
+    told = ledger.audit()
+    assert abs(told.unaccounted_nbytes - baseline - leak.nbytes) < 16 << 10
+    assert not told.holds
+    del leak
+    for number in range(3):
+        caches.leave(RowId(number))
+    assert nbytes_of(ledger, Account.KV) == 0
+    assert difference(ledger.sweep()) < 16 << 10
+
+
+MIB = 1 << 20
+
+
+def demand(stored: FloatType = FloatType.BF16) -> Callable[[int], Demand]:
+    """Return what a model of round figures takes by its context: 100 MiB of float32 weights."""
+
+    def demand_at(context: int) -> Demand:
+        return Demand(
+            weight_values=25 * MIB,
+            stored=stored,
+            caches=Held(context * 2048, 0),
+            pass_nbytes=lambda item_nbytes: MIB * item_nbytes,
+        )
+
+    return demand_at
+
+
+def planned(
+    budget_nbytes: int,
+    *,
+    contexts: Sequence[int] = (1024,),
+    stored: FloatType = FloatType.BF16,
+    device: DeviceKind = DeviceKind.CPU,
+    choice: WeightsChoice = WeightsChoice.AUTO,
+    prefix_cache_nbytes: int | None = 0,
+) -> ResidencyPlan:
+    """Return the plan of the model of round figures."""
+    return plan_residency(
+        demand(stored),
+        contexts=contexts,
+        device=device,
+        choice=choice,
+        budget_nbytes=budget_nbytes,
+        prefix_cache_nbytes=prefix_cache_nbytes,
+    )
+
+
+def test_an_open_prefix_cache_takes_its_share_of_what_is_left() -> None:
+    """A fraction of the budget, less where less is left, nothing before a context is shortened."""
+    contexts = open_contexts(131_072)
+    roomy = planned(1 << 40, contexts=contexts, prefix_cache_nbytes=None)
+    assert roomy.prefix_cache_nbytes == int((1 << 40) * PREFIX_MEMORY_FRACTION)
+    assert roomy.context_length == 131_072
+    need = planned(1 << 40, contexts=contexts).total_nbytes
+    tight = planned(need + 5, contexts=contexts, prefix_cache_nbytes=None)
+    assert (tight.prefix_cache_nbytes, tight.context_length) == (5, 131_072)
+    assert tight.total_nbytes == need + 5
+
+
+def test_a_prefix_cache_that_was_asked_for_stands() -> None:
+    """It is part of the sum, and may be what makes it too large."""
+    need = planned(1 << 40).total_nbytes
+    assert planned(need + 5, prefix_cache_nbytes=5).prefix_cache_nbytes == 5
+    assert planned(need + 5, prefix_cache_nbytes=5).form is FloatType.F32
+    assert not planned(need + 4, prefix_cache_nbytes=1 << 40).fits
+
+
+def test_a_cpu_takes_float32_where_it_fits() -> None:
+    """On a CPU the weights are widened if the sum fits, and kept as stored if it does not."""
+    roomy = planned(1 << 30)
+    exact = planned(roomy.total_nbytes)
+    tight = planned(roomy.total_nbytes - 1)
+
+    assert (roomy.form, exact.form, tight.form) == (
+        FloatType.F32,
+        FloatType.F32,
+        FloatType.BF16,
+    )
+    assert "F32 would need 144.0 MiB of 144.0 MiB" in tight.reason
+    assert all(plan.fits for plan in (roomy, exact, tight))
+
+
+def test_an_open_context_gives_way_to_faster_weights() -> None:
+    """Keys and values of a huge context rule float32 out only where a useful context does, too;
+    a context that was asked for is never shortened.
+    """
+    contexts = open_contexts(131_072)
+    with_4096 = planned(1 << 40, contexts=(4096,)).total_nbytes
+
+    fits = planned(with_4096, contexts=contexts)
+    short = planned(with_4096 - 1, contexts=contexts)
+    asked = planned(with_4096, contexts=(131_072,))
+
+    assert (fits.form, fits.context_length, fits.fits) == (FloatType.F32, 4096, True)
+    assert (short.form, short.context_length, short.fits) == (FloatType.BF16, 16_384, True)
+    assert (asked.context_length, asked.fits) == (131_072, False)
+
+
+def test_a_model_that_fits_nowhere_gets_its_smallest_plan() -> None:
+    """Without room for anything the plan says so, in the smallest form and context."""
+    plan = planned(1, contexts=open_contexts(131_072))
+
+    assert (plan.form, plan.context_length, plan.fits) == (FloatType.BF16, 256, False)
+
+
+@pytest.mark.parametrize(
+    ("context_max", "contexts"),
+    [(8, (8,)), (256, (256,)), (257, (257, 256)), (2000, (2000, 1024, 512, 256))],
+)
+def test_open_contexts_are_the_models_own_and_powers_of_two(
+    context_max: int, contexts: tuple[int, ...]
+) -> None:
+    """The model's own comes first, and nothing below the floor is tried."""
+    assert open_contexts(context_max) == contexts
+
+
+@pytest.mark.parametrize("device", [DeviceKind.CUDA, DeviceKind.METAL])
+@pytest.mark.parametrize("stored", FloatType)
+def test_elsewhere_weights_live_as_stored(device: DeviceKind, stored: FloatType) -> None:
+    """A GPU multiplies what is stored."""
+    assert planned(1 << 30, stored=stored, device=device).form is stored
+
+
+@pytest.mark.parametrize("choice", [c for c in WeightsChoice if c not in ("auto", "packed")])
+@pytest.mark.parametrize("device", DeviceKind)
+def test_the_user_decides(choice: WeightsChoice, device: DeviceKind) -> None:
+    """A form that was asked for is the one planned, on any device and even where it cannot fit."""
+    plan = planned(1, device=device, choice=choice)
+
+    assert plan.form.lower() == ("bf16" if choice == "stored" else choice)
+    assert not plan.fits
+    assert choice in plan.reason
+
+
+def test_the_terms_have_names_and_sum() -> None:
+    """Every term of the sum is named, and the total is their sum."""
+    plan = planned(1 << 30, device=DeviceKind.CUDA)
+
+    assert {term.name: term.nbytes // MIB for term in plan.terms} == {
+        "weights": 50,
+        "kv": 4,
+        "activations": 2,
+        "pool": 32,
+        "prefix": 0,
+    }
+    assert plan.total_nbytes == 88 * MIB
+    assert plan.arrays_nbytes == 56 * MIB

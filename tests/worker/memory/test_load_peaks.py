@@ -1,0 +1,212 @@
+"""What a load takes beyond the finished weights: the largest tensor in both forms, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.domain.requests import Weights
+from mlxd_worker.models.base import Model
+from mlxd_worker.models.loader import inspect_model, load_model
+from tests.support.effort import spread
+from tests.support.mlx_memory import live_nbytes
+from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
+from tests.worker.kin import (
+    GPT_OSS,
+    QWEN3,
+    QWEN3_MOE,
+    changed,
+    kin_weights,
+    stacked,
+    write_kin,
+    write_quantised,
+)
+from tests.worker.latent import DEEPSEEK_V3, packed_latent, write_latent
+from tests.worker.models.test_formats import fp8_folders, globally_scaled
+from tests.worker.models.test_gpt_oss_layouts import in_numbers, published
+from tests.worker.tiny import ignore_progress, stored_in, write_model
+
+SLACK_NBYTES = 64 << 10
+"""Norms, tables and rounding up; of a real model 64 MiB are allowed."""
+
+DENSE = changed(QWEN3, num_hidden_layers=2, hidden_size=512, intermediate_size=2048)
+EXPERTS = changed(QWEN3_MOE, num_hidden_layers=2, hidden_size=512, moe_intermediate_size=256)
+OSS = changed(GPT_OSS, num_hidden_layers=2, hidden_size=512, intermediate_size=512)
+LATENTS = {
+    **DEEPSEEK_V3, "kv_lora_rank": 512, "v_head_dim": 256, "qk_nope_head_dim": 256,
+}  # fmt: skip
+HYBRID = {"hidden_size": 512, "linear_value_head_dim": 128, "linear_key_head_dim": 128}
+NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+PACKED_BITS = 4.5
+"""Four, and a scale and an offset, or a byte, of each group, or less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A checkpoint and how it is loaded."""
+
+    write: Callable[[Path], Path]
+    stored_bits: float = 16
+    made_bits: float = 32
+    form: FloatType = FloatType.F32
+    packed: bool = False
+    on_load: Weights | None = None
+    values: int = 0
+    """Of what is larger while it is loaded than anything that is left of it."""
+
+
+def halved(folder: Path) -> Path:
+    """Store what is float32 in a model of one file as bfloat16."""
+    stored = stored_in(folder)
+    made = {
+        name: array.astype(mx.bfloat16) if array.dtype == mx.float32 else array
+        for name, array in stored.items()
+    }
+    mx.eval(made)
+    mx.save_safetensors(str(folder / "model.safetensors"), made)
+    return folder
+
+
+def one_by_one(folder: Path) -> Path:
+    """Write experts packed each by itself."""
+    stored: dict[str, mx.array] = {}
+    for name, array in kin_weights(EXPERTS).items():
+        stored[name] = array
+        if array.ndim == 2:
+            stem = name.removesuffix(".weight")
+            parts = mx.quantize(array, group_size=64, bits=4)
+            stored |= zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True)
+    settings = {"group_size": 64, "bits": 4}
+    return write_model(folder, {**EXPERTS, "quantization": settings}, stored)
+
+
+def scaled_experts(folder: Path) -> Path:
+    """Write experts in nvfp4 that have scales of their own."""
+    stored = dict(weights := stacked(kin_weights(EXPERTS)))
+    for name, array in weights.items():
+        if ".switch_mlp." in name:
+            stored |= globally_scaled(name.removesuffix(".weight"), array)
+    return write_model(folder, {**EXPERTS, "quantization": NVFP4}, stored)
+
+
+def in_blocks(config: Mapping[str, Any]) -> Callable[[Path], Path]:
+    """Return what writes a model in blocks of 8-bit floats."""
+    return lambda folder: fp8_folders(folder, config)[0]
+
+
+def converted(
+    made: Callable[[], tuple[Mapping[str, Any], dict[str, mx.array]]],
+) -> Callable[[Path], Path]:
+    """Return what writes a model as mlx-lm converts it."""
+    return lambda folder: write_model(folder, *made())
+
+
+KEPT: Mapping[str, Any] = {"packed": True, "stored_bits": PACKED_BITS, "made_bits": PACKED_BITS}
+LATENT_VALUES = 4 * (256 + 256) * 512
+CASES: Mapping[str, Case] = {
+    "dense, as stored": Case(
+        lambda it: halved(write_kin(it, DENSE)), made_bits=16, form=FloatType.BF16
+    ),
+    "dense, wider": Case(lambda it: halved(write_kin(it, DENSE))),
+    "dense, narrower": Case(
+        lambda it: write_kin(it, DENSE), stored_bits=32, made_bits=16, form=FloatType.F16
+    ),
+    "dense, unpacked": Case(
+        lambda it: halved(write_quantised(it, DENSE, group=64)), stored_bits=PACKED_BITS
+    ),
+    "dense, small floats unpacked": Case(
+        lambda it: halved(write_quantised(it, DENSE, mode="mxfp4")), stored_bits=PACKED_BITS
+    ),
+    "dense, packed": Case(lambda it: halved(write_quantised(it, DENSE, group=64)), **KEPT),
+    "dense, packed on load": Case(
+        lambda it: halved(write_kin(it, DENSE)), packed=True, on_load=Weights.Q4,
+        made_bits=PACKED_BITS,
+    ),
+    "dense, in blocks": Case(in_blocks(DENSE), stored_bits=8),
+    "experts one by one, wider": Case(lambda it: halved(write_kin(it, EXPERTS))),
+    "experts one by one, narrower": Case(
+        lambda it: write_kin(it, EXPERTS), stored_bits=32, made_bits=16, form=FloatType.BF16
+    ),
+    "experts one by one, packed": Case(lambda it: halved(one_by_one(it)), **KEPT),
+    "experts one by one, unpacked": Case(
+        lambda it: halved(one_by_one(it)), stored_bits=PACKED_BITS
+    ),
+    "experts stacked, unpacked": Case(
+        lambda it: halved(write_quantised(it, EXPERTS, group=64)), stored_bits=PACKED_BITS
+    ),
+    "experts one by one, packed on load": Case(
+        lambda it: halved(write_kin(it, EXPERTS)), packed=True, on_load=Weights.MXFP4,
+        made_bits=PACKED_BITS,
+    ),
+    "experts with scales of their own, unpacked": Case(scaled_experts, stored_bits=PACKED_BITS),
+    "experts one by one, in blocks": Case(in_blocks(EXPERTS), stored_bits=8),
+    "experts fused": Case(
+        lambda it: halved(write_experts(it, {**MOE, **HYBRID, "moe_intermediate_size": 256}))
+    ),
+    "gpt-oss as published, packed": Case(lambda it: halved(published(it, OSS)), **KEPT),
+    "gpt-oss as published, unpacked": Case(
+        lambda it: halved(published(it, OSS)), stored_bits=PACKED_BITS
+    ),
+    "gpt-oss in numbers": Case(lambda it: halved(in_numbers(it, OSS))),
+    "gpt-oss in numbers, as stored": Case(
+        lambda it: halved(in_numbers(it, OSS)), made_bits=16, form=FloatType.BF16
+    ),
+    "gpt-oss in numbers, packed on load": Case(
+        lambda it: halved(in_numbers(it, OSS)), packed=True, on_load=Weights.MXFP4,
+        made_bits=PACKED_BITS,
+    ),
+    "gpt-oss apart": Case(lambda it: halved(write_kin(it, OSS))),
+    "gpt-oss apart, packed": Case(
+        lambda it: halved(write_quantised(it, OSS, mode="mxfp4")), **KEPT
+    ),
+    "latents": Case(lambda it: halved(write_latent(it, LATENTS)), values=LATENT_VALUES),
+    "latents, packed": Case(
+        lambda it: halved(converted(lambda: packed_latent(LATENTS, group=64))(it)), **KEPT
+    ),
+    "hybrid, in order": Case(lambda it: halved(write_experts(it, {**NEXT, **HYBRID}))),
+    "hybrid, in order, packed": Case(
+        lambda it: halved(converted(lambda: packed_experts({**NEXT, **HYBRID}, group=64))(it)),
+        **KEPT,
+    ),
+}  # fmt: skip
+
+
+def largest_values(model: Model) -> int:
+    """Return how many values the largest weight has, packed in 4 bits or not."""
+    return max(
+        array.size * (8 if array.dtype == mx.uint32 else 1) for array in model.parameters().values()
+    )
+
+
+@pytest.mark.parametrize("name", spread(list(CASES), 14))
+def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_path: Path) -> None:
+    """Whatever is joined, stacked, taken apart, put in order, widened, packed or unpacked: at no
+    moment is more there than the finished weights and the largest as stored and as made."""
+    case = CASES[name]
+    files = inspect_model(case.write(tmp_path))
+    mx.clear_cache()
+    before = live_nbytes()
+
+    model = load_model(
+        files,
+        form=case.form,
+        progress=ignore_progress,
+        packed=case.packed,
+        on_load=None if case.on_load is None else ON_LOAD[case.on_load],
+    )
+
+    peak_nbytes = mx.get_peak_memory() - before
+    finished = sum(array.nbytes for array in model.parameters().values())
+    values = max(case.values, largest_values(model))
+    both_nbytes = values * (case.stored_bits + case.made_bits) / 8
+    assert peak_nbytes <= finished + both_nbytes + SLACK_NBYTES, (
+        f"{(peak_nbytes - finished) / both_nbytes:.2f} of the largest in both forms"
+    )
+    assert abs(mx.get_active_memory() - before - finished) < SLACK_NBYTES

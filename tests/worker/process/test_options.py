@@ -1,0 +1,126 @@
+"""The worker's command line: what it takes, and what it says of what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import Weights
+from mlxd_shared.domain.units import format_bytes
+from mlxd_worker.process.options import parse_options
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--orphan-grace", "-1", f"-1 is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"),
+        ("--stop-grace", "1e9", f"1e9 is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"),
+        ("--stop-grace", "nan", f"nan is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"),
+        ("--prefix-cache", "9EiB", "'9EiB'"),
+        (
+            "--prefix-cache",
+            str(config.PREFIX_CACHE_BYTES_LIMIT + 1),
+            f"is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}",
+        ),
+        ("--waiting-max", "-1", f"-1 is outside 0 to {config.WAITING_STREAMS_LIMIT}"),
+        (
+            "--waiting-max",
+            str(config.WAITING_STREAMS_LIMIT + 1),
+            f"is outside 0 to {config.WAITING_STREAMS_LIMIT}",
+        ),
+        ("--replay-steps", "-1", f"-1 is outside 0 to {config.CONTEXT_LENGTH_LIMIT}"),
+        (
+            "--replay-steps",
+            str(config.CONTEXT_LENGTH_LIMIT + 1),
+            f"is outside 0 to {config.CONTEXT_LENGTH_LIMIT}",
+        ),
+        ("--threads", "0", "0 is not a count"),
+        ("--rows-max", str(1 << 31), f"{1 << 31} is not a count"),
+        ("--context-length", "-5", "-5 is not a count"),
+        ("--weights", "int3", "invalid choice: 'int3'"),
+        ("--kv-format", "q3", "invalid choice: 'q3'"),
+        ("--log-level", "loud", "invalid choice: 'loud'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_the_range(
+    option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The option is named, with what was given and the limit."""
+    with pytest.raises(SystemExit) as caught:
+        parse_options([f"{option}={value}"])
+
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert f"argument {option}: " in message
+    assert problem in message
+
+
+def test_bounds_themselves_are_taken() -> None:
+    """The least and the most of each."""
+    least = parse_options(
+        [
+            "--orphan-grace=0",
+            "--waiting-max=0",
+            "--replay-steps=0",
+            "--threads=1",
+            "--prefix-cache=0",
+        ]
+    )
+    most = parse_options(
+        [
+            f"--stop-grace={config.LOAD_TOTAL_TIMEOUT_S}",
+            f"--waiting-max={config.WAITING_STREAMS_LIMIT}",
+            f"--replay-steps={config.CONTEXT_LENGTH_LIMIT}",
+            f"--prefix-cache={config.PREFIX_CACHE_BYTES_LIMIT}",
+        ]
+    )
+
+    assert (least.orphan_grace_s, least.waiting_max, least.replay_steps) == (0.0, 0, 0)
+    assert (least.threads, least.spec.prefix_cache_nbytes) == (1, 0)
+    assert most.stop_grace_s == config.LOAD_TOTAL_TIMEOUT_S
+    assert (most.waiting_max, most.replay_steps) == (
+        config.WAITING_STREAMS_LIMIT,
+        config.CONTEXT_LENGTH_LIMIT,
+    )
+    assert most.spec.prefix_cache_nbytes == config.PREFIX_CACHE_BYTES_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        (f"--context-length={config.CONTEXT_LENGTH_MIN - 1}", "options.context_length"),
+        (f"--context-length={config.CONTEXT_LENGTH_LIMIT + 1}", "options.context_length"),
+        (f"--rows-max={config.ROWS_MAX_LIMIT + 1}", "options.rows_max"),
+    ],
+)
+def test_a_load_has_the_bounds_that_it_has_on_the_wire(option: str, field: str) -> None:
+    """A count that no load may have is refused by the name that the wire gives it."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse_options([option])
+
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    """A worker that is started by hand serves like one that the controller starts."""
+    given = parse_options([])
+    another = parse_options([])
+
+    assert given.incarnation != another.incarnation
+    assert (given.listen, given.model, given.name, given.device) == (None, None, "", "")
+    assert (given.orphan_grace_s, given.stop_grace_s) == (
+        config.ORPHAN_GRACE_S,
+        config.WORKER_STOP_GRACE_S,
+    )
+    assert (given.waiting_max, given.replay_steps) == (config.WAITING_STREAMS_MAX, 0)
+    assert (given.spec.weights, given.spec.kv_format) == (Weights.AUTO, None)
+    assert (given.log_level, given.log_format) == ("info", "auto")
+    assert not given.allow_remote
+    assert not given.security.open_health
+
+
+def test_a_model_is_called_like_its_folder() -> None:
+    """Unless it is given a name."""
+    assert parse_options(["--model=/models/llama/"]).name == "llama"
+    assert parse_options(["--model=/models/llama", "--name=best"]).name == "best"

@@ -1,1 +1,0 @@
-"""Guessing: what is proposed, how deep, and that nothing but speed changes."""

@@ -1,0 +1,379 @@
+"""What the rows hold: how far each has come, what is kept of it, and how it is put back.
+
+Invariants:
+- All layers of a row stand at `offset(row)`. It moves forward by `appending` alone, which every
+  pass goes through, back by `cut_back`, and anywhere else only by a `restore` that succeeded.
+- Whatever a write is about to replace has been copied out before it: every open lazy snapshot of
+  the row that reaches beyond the pass's start, at every pass, and what a restore overwrites.
+- A restore happens wholly or not at all.
+- Captures that fall due while the row grows are the schedule's until they are taken; what is never
+  taken is closed when the row leaves.
+- No arena's array is kept across a call, not even a view of one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
+from mlxd_worker.cache.kept.captures import Captures
+from mlxd_worker.cache.kept.snapshot import (
+    LayerState,
+    ReadRow,
+    Snapshot,
+    SnapshotBook,
+    allocate_exactly,
+    clip,
+)
+
+Kept = Mapping[Kind, Snapshot]
+"""Snapshots of all the model's kinds, taken at one offset."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row: its offset, a bound on its lazy snapshots' ends, and what is to be captured."""
+
+    offset: int = 0
+    reach: int = 0
+    captures: Captures[Kept] | None = None
+
+
+class RowContents:
+    """Offsets, snapshots and captures of all rows. One owner: the engine thread."""
+
+    def __init__(
+        self, layers: Sequence[LayerCache | None], place: Callable[[RowId], Place]
+    ) -> None:
+        """Look after the rows of `layers` (None for a stateless one), which `place` finds."""
+        self._place = place
+        self._layers: dict[Kind, list[LayerCache]] = {}
+        for layer in layers:
+            if layer is not None:
+                self._layers.setdefault(layer.kind, []).append(layer)
+        self._stops_exactly = any(not kind.sliceable for kind in self._layers)
+        self._rows: dict[RowId, _Row] = {}
+        self._read = _reader(self._layers, place)
+        self.book = SnapshotBook(self._read)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the model's layers remember; a capture has one snapshot of each."""
+        return tuple(self._layers)
+
+    @property
+    def live(self) -> int:
+        """How many snapshots are open."""
+        return self.book.live
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that open snapshots own."""
+        return self.book.nbytes
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
+        return self.book.arrays()
+
+    def tally(self) -> tuple[int, int]:
+        """Return bytes and number of what `arrays` names; at once, however many there are."""
+        return self.book.tally()
+
+    def offset(self, row: RowId) -> int:
+        """Return how many tokens the row holds.
+
+        Raises:
+            RowError: unknown row.
+        """
+        return self._of(row).offset
+
+    def joined(self, row: RowId) -> None:
+        """Note a new row, empty.
+
+        Raises:
+            RowError: the row is known.
+        """
+        if row in self._rows:
+            raise RowError(f"row {row} joined twice")
+        self._rows[row] = _Row()
+
+    def appending(self, row: RowId, start: int, stop: int) -> None:
+        """Get ready for a pass that writes positions [start, stop), and move the row to `stop`.
+
+        Lazy snapshots that reach beyond `start` are copied out.
+
+        Raises:
+            RowError: unknown row, `start` is not where it stands, or `stop` lies before it, or the
+                pass runs past an offset at which a state is to be captured.
+        """
+        state = self._of(row)
+        if start != state.offset or stop < start:
+            raise RowError(f"row {row} is at {state.offset}: it cannot write [{start}, {stop})")
+        due = self.next_stop(row)
+        if due is not None and due < stop:
+            raise RowError(f"row {row} writes [{start}, {stop}) past its capture at {due}")
+        if state.reach > start:
+            self._copy_out(row, start, None)
+            # The row is about to write from here on, so nothing beyond is named any more.
+            state.reach = start
+        state.offset = stop
+
+    def takes_back(self, row: RowId, width: int) -> bool:
+        """Tell whether the row's next pass may be `width` tokens of which all but one are cut back.
+
+        Raises:
+            RowError: unknown row.
+        """
+        offset, due = self.offset(row), self.next_stop(row)
+        if due is not None and offset + width > due:
+            return False
+        return all(
+            layer.rewinds(offset + width, offset + 1)
+            for kind, layers in self._layers.items()
+            if not kind.sliceable
+            for layer in layers
+        )
+
+    def cut_back(self, row: RowId, target: int) -> None:
+        """Take back what the row has written from `target` on, before any of it is kept.
+
+        What falls due up to `target` is still captured.
+
+        Raises:
+            RowError: unknown row, `target` is not within what the pass wrote, or something was
+                kept of what lies beyond it, or a layer cannot go back.
+        """
+        state = self._of(row)
+        captured = 0 if state.captures is None else state.captures.base
+        if not max(state.reach, captured) <= target <= state.offset:
+            raise RowError(f"row {row} is at {state.offset} and cannot be cut back to {target}")
+        if not all(
+            layer.rewinds(state.offset, target)
+            for layers in self._layers.values()
+            for layer in layers
+        ):
+            raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
+        state.offset = target
+
+    def leaving(self, row: RowId) -> None:
+        """Forget a row that is about to lose its place; its lazy snapshots are copied out.
+
+        Raises:
+            RowError: unknown row.
+        """
+        self._drop_captures(self._of(row))
+        self.book.copy_out(self.book.lazy_of(row))
+        del self._rows[row]
+
+    def free(self, row: RowId) -> None:
+        """Empty a row that keeps its place; what was captured and not taken is closed.
+
+        Raises:
+            RowError: unknown row.
+        """
+        state = self._of(row)
+        self._drop_captures(state)
+        for kind, layers in self._layers.items():
+            if not kind.sliceable:
+                for layer in layers:
+                    layer.clear(self._place(row))
+        state.offset = 0
+
+    def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
+        """Keep what the row's layers of `kind` hold: of positions [start, offset) where sliceable.
+
+        Those are lazy; any other is a copy of the state at the row's offset. A negative start is 0;
+        None where nothing lies between. The caller closes it.
+
+        Raises:
+            RowError: unknown row, or the model has no such layers.
+        """
+        return self._keep(row, kind, max(start, 0), self.offset(row))
+
+    def snapshots(self, row: RowId, start: int) -> dict[Kind, Snapshot]:
+        """Return `snapshot` of every kind; empty where nothing lies between.
+
+        Raises:
+            RowError: unknown row.
+        """
+        return self._keep_all(row, max(start, 0), self.offset(row))
+
+    def schedule(self, row: RowId, offsets: Sequence[int]) -> None:
+        """Ask for captures at `offsets`, sorted, distinct, none behind the row.
+
+        Raises:
+            RowError: unknown row, offsets out of order or in the past, or the results of the
+                schedule before have not been taken.
+        """
+        state = self._of(row)
+        if state.captures is not None:
+            raise RowError(f"row {row} has captures that nobody took")
+        state.captures = Captures(offsets, offset=state.offset)
+
+    def next_stop(self, row: RowId) -> int | None:
+        """Return where a pass must end at the latest, for a state to be captured; None: anywhere.
+
+        Raises:
+            RowError: unknown row.
+        """
+        captures = self._of(row).captures
+        return captures.next_stop if captures is not None and self._stops_exactly else None
+
+    def settle(self, row: RowId) -> None:
+        """Make the captures that have fallen due; call it when a pass has been evaluated.
+
+        Raises:
+            RowError: unknown row.
+        """
+        state = self._of(row)
+        captures = state.captures
+        while captures is not None and (due := captures.due(state.offset)) is not None:
+            captures.fire(self._keep_all(row, due.start, due.stop) or None)
+
+    def take(self, row: RowId) -> list[Kept | None]:
+        """Return one capture for each scheduled offset and end the schedule; the caller owns them.
+
+        None where nothing lay between an offset and the capture before, or the row never got there.
+
+        Raises:
+            RowError: unknown row.
+        """
+        self.settle(row)
+        state = self._of(row)
+        captures, state.captures = state.captures, None
+        return [] if captures is None else captures.results()
+
+    def unschedule(self, row: RowId) -> None:
+        """End the schedule; what was captured and not taken is closed, what is due is not made.
+
+        Raises:
+            RowError: unknown row.
+        """
+        self._drop_captures(self._of(row))
+
+    def restore(self, row: RowId, parts: Sequence[Snapshot], target: int) -> bool:
+        """Bring the row to exactly `target`, holding what `parts` do; or leave it and return False.
+
+        `parts` stay the caller's. A sliceable kind's are adjacent and in order; they must begin at
+        or before the row's offset and reach `target`. A whole-state kind has one at most, at
+        `target`, or beyond where such a state can be wound back. A kind without any goes back by
+        itself where it can. The row's own lazy snapshots cost no copy.
+
+        Raises:
+            RowError: unknown row, a negative target or one beyond what was reserved, untaken
+                captures, or parts that do not go together.
+            SnapshotError: a part has ended.
+        """
+        state = self._of(row)
+        if not 0 <= target <= self._place(row).capacity:
+            raise RowError(f"row {row} cannot be restored to {target}")
+        if state.captures is not None:
+            raise RowError(f"row {row} is restored before its captures were taken")
+        by_kind = self._by_kind(parts)
+        if not all(
+            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self._layers
+        ):
+            return False
+        for kind, chosen in by_kind.items():
+            for part in chosen:
+                self._put_back(row, kind, part, target)
+        state.offset = target
+        return True
+
+    def _restorable(self, kind: Kind, parts: list[Snapshot], offset: int, target: int) -> bool:
+        layers = self._layers[kind]
+        if not parts:
+            return target <= offset and all(layer.rewinds(offset, target) for layer in layers)
+        first, last = parts[0], parts[-1]
+        if last.stop < target:
+            return False
+        if kind.sliceable:
+            return first.start <= offset
+        return all(layer.rewinds(last.stop, target) for layer in layers)
+
+    def _put_back(self, row: RowId, kind: Kind, part: Snapshot, target: int) -> None:
+        if part.row == row:
+            return
+        # A state of the whole begins at 0 however little of it the caller asked for.
+        start = part.start if kind.sliceable else 0
+        stop = min(part.stop, target)
+        if stop <= start:
+            return
+        if kind.sliceable:
+            self._copy_out(row, start, stop)
+        place = self._place(row)
+        for index, layer in enumerate(self._layers[kind]):
+            if part.row is not None:
+                state = layer.read(self._place(part.row), start, stop)
+                # Now, not in the write: it may go into the arena that this was read from.
+                mx.eval(state)
+            elif stop < part.stop:
+                state = clip(part.layers[index], 0, stop - start)
+            else:
+                state = part.layers[index]
+            layer.write(place, start, stop, state)
+
+    def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
+        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self._layers}
+        for part in parts:
+            part.check_open()
+            if part.kind not in by_kind:
+                raise RowError(f"the model has no layers for {part}")
+            chosen = by_kind[part.kind]
+            if chosen and not (part.kind.sliceable and chosen[-1].stop == part.start):
+                raise RowError(f"{part} does not follow {chosen[-1]}")
+            chosen.append(part)
+        return by_kind
+
+    def _keep_all(self, row: RowId, start: int, stop: int) -> dict[Kind, Snapshot]:
+        kept = ((kind, self._keep(row, kind, start, stop)) for kind in self._layers)
+        return {kind: snapshot for kind, snapshot in kept if snapshot is not None}
+
+    def _keep(self, row: RowId, kind: Kind, start: int, stop: int) -> Snapshot | None:
+        if kind not in self._layers:
+            raise RowError(f"the model has no {kind} layers")
+        if start >= stop:
+            return None
+        if not kind.sliceable:
+            allocate_exactly()
+            layers = self._read(row, kind, start, stop)
+            mx.eval(layers)
+            return self.book.add_owned(kind, start, stop, layers)
+        state = self._of(row)
+        state.reach = max(state.reach, stop)
+        return self.book.add_lazy(row, kind, start, stop)
+
+    def _copy_out(self, row: RowId, start: int, stop: int | None) -> None:
+        touched = [
+            snapshot
+            for snapshot in self.book.lazy_of(row)
+            if snapshot.stop > start and (stop is None or snapshot.start < stop)
+        ]
+        if touched:
+            self.book.copy_out(touched)
+
+    def _drop_captures(self, state: _Row) -> None:
+        captures, state.captures = state.captures, None
+        for kept in captures.results() if captures is not None else []:
+            for snapshot in (kept or {}).values():
+                snapshot.close()
+
+    def _of(self, row: RowId) -> _Row:
+        try:
+            return self._rows[row]
+        except KeyError:
+            raise RowError(f"row {row} is not known") from None
+
+
+def _reader(layers: Mapping[Kind, list[LayerCache]], place: Callable[[RowId], Place]) -> ReadRow:
+    """Return what reads a row. Not a method: the book would hold the contents, which hold it.
+
+    Arenas in such a circle would outlive their owner until the garbage collector comes by.
+    """
+
+    def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
+        at = place(row)
+        return tuple(layer.read(at, start, stop) for layer in layers[kind])
+
+    return read

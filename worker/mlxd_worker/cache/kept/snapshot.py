@@ -1,0 +1,358 @@
+"""Snapshots: what all layers of one kind hold of one row, kept beyond the row's next write.
+
+Invariants:
+- A lazy snapshot is a range of a row's positions and owns nothing; what it names stands in the
+  row's arenas, untouched: whoever is about to write there has it copied out first, and so has
+  whoever frees the row. It can be read, for any row, and stays lazy.
+- An owned snapshot owns compact, evaluated arrays, never a view: a view would keep the whole arena,
+  or the whole of what was split, alive. `nbytes` is exactly what closing it gives back.
+- Sliceable kinds keep [start, stop), positions along `POSITION_AXIS`; whole-state kinds keep the
+  state at `stop`, and are owned from the start.
+- Each snapshot ends exactly once: closed, or used up by `split` or `merge`. The book knows all open
+  ones; a second end is an error.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.kernels.device import runs_cpu
+
+POSITION_AXIS = -2
+"""Where positions lie in every array of a sliceable kind's state: `[..., positions, entry]`."""
+
+LayerState = tuple[mx.array, ...]
+"""What one layer's `read` returns."""
+
+ReadRow = Callable[[RowId, Kind, int, int], tuple[LayerState, ...]]
+"""Reads positions [start, stop) of a row from all layers of a kind: lazy, compact copies."""
+
+
+class SnapshotError(Exception):
+    """A bug of the caller: a snapshot used after its end, or two merged that are not adjacent."""
+
+
+class Snapshot:
+    """All layers of one kind for one row. Made by a `SnapshotBook`; engine thread only."""
+
+    __slots__ = ("_book", "_layers", "_row", "ident", "kind", "on_materialise", "start", "stop")
+
+    def __init__(
+        self,
+        book: "SnapshotBook",
+        ident: int,
+        kind: Kind,
+        start: int,
+        stop: int,
+        *,
+        row: RowId | None = None,
+        layers: tuple[LayerState, ...] | None = None,
+    ) -> None:
+        """Make an open snapshot, lazy with a `row` or owned with `layers`; the book's affair."""
+        self.ident = ident
+        self.kind = kind
+        self.start = start
+        self.stop = stop
+        self.on_materialise: Callable[[int], None] | None = None
+        """Called with the bytes by which `nbytes` grew when a lazy snapshot has been copied out."""
+        self._book = book
+        self._row = row
+        self._layers = layers
+
+    @property
+    def row(self) -> RowId | None:
+        """The row whose arenas hold what a lazy snapshot names; None for any other."""
+        return self._row
+
+    @property
+    def lazy(self) -> bool:
+        """Whether the snapshot names a row's positions and owns nothing."""
+        return self._row is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the snapshot has ended."""
+        return self._row is None and self._layers is None
+
+    @property
+    def layers(self) -> tuple[LayerState, ...]:
+        """The owned arrays by layer of the kind, none while lazy. Do not keep them."""
+        return self._layers or ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes owned: 0 while lazy and after the end."""
+        return sum(array.nbytes for state in self.layers for array in state)
+
+    def read(self) -> tuple[LayerState, ...]:
+        """Return each layer's state, in the order of the kind's layers.
+
+        An owned snapshot's own arrays, which the caller must not keep; of a lazy one copies that
+        are not evaluated yet: evaluate them before anything is written.
+
+        Raises:
+            SnapshotError: the snapshot has ended.
+        """
+        self.check_open()
+        if self._row is None:
+            return self.layers
+        return self._book.read_row(self._row, self.kind, self.start, self.stop)
+
+    def materialise(self) -> None:
+        """Copy a lazy snapshot out, all layers at once; nothing happens to an owned one.
+
+        Raises:
+            SnapshotError: the snapshot has ended.
+        """
+        self.check_open()
+        if self.lazy:
+            self._book.copy_out([self])
+
+    def split(self, at: int) -> "tuple[Snapshot | None, Snapshot | None]":
+        """Return what lies before `at` and what lies from there on.
+
+        Where everything lies on one side it is the snapshot itself, hook and all; a whole-state
+        kind's is always on the right. Otherwise it ends, and two without hooks take its place: lazy
+        ones of a lazy one, and of an owned one two that own compact memory each.
+
+        Raises:
+            SnapshotError: the snapshot has ended.
+        """
+        self.check_open()
+        if not self.kind.sliceable or at <= self.start:
+            return None, self
+        if at >= self.stop:
+            return self, None
+        return self._book.split(self, at)
+
+    def close(self) -> None:
+        """End the snapshot and give back what it owns.
+
+        Raises:
+            SnapshotError: the snapshot has ended already.
+        """
+        self._book.end(self)
+
+    def check_open(self) -> None:
+        """Do nothing.
+
+        Raises:
+            SnapshotError: the snapshot has ended.
+        """
+        if self.closed:
+            raise SnapshotError(f"{self} has ended already")
+
+    def become(self, layers: tuple[LayerState, ...] | None) -> None:
+        """Own `layers` from now on, or end; the book's affair."""
+        self._row = None
+        self._layers = layers
+
+    def __repr__(self) -> str:
+        state = "lazy" if self.lazy else "closed" if self.closed else "owned"
+        return f"<{state} {self.kind} snapshot {self.ident} of [{self.start}, {self.stop})>"
+
+
+def split(snapshot: Snapshot | None, at: int) -> tuple[Snapshot | None, Snapshot | None]:
+    """Split what there is: (None, None) of None, else `snapshot.split(at)`."""
+    return (None, None) if snapshot is None else snapshot.split(at)
+
+
+def allocate_exactly() -> None:
+    """Let the copies made next, which are to be kept, take no more memory than their size.
+
+    MLX's pool serves a request with a buffer up to twice as large, or two pages larger; what is
+    over would belong to nobody for as long as the copy lives. On a CPU, where the ledger is exact,
+    the pool (of 32 MB at most) is emptied.
+    """
+    if runs_cpu():
+        mx.clear_cache()
+
+
+def clip(state: LayerState, first: int, last: int) -> LayerState:
+    """Return the entries [first, last) of one layer's state: the state itself, or views of it."""
+    if (first, last) == (0, state[0].shape[POSITION_AXIS]):
+        return state
+    return tuple(array[..., first:last, :] for array in state)
+
+
+class SnapshotBook:
+    """All open snapshots of one worker. One owner: the engine thread."""
+
+    def __init__(self, read_row: ReadRow) -> None:
+        """Return an empty book; `read_row` reads what lazy snapshots name."""
+        self.read_row = read_row
+        self._open: dict[int, Snapshot] = {}
+        self._lazy: dict[RowId, dict[int, Snapshot]] = {}
+        self._next_ident = 0
+        self._nbytes = 0
+        self._arrays = 0
+
+    @property
+    def live(self) -> int:
+        """How many snapshots have not ended."""
+        return len(self._open)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that open snapshots own."""
+        return self._nbytes
+
+    def tally(self) -> tuple[int, int]:
+        """Return bytes and number of what `arrays` names; at once, however many there are."""
+        return self._nbytes, self._arrays
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """The open snapshots, oldest first."""
+        return tuple(self._open.values())
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
+        return {
+            f"{snapshot.kind}.{ident}.{layer}.{part}": array
+            for ident, snapshot in self._open.items()
+            for layer, state in enumerate(snapshot.layers)
+            for part, array in enumerate(state)
+        }
+
+    def lazy_of(self, row: RowId) -> tuple[Snapshot, ...]:
+        """Return the row's open lazy snapshots, oldest first."""
+        return tuple(self._lazy.get(row, {}).values())
+
+    def add_lazy(self, row: RowId, kind: Kind, start: int, stop: int) -> Snapshot:
+        """Open a snapshot that names positions [start, stop) of `row`; `kind` is sliceable."""
+        assert kind.sliceable, f"{kind} changes with every token"
+        snapshot = Snapshot(self, self._next_ident, kind, start, stop, row=row)
+        self._lazy.setdefault(row, {})[snapshot.ident] = snapshot
+        return self._enter(snapshot)
+
+    def add_owned(
+        self, kind: Kind, start: int, stop: int, layers: tuple[LayerState, ...]
+    ) -> Snapshot:
+        """Open a snapshot of compact, evaluated copies that nobody else keeps."""
+        self._count(layers, 1)
+        return self._enter(Snapshot(self, self._next_ident, kind, start, stop, layers=layers))
+
+    def copy_out(self, snapshots: Sequence[Snapshot]) -> None:
+        """Let lazy snapshots own what they name: one evaluation for all, then the hooks."""
+        if not snapshots:
+            return
+        allocate_exactly()
+        copies = [snapshot.read() for snapshot in snapshots]
+        mx.eval(copies)
+        for snapshot, layers in zip(snapshots, copies, strict=True):
+            self._forget_row(snapshot)
+            self._count(layers, 1)
+            snapshot.become(layers)
+        for snapshot in snapshots:
+            if snapshot.on_materialise is not None:
+                snapshot.on_materialise(snapshot.nbytes)
+
+    def end(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot and what it owns.
+
+        Raises:
+            SnapshotError: it has ended already.
+        """
+        snapshot.check_open()
+        self._forget_row(snapshot)
+        del self._open[snapshot.ident]
+        self._count(snapshot.layers, -1)
+        snapshot.become(None)
+
+    def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot, Snapshot]:
+        """Use a snapshot up for two that meet at `at`, which lies inside it."""
+        kind, start, stop, row = snapshot.kind, snapshot.start, snapshot.stop, snapshot.row
+        layers = list(snapshot.layers)
+        self.end(snapshot)
+        if row is not None:
+            return self.add_lazy(row, kind, start, at), self.add_lazy(row, kind, at, stop)
+        left, right = [], []
+        # Layer by layer, each let go as it is done: the room for a second copy is one layer's.
+        while layers:
+            state = layers.pop(0)
+            allocate_exactly()
+            left.append(_compact(state, 0, at - start))
+            right.append(_compact(state, at - start, stop - start))
+            mx.eval(left[-1], right[-1])
+        return (
+            self.add_owned(kind, start, at, tuple(left)),
+            self.add_owned(kind, at, stop, tuple(right)),
+        )
+
+    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
+        """Return one snapshot of what the two adjacent ones hold; both end.
+
+        None where either is missing: the other is closed, since it spans no whole edge by itself.
+        Two lazy ones of one row become a lazy one; a whole-state kind's child stands for both and
+        is returned as it is; else the result owns a copy. A new snapshot has no hook.
+
+        Raises:
+            SnapshotError: one has ended, or they are of different kinds or not adjacent.
+        """
+        if parent is None or child is None:
+            for other in (parent, child):
+                if other is not None:
+                    other.close()
+            return None
+        parent.check_open()
+        child.check_open()
+        if parent is child or parent.kind is not child.kind:
+            raise SnapshotError(f"{parent} and {child} do not go together")
+        if not child.kind.sliceable:
+            parent.close()
+            return child
+        if parent.stop != child.start:
+            raise SnapshotError(f"{parent} and {child} are not adjacent")
+        if parent.row is not None and parent.row == child.row:
+            merged = self.add_lazy(parent.row, parent.kind, parent.start, child.stop)
+            parent.close()
+            child.close()
+            return merged
+        return self._joined(parent, child)
+
+    def _joined(self, parent: Snapshot, child: Snapshot) -> Snapshot:
+        kind, start, stop = parent.kind, parent.start, child.stop
+        before, after = list(parent.read()), list(child.read())
+        parent.close()
+        child.close()
+        layers = []
+        while before:
+            pairs = zip(before.pop(0), after.pop(0), strict=True)
+            allocate_exactly()
+            layers.append(tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs))
+            mx.eval(layers[-1])
+        return self.add_owned(kind, start, stop, tuple(layers))
+
+    def _enter(self, snapshot: Snapshot) -> Snapshot:
+        self._open[snapshot.ident] = snapshot
+        self._next_ident += 1
+        return snapshot
+
+    def _count(self, layers: tuple[LayerState, ...], sign: int) -> None:
+        for state in layers:
+            self._arrays += sign * len(state)
+            self._nbytes += sign * sum(array.nbytes for array in state)
+
+    def _forget_row(self, snapshot: Snapshot) -> None:
+        if snapshot.row is None:
+            return
+        named = self._lazy[snapshot.row]
+        del named[snapshot.ident]
+        if not named:
+            del self._lazy[snapshot.row]
+
+
+def _compact(state: LayerState, first: int, last: int) -> LayerState:
+    """Return the entries [first, last) as memory of their own, lazy.
+
+    Two parts joined are always copied; a slice, even `mx.contiguous` of one, may share the whole,
+    and gathering is several times slower.
+    """
+    if last - first < 2:
+        positions = mx.arange(first, last)
+        return tuple(mx.take(array, positions, axis=POSITION_AXIS) for array in state)
+    middle = (first + last) // 2
+    halves = zip(clip(state, first, middle), clip(state, middle, last), strict=True)
+    return tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in halves)

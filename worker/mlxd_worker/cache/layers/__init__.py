@@ -1,0 +1,1 @@
+"""The caches of layers, by what they remember: every position, a window, a latent, a state."""

@@ -1,0 +1,222 @@
+"""Attention over arenas: what the caches of keys and values share, whatever they hold.
+
+Invariants:
+- Masks are additive, in the plan's type, and made once a pass for all layers of one geometry.
+- The heads that share keys become query positions of one head: with one position a row an array
+  mask would switch every fused kernel off.
+- A sink is a score of a head beside those of the positions: it takes its share of the attention
+  and gives nothing.
+- Where MLX keys graphs or kernels by shape, a chunk's queries are padded, in here alone, to one of
+  `CHUNK_WIDTHS`, and all of the row's capacity is read. No cache ever sees a padding token.
+"""
+
+import mlx.core as mx
+
+from mlxd_models.sizes.pass_sizes import BLOCK_QUERIES
+from mlxd_shared import config
+from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
+from mlxd_worker.kernels.exponentials import (
+    LOG2_E,
+    by_powers,
+    softmax,
+    softmax_beside,
+    softmax_of_powers,
+)
+from mlxd_worker.machine.lanes import side_by_side
+
+CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
+"""Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
+
+SCORE_VALUES = 10
+"""Exponentials that one score of a single query costs: its key and value must be read as well."""
+
+
+def members(array: mx.array, group: Group) -> mx.array:
+    """Return the rows of a batch's array `[N, ...]` that live in this arena, `[m, ...]`."""
+    if group.members is not None:
+        return array[group.members]
+    if group.count == array.shape[0]:
+        return array
+    return array[group.first : group.first + group.count]
+
+
+def by_slot(array: mx.array, group: Group) -> mx.array:
+    """Return a batch's array `[N, ...]` slot by slot, `[slots_used, ...]`.
+
+    A slot whose row is not in the batch takes another row's.
+    """
+    return members(array, group) if group.queriers is None else array[group.queriers]
+
+
+def from_slots(array: mx.array, group: Group) -> mx.array:
+    """Return the members' rows of an array that is slot by slot, `[slots_used, ...]`."""
+    return array if group.queriers is None else mx.take(array, group.write_slots[:, 0], axis=0)
+
+
+def additive(hidden: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Return a mask that is -inf where `hidden`, else 0."""
+    return mx.where(hidden, mx.array(-mx.inf, dtype=dtype), mx.array(0, dtype=dtype))
+
+
+def visible_by_slot(group: Group, span: int, plan: StepPlan) -> mx.array:
+    """Return the mask `[slots_used, 1, width, span]` of columns that are positions from 0 on."""
+
+    def make() -> mx.array:
+        last = group.last_visible[:, None, :, None]
+        return additive(mx.arange(span, dtype=mx.int32) > last, plan.dtype)
+
+    return plan.shared(("visible", group.arena, span), make)
+
+
+def shares_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Return what each of `[..., span]` scores takes of the attention; sinks are `[..., 1]`."""
+    return softmax(scores) if sinks is None else softmax_beside(scores, sinks)
+
+
+def folded_sinks(sinks: mx.array | None, kv_heads: int, width: int) -> mx.array | None:
+    """Return sinks `[heads]` as `[1, kv_heads, heads / kv_heads * width, 1]`."""
+    if sinks is None:
+        return None
+    return mx.repeat(sinks.reshape(1, kv_heads, -1, 1), width, axis=2)
+
+
+def attend_slots(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return what queries `[slots, heads, width, head_dim]` read, as wide as the values.
+
+    Keys and values are `[slots, kv_heads, span, head_dim]`, the mask `[slots, 1, width, span]`,
+    sinks `[heads]`; values may be of another width.
+    """
+    slots, heads, width, head_dim = queries.shape
+    kv_heads, span = keys.shape[1], keys.shape[2]
+    shared = heads // kv_heads
+    folded = mx.broadcast_to(mask[:, :, None], (slots, 1, shared, width, span))
+    folded = folded.reshape(slots, 1, shared * width, span)
+    asked = queries.reshape(slots, kv_heads, shared * width, head_dim)
+    beside = folded_sinks(sinks, kv_heads, width)
+    powers = by_powers() and queries.dtype == mx.float32
+
+    def read(part: slice) -> mx.array:
+        if powers and beside is None:
+            exponents = (asked[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
+            return softmax_of_powers(exponents + folded[part]) @ values[part]
+        if beside is not None:  # MLX has one sink for all queries of a head
+            scores = (asked[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
+            return shares_of(scores, beside) @ values[part]
+        return mx.fast.scaled_dot_product_attention(
+            asked[part], keys[part], values[part], scale=scale, mask=folded[part]
+        )
+
+    cost = slots * heads * width * span * SCORE_VALUES
+    result = side_by_side(read, count=slots, values=cost, axis=0)
+    return result.reshape(slots, heads, width, values.shape[-1])
+
+
+def attend_chunk(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    length: int,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return what one row's last positions `[1, heads, width, head_dim]` read of all `length`.
+
+    Keys and values are `[1, kv_heads, capacity, head_dim]`, the queries' own among them; values may
+    be of another width, which is then the result's.
+    """
+    width = queries.shape[2]
+    if width == 1 and not by_powers():
+        seen_keys, seen_values = keys[:, :, :length], values[:, :, :length]
+        return mx.fast.scaled_dot_product_attention(
+            queries, seen_keys, seen_values, scale=scale, sinks=sinks
+        )
+    asked, parts = queries * scale, []
+    for first in range(0, width, BLOCK_QUERIES):
+        block = asked[:, :, first : first + BLOCK_QUERIES]
+        seen = length - width + first + block.shape[2]
+        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen], sinks))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _attend_block(
+    asked: mx.array, keys: mx.array, values: mx.array, sinks: mx.array | None
+) -> mx.array:
+    """Return what the last positions' scaled queries read, in single steps: a CPU fuses none.
+
+    The exponentials go side by side; the products, which use all cores by themselves, do not.
+    """
+    _, heads, count, _ = asked.shape
+    kv_heads, seen = keys.shape[1:3]
+    folded = (1, kv_heads, heads // kv_heads * count, -1)
+    scores = (asked.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
+    if count > 1:
+        later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
+        scores = scores + additive(later, scores.dtype)
+    beside = None if sinks is None else sinks.reshape(1, heads, 1, 1)
+    weights = side_by_side(
+        lambda part: shares_of(scores[:, part], None if beside is None else beside[:, part]),
+        count=heads,
+        values=scores.size,
+        axis=1,
+    )
+    return (weights.reshape(folded) @ values).reshape(1, heads, count, values.shape[-1])
+
+
+def attend_row(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    chunk: Chunk,
+    plan: StepPlan,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return what a chunk's queries `[1, heads, width, head_dim]` read of their whole row.
+
+    Keys and values are `[1, kv_heads, capacity, head_dim]`, column p being position p.
+    """
+    if not plan.bounded_shapes:
+        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
+    span, width = keys.shape[2], queries.shape[2]
+    most = CHUNK_WIDTHS[-1]
+    parts = []
+    for first in range(0, width, most):
+        asked = queries[:, :, first : first + most]
+        padded = padded_width(asked.shape[2])
+        mask = plan.shared(
+            ("causal", chunk.arena, span, first),
+            lambda first=first, padded=padded: _causal(  # type: ignore[misc]
+                chunk.start[1:] + first, padded, span, plan.dtype
+            ),
+        )
+        wide = mx.pad(asked, [(0, 0), (0, 0), (0, padded - asked.shape[2]), (0, 0)])
+        read = mx.fast.scaled_dot_product_attention(
+            wide, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+        parts.append(read[:, :, : asked.shape[2]])
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def padded_width(width: int) -> int:
+    """Return the smallest of `CHUNK_WIDTHS` that holds `width` queries, at most the last."""
+    return next(wide for wide in CHUNK_WIDTHS if wide >= width)
+
+
+def _causal(start: mx.array, width: int, span: int, dtype: mx.Dtype) -> mx.array:
+    """Return the mask `[1, 1, width, span]` of queries from the position `start` [1] on.
+
+    Queries beyond the row's capacity are padding; they see all of it.
+    """
+    asking = start + mx.arange(width, dtype=mx.int32)
+    hidden = mx.arange(span, dtype=mx.int32) > asking[:, None]
+    return additive(hidden[None, None], dtype)

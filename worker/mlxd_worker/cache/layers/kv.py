@@ -1,0 +1,180 @@
+"""The standard cache: keys and values of every position, in arenas.
+
+Invariants:
+- An arena is two arrays `[slots, kv_heads, capacity, head_dim]`; position p of a row is column p.
+- A batch's rows are written by one scatter over (slot, position), a single row as one block.
+- `attend_joined` writes into the arrays themselves, unseen by MLX: see `decode_attention`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+
+from mlxd_worker.cache.arenas.plan import Group, StepPlan
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.layers.attention import (
+    attend_row,
+    attend_slots,
+    by_slot,
+    from_slots,
+    members,
+    visible_by_slot,
+)
+from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+from mlxd_worker.kernels.decode_attention import Target, attend_in_place, tickets_of
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One pass's part of several that are joined: as `KVCache.attend` takes it."""
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    plan: StepPlan
+
+
+class KVCache(SliceableCache):
+    """One layer's standard cache. One owner: the engine thread."""
+
+    def __init__(
+        self, *, kv_heads: int, head_dim: int, dtype: mx.Dtype, value_dim: int | None = None
+    ) -> None:
+        """Return a cache without arenas; values are as wide as keys where nothing else is said."""
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
+        self.dtype = dtype
+        parts = (
+            Part("keys", kv_heads, self.head_dim, dtype),
+            Part("values", kv_heads, self.value_dim, dtype),
+        )
+        super().__init__(Kind.STANDARD, parts)
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
+
+        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
+        """
+        self._write(keys, values, plan)
+        return self._read(queries, plan, scale=scale, sinks=sinks)
+
+    def fetch(
+        self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
+    ) -> tuple[mx.array, mx.array]:
+        """Write one part of a pass, a group's rows or the chunk; return what it may read, lazy.
+
+        All is slot by slot, `[slots_used, kv_heads, *, *]`, or the chunk's one row; column p is
+        position p. The result's views die with the step.
+        """
+        if group is None:
+            assert plan.chunk is not None, "a pass without groups is a chunk"
+            self._write(keys, values, plan)
+            arrays, slot = self._arenas[plan.chunk.arena], plan.chunk.slot
+            rows, columns = slice(slot, slot + 1), slice(plan.chunk.length)
+        else:
+            arrays = self._arenas[group.arena]
+            tokens = (from_slots(new, group) for new in (keys, values))
+            scatter(arrays, group.write_slots, group.write_positions, tokens)
+            rows, columns = slice(group.slots_used), slice(group.span)
+        seen_keys, seen_values = (array[rows, :, columns] for array in arrays)
+        return seen_keys, seen_values
+
+    def attend_joined_passes(
+        self, asked: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
+    ) -> list[mx.array]:
+        """Do `attend` for several passes, no row being in two; return what each one reads.
+
+        All write before any reads: a view of an array that is still to be written would copy it.
+        """
+        for part in asked:
+            self._write(part.keys, part.values, part.plan)
+        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in asked]
+
+    def attend_joined(
+        self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
+    ) -> mx.array:
+        """Do `attend` for one token a row by a kernel that writes the arenas in place.
+
+        joined: queries, keys and values `[N, (heads + 2 kv_heads) * head_dim]`, not rotated yet, by
+        `periods` (see `attend_in_place`). The result is `[N, heads * head_dim]`, in the batch's
+        order, lazy; the arenas hold the tokens once it has been evaluated.
+        """
+        parts = []
+        for index, group in enumerate(plan.groups):
+            assert group.targets is not None, "a plan of a pass in place"
+            keys, values = self._arenas[group.arena]
+            tickets = tickets_of(index, group.count * self.kv_heads)
+            rows = joined[group.first : group.first + group.count]
+            at = Target(group.targets, keys, values, tickets)
+            parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
+
+    def _write(self, keys: mx.array, values: mx.array, plan: StepPlan) -> None:
+        """Write a pass's tokens."""
+        if plan.chunk is None:
+            for group in plan.groups:
+                self._write_group(keys, values, group, plan)
+            return
+        write_block(self._arenas[plan.chunk.arena], plan.chunk.start, (keys, values))
+
+    def _read(
+        self, queries: mx.array, plan: StepPlan, *, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Return what a pass's queries read of what has been written."""
+        chunk = plan.chunk
+        if chunk is not None:
+            row = slice(chunk.slot, chunk.slot + 1)
+            keys, values = (array[row] for array in self._arenas[chunk.arena])
+            return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
+        parts = [
+            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
+            for group in plan.groups
+        ]
+        return plan.in_order(parts)
+
+    def _read_group(
+        self,
+        queries: mx.array,
+        group: Group,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        slots, span = group.slots_used, group.span
+        keys, values = (array[:slots, :, :span] for array in self._arenas[group.arena])
+        mask = visible_by_slot(group, span, plan)
+        return attend_slots(by_slot(queries, group), keys, values, mask, scale=scale, sinks=sinks)
+
+    def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
+        """Write a batch's tokens, each row's at its own position; only these are touched."""
+        # Made once a pass: with a slice among the indices each layer would make its own.
+        at = tuple(
+            plan.shared(
+                ("write", group.arena, self.kv_heads, axis),
+                partial(_target, group, self.kv_heads, axis),
+            )
+            for axis in range(3)
+        )
+        for array, new in zip(self._arenas[group.arena], (keys, values), strict=True):
+            array[at] = members(new, group)
+
+
+def _target(group: Group, heads: int, axis: int) -> mx.array:
+    """Return the slots, heads or positions that a batch writes to, `[m, heads, width]`."""
+    numbers = mx.arange(heads, dtype=mx.int32)[None, :, None]
+    indices = (group.write_slots[:, :, None], numbers, group.write_positions[:, None])
+    shape = (group.write_slots.shape[0], heads, group.write_positions.shape[1])
+    return mx.contiguous(mx.broadcast_to(indices[axis], shape))

@@ -1,0 +1,70 @@
+"""The latent cache: one entry a position, for all heads, whose first values are the values as well.
+
+Invariants:
+- An arena is one array `[slots, 1, capacity, entry_dim]`; position p of a row is column p. Queries
+  are compared with whole entries and read the first `latent_dim` values of these.
+- Values are never stored: where a pass reads them they are a view of the entries, made of the array
+  that has been written, and it dies with the step.
+"""
+
+import mlx.core as mx
+
+from mlxd_worker.cache.arenas.plan import Group, StepPlan
+from mlxd_worker.cache.base import Kind, LayerCache
+from mlxd_worker.cache.layers.attention import (
+    attend_row,
+    attend_slots,
+    by_slot,
+    members,
+    visible_by_slot,
+)
+from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+
+
+class LatentCache(SliceableCache):
+    """One layer's latents. One owner: the engine thread."""
+
+    def __init__(self, *, entry_dim: int, latent_dim: int, dtype: mx.Dtype) -> None:
+        """Return a cache without arenas, of entries whose first `latent_dim` values are read."""
+        self.latent_dim = latent_dim
+        super().__init__(Kind.LATENT, [Part("latents", 1, entry_dim, dtype)])
+
+    def attend(
+        self, queries: mx.array, entries: mx.array, plan: StepPlan, *, scale: float
+    ) -> mx.array:
+        """Write entries `[N, 1, width, entry_dim]`; return what the queries read of latents.
+
+        `queries` are `[N, heads, width, entry_dim]`, the result `[N, heads, width, latent_dim]`, in
+        the batch's order, lazy.
+        """
+        chunk = plan.chunk
+        if chunk is None:
+            for group in plan.groups:
+                arrays, tokens = self._arenas[group.arena], members(entries, group)
+                scatter(arrays, group.write_slots, group.write_positions, [tokens])
+            parts = [self._read(queries, group, plan, scale=scale) for group in plan.groups]
+            return plan.in_order(parts)
+        write_block(self._arenas[chunk.arena], chunk.start, [entries])
+        row = self._arenas[chunk.arena][0][chunk.slot : chunk.slot + 1]
+        return attend_row(queries, row, row[..., : self.latent_dim], chunk, plan, scale=scale)
+
+    def _read(self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float) -> mx.array:
+        entries = self._arenas[group.arena][0][: group.slots_used, :, : group.span]
+        return attend_slots(
+            by_slot(queries, group),
+            entries,
+            entries[..., : self.latent_dim],
+            visible_by_slot(group, group.span, plan),
+            scale=scale,
+        )
+
+
+def as_latent(cache: LayerCache | None) -> LatentCache:
+    """Return the cache of a layer of latents as what it is; engine thread, every step.
+
+    Raises:
+        TypeError: a bug: the layer has no state, or another one.
+    """
+    if not isinstance(cache, LatentCache):
+        raise TypeError(f"{type(cache).__name__} is not a latent layer's cache")
+    return cache

@@ -1,0 +1,207 @@
+"""The quantised cache: keys and values of every position in 8 or 4 bits, in arenas.
+
+Invariants:
+- An arena is three arrays `[slots, 2 * kv_heads, capacity, ...]`, keys' heads first, then values':
+  packed integers (uint32), and a scale and a bias for each group of one head's values. Position p
+  of a row is column p.
+- A token is quantised once, when it is written; nothing is ever quantised again. Moving, reading
+  and writing copy bits.
+- Where products of packed integers are scalar loops (CPU), the positions attended are unpacked for
+  one layer at a time; elsewhere a decode step multiplies with them as they are, and only a prompt's
+  chunk unpacks its row, since a product with many queries is faster unpacked.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxd_models.sizes.cache_sizes import KV_BITS, kv_group_values
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.layers.attention import (
+    attend_row,
+    attend_slots,
+    by_slot,
+    folded_sinks,
+    members,
+    shares_of,
+    visible_by_slot,
+)
+from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+from mlxd_worker.kernels.device import runs_cpu, runs_cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Values in few bits: `packed` [..., width * bits / 32], `scales`, `biases` [..., groups]."""
+
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array
+
+    @property
+    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
+        """All three, in the order of a snapshot."""
+        return (self.packed, self.scales, self.biases)
+
+
+class Packing:
+    """How many bits a value takes, and how many values share a scale."""
+
+    def __init__(self, kv: KVFormat, *, head_dim: int) -> None:
+        """Return the packing of heads of `head_dim`, which a group must divide."""
+        group = kv_group_values(head_dim)
+        assert group is not None, "the load refuses such a width"
+        self.bits = KV_BITS[kv]
+        self.group = group
+        self.head_dim = head_dim
+
+    def pack(self, values: mx.array) -> Packed:
+        """Return values [..., head_dim] packed; lazy."""
+        return Packed(*mx.quantize(values, group_size=self.group, bits=self.bits))
+
+    def unpack(self, stored: Packed) -> mx.array:
+        """Return [..., head_dim] in the scales' type; lazy.
+
+        By bytes: `mx.dequantize` on a CPU takes 3 to 5 times as long, an operation for each shift
+        of each word.
+        """
+        integers = mx.view(stored.packed, mx.uint8)
+        if self.bits == 4:
+            integers = mx.stack([integers & 15, integers >> 4], axis=-1)
+        grouped = integers.reshape(*stored.scales.shape, self.group)
+        values = grouped * stored.scales[..., None] + stored.biases[..., None]
+        return values.reshape(*stored.scales.shape[:-1], self.head_dim)
+
+    def product(self, left: mx.array, stored: Packed, *, transpose: bool) -> mx.array:
+        """Return `left` times the stored matrices, or their transposes; lazy."""
+        return mx.quantized_matmul(
+            left,
+            *stored.arrays,
+            transpose=transpose,
+            group_size=self.group,
+            bits=self.bits,
+        )
+
+
+class QuantizedKVCache(SliceableCache):
+    """One layer's quantised cache. One owner: the engine thread."""
+
+    def __init__(
+        self,
+        *,
+        kv_heads: int,
+        head_dim: int,
+        dtype: mx.Dtype,
+        kv: KVFormat,
+        packed_products: bool | None = None,
+    ) -> None:
+        """Return a cache without arenas.
+
+        kv: Q8 or Q4. dtype: what the model computes in. packed_products: whether a decode step
+        multiplies with packed integers; None where the device decides.
+        """
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.packing = Packing(kv, head_dim=head_dim)
+        if packed_products is None:
+            # CUDA's products read whole arrays alone, never a part of an arena: they would raise.
+            packed_products = not runs_cpu() and not runs_cuda()
+        self.packed_products = packed_products
+        heads, words = 2 * kv_heads, head_dim * self.packing.bits // 32
+        groups = head_dim // self.packing.group
+        parts = (
+            Part("packed", heads, words, mx.uint32),
+            Part("scales", heads, groups, dtype),
+            Part("biases", heads, groups, dtype),
+        )
+        super().__init__(Kind.QUANTIZED, parts)
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
+
+        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
+        """
+        new = self.packing.pack(mx.concatenate([keys, values], axis=1))
+        if plan.chunk is not None:
+            return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale, sinks=sinks)
+        parts = [
+            self._attend_group(queries, new, group, plan, scale=scale, sinks=sinks)
+            for group in plan.groups
+        ]
+        return plan.in_order(parts)
+
+    def _attend_chunk(
+        self,
+        queries: mx.array,
+        new: Packed,
+        chunk: Chunk,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        arrays = self._arenas[chunk.arena]
+        write_block(arrays, chunk.start, new.arrays)
+        row = slice(chunk.slot, chunk.slot + 1)
+        span = chunk.capacity if plan.bounded_shapes else chunk.length
+        keys, values = self._unpacked(Packed(*(array[row, :, :span] for array in arrays)))
+        return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
+
+    def _attend_group(
+        self,
+        queries: mx.array,
+        new: Packed,
+        group: Group,
+        plan: StepPlan,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        arrays, slots, span = self._arenas[group.arena], group.slots_used, group.span
+        tokens = (members(array, group) for array in new.arrays)
+        scatter(arrays, group.write_slots, group.write_positions, tokens)
+        seen = Packed(*(array[:slots, :, :span] for array in arrays))
+        mask = visible_by_slot(group, span, plan)
+        asked = by_slot(queries, group)
+        if not self.packed_products:
+            keys, values = self._unpacked(seen)
+            return attend_slots(asked, keys, values, mask, scale=scale, sinks=sinks)
+        return self._attend_packed(asked, seen, mask, scale=scale, sinks=sinks)
+
+    def _attend_packed(
+        self,
+        asked: mx.array,
+        seen: Packed,
+        mask: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attend without unpacking; heads that share keys are query positions of one head."""
+        slots, heads, width, _ = asked.shape
+        shared = heads // self.kv_heads
+        folded = (asked * scale).reshape(slots, self.kv_heads, shared * width, self.head_dim)
+        keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
+        values = Packed(*(array[:, self.kv_heads :] for array in seen.arrays))
+        scores = self.packing.product(folded, keys, transpose=True)
+        span = scores.shape[-1]
+        scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]
+        scores = scores.reshape(*folded.shape[:-1], span)
+        weights = shares_of(scores, folded_sinks(sinks, self.kv_heads, width))
+        read = self.packing.product(weights, values, transpose=False)
+        return read.reshape(slots, heads, width, self.head_dim)
+
+    def _unpacked(self, stored: Packed) -> tuple[mx.array, mx.array]:
+        both = self.packing.unpack(stored)
+        return both[:, : self.kv_heads], both[:, self.kv_heads :]

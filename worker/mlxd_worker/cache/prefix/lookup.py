@@ -1,0 +1,118 @@
+"""How much of a prompt the snapshots on its path give back, and why no more. Pure.
+
+Invariants:
+- All layers of a row stand at one offset, so the target is the same for all kinds: the most tokens
+  that each of them can be brought to.
+- Kinds that can be cut need snapshots without a gap from 0 on; for each other kind there must be
+  one that ends at the target, or from which the kind can go back to it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_worker.cache.base import Kind
+
+
+class Held(Protocol):
+    """What a choice needs to know of a snapshot."""
+
+    @property
+    def kind(self) -> Kind:
+        """Of which layers."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The first position kept, for kinds that can be cut."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """The end of the positions kept, or the length that the state stands for."""
+        ...
+
+
+S = TypeVar("S", bound=Held)
+Rewinds = Callable[[Kind, int, int], bool]
+"""Takes a kind, an offset and a target: whether layers of the kind go back there by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What became of one prompt in the prefix cache."""
+
+    total: int
+    """Tokens of the prompt."""
+    cached: int
+    """Tokens whose state was put back."""
+    matched: int
+    """Tokens found in the trie, whether or not every kind could be brought there."""
+    reason: CacheReason
+    """Why it was not more."""
+
+    @property
+    def left(self) -> int:
+        """Tokens to evaluate, at least one."""
+        return self.total - self.cached
+
+    @property
+    def hit(self) -> bool:
+        """Whether anything was reused."""
+        return self.cached > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Generic[S]):
+    """How far a row can be brought, and with which snapshots, those of a kind in order."""
+
+    offset: int
+    parts: tuple[S, ...]
+
+
+def best_target(
+    path: Sequence[Mapping[Kind, S]], limit: int, *, kinds: Sequence[Kind], rewinds: Rewinds
+) -> Target[S]:
+    """Return the most tokens, at most `limit`, to which snapshots on the path bring every kind.
+
+    `path` holds the snapshots of each node from the root down, the last one maybe matched in part.
+    """
+    chains = {kind: _chain(path, kind, limit) for kind in kinds if kind.sliceable}
+    states = {
+        kind: [node[kind] for node in path if kind in node] for kind in kinds if not kind.sliceable
+    }
+    reach = min((chain[-1].stop if chain else 0 for chain in chains.values()), default=limit)
+    limit = min(limit, reach)
+    stops = (snapshot.stop for held in states.values() for snapshot in held)
+    for offset in sorted({limit, *(stop for stop in stops if stop < limit)}, reverse=True):
+        found = [_state_for(offset, held, rewinds) for held in states.values()]
+        chosen = [state for state in found if state is not None]
+        if offset > 0 and len(chosen) == len(found):
+            cut = [part for chain in chains.values() for part in chain if part.start < offset]
+            return Target(offset, (*cut, *chosen))
+    return Target(0, ())
+
+
+def _chain(path: Sequence[Mapping[Kind, S]], kind: Kind, limit: int) -> list[S]:
+    """Return the kind's snapshots from 0 on up to `limit`, as far as there is no gap."""
+    chain: list[S] = []
+    reach = 0
+    for node in path:
+        part = node.get(kind)
+        if part is None or part.start > reach or reach >= limit:
+            break
+        chain.append(part)
+        reach = part.stop
+    return chain
+
+
+def _state_for(offset: int, held: Sequence[S], rewinds: Rewinds) -> S | None:
+    """Return a state at `offset`, or else the nearest one beyond from which the kind goes back."""
+    beyond = sorted((state for state in held if state.stop >= offset), key=lambda s: s.stop)
+    for state in beyond:
+        if state.stop == offset or rewinds(state.kind, state.stop, offset):
+            return state
+    return None

@@ -1,0 +1,345 @@
+"""The prefix cache: what former prompts and answers left behind, for whoever begins alike.
+
+Invariants:
+- One trie for all rows of a worker. A row that begins gets one copy of what it shares; what it
+  computes itself is kept as lazy snapshots, which cost nothing while it runs and which others may
+  read, and is copied out once, when it leaves.
+- At least one token of a prompt is always left to evaluate.
+- Room is made before bytes are spent: what a capture or a leaving row will take is evicted first,
+  and what does not fit beside what it goes on from, and beside what running rows captured, is never
+  copied. A budget of 0 keeps nothing.
+- Only what was put back is touched.
+- What a row's layers hold may be kept at any moment between two passes, whatever ended the row;
+  the caller says where it may not (logits that are no numbers).
+- Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_worker.cache.base import Kind, LayerCache, RowId
+from mlxd_worker.cache.kept.points import (
+    PROMPT_POINTS_MAX,
+    ROLLING_KEPT,
+    next_rolling,
+    prompt_points,
+    reusable,
+)
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.prefix.evicted import EvictedRuns
+from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target
+from mlxd_worker.cache.prefix.trie import PrefixTrie
+from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
+from mlxd_worker.cache.rows import RowCaches
+
+States = Mapping[Kind, Snapshot]
+"""What the layers that cannot be cut held at one offset."""
+
+
+@dataclass(slots=True)
+class PrefixCounts:
+    """What prefix caches have done, since the process began."""
+
+    lookups: Counter[tuple[bool, CacheReason]] = field(default_factory=Counter)
+    """By hit and reason."""
+    hit_tokens: int = 0
+    evictions: int = 0
+    evicted_nbytes: int = 0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """One running row, and the states captured on its way that are not in the trie yet."""
+
+    prompt: Sequence[int]
+    points: list[int]
+    """Where to capture, the next one first."""
+    states: dict[int, States] = field(default_factory=dict)
+    """By offset, ascending."""
+    published: bool = False
+    """Whether the prompt is in the trie; captures are those of generated text from then on."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the captured states own."""
+        return sum(state.nbytes for states in self.states.values() for state in states.values())
+
+
+class PrefixCache:
+    """Looks prompts up and keeps what rows compute. One owner: the engine thread."""
+
+    def __init__(
+        self, caches: RowCaches, *, budget_nbytes: int, counts: PrefixCounts | None = None
+    ) -> None:
+        """Keep snapshots of the rows of `caches`, at most `budget_nbytes`; tell `counts`."""
+        self.counts = counts or PrefixCounts()
+        self.budget_nbytes = budget_nbytes
+        self.version = 0
+        """Changes whenever `known` may have grown."""
+        self._caches = caches
+        self._contents = caches.contents
+        self._tenants: dict[RowId, _Tenant] = {}
+        self._evicted = EvictedRuns()
+        self._layers: dict[Kind, list[LayerCache]] = {}
+        for layer in caches.layers:
+            if layer is not None:
+                self._layers.setdefault(layer.kind, []).append(layer)
+        self._trie: PrefixTrie[Kind, Snapshot] = PrefixTrie(
+            tuple(self._layers), caches.contents.book.merge
+        )
+        self._whole = tuple(kind for kind in self._layers if not kind.sliceable)
+        self._sliceable = tuple(kind for kind in self._layers if kind.sliceable)
+        smallest, largest = caches.table.classes[0], caches.table.classes[-1]
+        self._token_nbytes = {
+            kind: -(-self._slot_nbytes((kind,), smallest) // smallest) for kind in self._sliceable
+        }
+        self.state_nbytes = self._slot_nbytes(self._whole, largest)
+        """The most bytes that one capture takes at once; 0 where all layers can be cut."""
+        self._points_max = PROMPT_POINTS_MAX
+        if self.state_nbytes:
+            self._points_max = min(PROMPT_POINTS_MAX, budget_nbytes // self.state_nbytes)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything can be kept at all."""
+        return bool(self._layers) and self.budget_nbytes > 0 and self._points_max > 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that snapshots own, those of running rows included."""
+        return self._trie.nbytes + self._captured_nbytes()
+
+    def known(self, prompt: Sequence[int]) -> int:
+        """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
+        if not self.enabled:
+            return 0
+        match = self._trie.match(key_of(prompt), limit=len(prompt) - 1)
+        return self._target(match).offset
+
+    def begin(self, row: RowId, prompt: Sequence[int]) -> Lookup:
+        """Bring a row that has just joined as far into its prompt as former ones allow.
+
+        The row then stands at `Lookup.cached`, which is below the prompt's length.
+        """
+        total = len(prompt)
+        if not self.enabled:
+            return Lookup(total, cached=0, matched=0, reason=CacheReason.NONE)
+        key = key_of(prompt)
+        match = self._trie.match(key, limit=total - 1)
+        target = self._target(match)
+        cached = target.offset
+        if cached:
+            restored = self._contents.restore(row, target.parts, cached)
+            assert restored, "the target was chosen so that every kind can follow"
+        reason = self._reason(key, match, cached)
+        self._trie.touch(match, used=cached)
+        self.counts.lookups[cached > 0, reason] += 1
+        self.counts.hit_tokens += cached
+        branch = match.count if cached < match.count else None
+        points = (
+            prompt_points(cached, total - 1, branch=branch, points_max=self._points_max)
+            if self._whole
+            else ()
+        )
+        tenant = self._tenants[row] = _Tenant(prompt, list(points))
+        self._schedule(row, tenant)
+        return Lookup(total, cached=cached, matched=match.count, reason=reason)
+
+    def next_stop(self, row: RowId) -> int | None:
+        """Return where the row's next pass must end at the latest; None: anywhere."""
+        return self._contents.next_stop(row)
+
+    def advanced(self, row: RowId) -> None:
+        """Capture what is due, after a pass of the row has been evaluated."""
+        tenant = self._tenants.get(row)
+        if tenant is None or not tenant.points or self._contents.offset(row) < tenant.points[0]:
+            return
+        if self._make_room_for_state(row, tenant):
+            self._collect(row, tenant)
+        else:
+            self._contents.unschedule(row)
+            del tenant.points[0]
+        if tenant.published:
+            _keep_last(tenant, ROLLING_KEPT)
+        self._schedule(row, tenant)
+
+    def publish(self, row: RowId) -> None:
+        """Let other rows have the prompt of a row that has evaluated it; idempotent."""
+        tenant = self._tenants.get(row)
+        if tenant is None or tenant.published:
+            return
+        self._attach(row, tenant, key_of(tenant.prompt[:-1]))
+        _keep_last(tenant, 0)
+        tenant.published = True
+        self._schedule(row, tenant)
+
+    def leave(self, row: RowId, generated: Sequence[int], *, sound: bool = True) -> None:
+        """Free the row's place, keeping what it holds of its prompt and what it `generated`.
+
+        Not `sound`: nothing more than was published is kept.
+        """
+        tenant = self._tenants.get(row)
+        if tenant is not None:
+            self._collect(row, tenant)
+            tokens = (*tenant.prompt, *generated)
+            kept = reusable(tokens, [self._contents.offset(row)]) if sound else ()
+            if kept:
+                key = key_of(kept)
+                self._capture_end(row, tenant, key)
+                self._attach(row, tenant, key)
+            _keep_last(tenant, 0)
+            del self._tenants[row]
+            self._make_room(self._owed_nbytes(row))
+        self._caches.leave(row)
+        self._make_room(0)
+
+    def shrink(self, to_nbytes: int) -> None:
+        """Evict until at most `to_nbytes` are owned; what running rows captured stays."""
+        self._evict(to_nbytes - self._captured_nbytes())
+
+    def clear(self) -> None:
+        """Forget everything but what running rows captured."""
+        self._trie.clear()
+
+    def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:
+        path = [node.snapshots for node in match.path]
+        return best_target(path, match.count, kinds=tuple(self._layers), rewinds=self._rewinds)
+
+    def _slot_nbytes(self, kinds: Iterable[Kind], capacity: int) -> int:
+        layers = (layer for kind in kinds for layer in self._layers[kind])
+        return sum(layer.slot_nbytes(capacity) for layer in layers)
+
+    def _rewinds(self, kind: Kind, offset: int, target: int) -> bool:
+        return all(layer.rewinds(offset, target) for layer in self._layers[kind])
+
+    def _reason(self, key: Key, match: Match[Kind, Snapshot], cached: int) -> CacheReason:
+        if cached == length(key) - 1:
+            return CacheReason.NONE
+        if self._evicted.matched(key) > match.count or self._evicted.had_state(key, beyond=cached):
+            return CacheReason.EVICTED
+        if cached < match.count:
+            return CacheReason.NON_TRIMMABLE_DIVERGENCE
+        if not match.path or (match.path[-1].stop == match.count and not match.path[-1].children):
+            return CacheReason.NONE
+        return CacheReason.DIVERGED
+
+    def _captured_nbytes(self, *, but: _Tenant | None = None) -> int:
+        """Return what running rows have captured that is not in the trie, `but` one's."""
+        return sum(tenant.nbytes for tenant in self._tenants.values() if tenant is not but)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Evict so that `nbytes` more are within the budget, as far as eviction can."""
+        excess_nbytes = self.nbytes + nbytes - self.budget_nbytes
+        if excess_nbytes > 0:
+            self._evict(self._trie.nbytes - excess_nbytes)
+
+    def _make_room_for_state(self, row: RowId, tenant: _Tenant) -> bool:
+        """Make room for one more capture, at last of the row's own; return whether there is.
+
+        There is none for one that could not stay: nothing is evicted for it.
+        """
+        before_nbytes = self._contents.offset(row) * sum(self._token_nbytes.values())
+        least_nbytes = before_nbytes + self.state_nbytes + self._captured_nbytes(but=tenant)
+        if least_nbytes > self.budget_nbytes:
+            return False
+        self._make_room(self.state_nbytes)
+        while self.nbytes + self.state_nbytes > self.budget_nbytes:
+            _keep_last(tenant, len(tenant.states) - 1)
+        return True
+
+    def _evict(self, to_nbytes: int) -> None:
+        for gone in self._trie.evict(max(to_nbytes, 0)):
+            self._evicted.remember(gone.key, states_only=gone.states_only)
+            self.counts.evictions += 1
+            self.counts.evicted_nbytes += gone.nbytes
+
+    def _owed_nbytes(self, row: RowId) -> int:
+        """Return what the row's lazy snapshots will own once it has left."""
+        return sum(
+            (lazy.stop - lazy.start) * self._token_nbytes[lazy.kind]
+            for lazy in self._contents.book.lazy_of(row)
+        )
+
+    def _schedule(self, row: RowId, tenant: _Tenant) -> None:
+        """Ask for the row's next capture; once the prompt is published, for the grid's next."""
+        if not self._whole:
+            return
+        if tenant.published and self._points_max > ROLLING_KEPT:
+            tenant.points = [next_rolling(self._contents.offset(row))]
+        if tenant.points:
+            self._contents.schedule(row, tenant.points[:1])
+
+    def _collect(self, row: RowId, tenant: _Tenant) -> None:
+        """Take the row's capture, if it has come so far; states are kept, the rest is closed."""
+        for captured in self._contents.take(row):
+            if captured is None:
+                continue
+            for kind in self._sliceable:
+                captured[kind].close()
+            tenant.states[tenant.points.pop(0)] = {kind: captured[kind] for kind in self._whole}
+
+    def _capture_end(self, row: RowId, tenant: _Tenant, key: Key) -> None:
+        """Keep the state at which the row ends, unless it is there already."""
+        offset = length(key)
+        if not self._whole or offset in tenant.states or self._holds_state(key):
+            return
+        if not self._make_room_for_state(row, tenant):
+            return
+        states = {kind: self._contents.snapshot(row, kind, 0) for kind in self._whole}
+        tenant.states[offset] = {k: state for k, state in states.items() if state is not None}
+
+    def _holds_state(self, key: Key) -> bool:
+        match = self._trie.match(key)
+        if not match.path or not match.path[-1].stop == match.count == length(key):
+            return False
+        return all(kind in match.path[-1].snapshots for kind in self._whole)
+
+    def _attach(self, row: RowId, tenant: _Tenant, key: Key) -> None:
+        """Put the row's tokens `key`, and the states captured within them, into the trie."""
+        self.version += 1
+        for end in self._affordable(row, tenant, key):
+            kept = part(key, 0, end)
+            start = min(self._trie.match(kept).count, end - 1)
+            pieces = {kind: self._lazy(row, kind, start, end) for kind in self._sliceable}
+            self._trie.insert(kept, {**pieces, **tenant.states.pop(end, {})})
+
+    def _affordable(self, row: RowId, tenant: _Tenant, key: Key) -> list[int]:
+        """Return the ends, ascending, of what may be kept of `key` within the whole budget."""
+        end = length(key)
+        match = self._trie.match(key)
+        known = match.count
+        each_nbytes = sum(self._token_nbytes.values())
+        # What it goes on from has to stay for it, and nobody can evict what running rows captured.
+        captured_nbytes = self._captured_nbytes(but=tenant)
+        spoken_for_nbytes = self._owed_nbytes(row) + match.cut_nbytes + captured_nbytes
+        left_nbytes = self.budget_nbytes - spoken_for_nbytes
+        if not self._whole:
+            end = min(end, known + max(left_nbytes, 0) // each_nbytes)
+            return [end] if end > known else []
+        ends = []
+        for point in sorted(point for point in tenant.states if point <= end):
+            left_nbytes -= sum(state.nbytes for state in tenant.states[point].values())
+            if left_nbytes < max(point - known, 0) * each_nbytes:
+                break
+            ends.append(point)
+        return ends
+
+    def _lazy(self, row: RowId, kind: Kind, start: int, end: int) -> Snapshot:
+        snapshot = self._contents.snapshot(row, kind, start)
+        assert snapshot is not None, "the row holds more than is asked for"
+        kept, beyond = snapshot.split(end)
+        if beyond is not None:
+            beyond.close()
+        assert kept is not None, "the end is beyond the start"
+        return kept
+
+
+def _keep_last(tenant: _Tenant, count: int) -> None:
+    """Close all but the last `count` states that the row captured."""
+    for offset in list(tenant.states)[: len(tenant.states) - count]:
+        for state in tenant.states.pop(offset).values():
+            state.close()

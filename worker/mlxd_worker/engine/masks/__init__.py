@@ -1,0 +1,1 @@
+"""Constraints at work: matchers on threads of their own, and masks for each draw."""

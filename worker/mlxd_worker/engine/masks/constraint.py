@@ -1,0 +1,288 @@
+"""What a stream's output must match: compiled once, and followed token by token by each row.
+
+Invariants:
+- A matcher belongs to one row. While its row waits for an `Advance` it belongs to the thread that
+  performs that, otherwise to the engine thread.
+- Matchers of one constraint share the library's lock, which it holds for the whole of a mask, and
+  waits for with the interpreter where it consumes a token: that stopped every thread. So they take
+  turns (`Turns`), waited for without the interpreter, and never on the engine thread.
+- A mask allows exactly the tokens that a complete output may go on with, and those that end the
+  text where it is complete. A token without text is never allowed.
+- No token is consumed that a mask has not allowed: the library bounds by its own counts what it
+  does for a mask (`limits_of`), and so what a token takes that is in one. A resumed stream meets
+  the same bounds as the stream that it goes on with.
+- The library does not raise: a matcher that it gives up on is found out after each call, and fails
+  its own row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import field as filled
+from functools import cache
+from weakref import WeakSet
+
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_worker.engine.masks.limits import is_beyond_limits, reason
+
+
+class ConstraintFault(Exception):
+    """The library has given up on a row's constraint, for a reason of its own."""
+
+
+class Turns:
+    """What the rows of one constraint share: one at a time is in the library."""
+
+    __slots__ = ("lock", "slow")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.slow: WeakSet[Matcher] = WeakSet()
+        """Those whose masks keep the others waiting; who has gone is none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A compiled constraint for one vocabulary. Rows start from copies, and take turns."""
+
+    prototype: LLMatcher
+    first_mask: bytes
+    """What any output may begin with, packed as `AllowedTokens` says; all masks are as long."""
+    field: str = "response_format"
+    """What it is called on the wire."""
+    mask_s: float = config.CONSTRAINT_MASK_S
+    """So long a row waits for one mask, by the clock."""
+    stream_s: float = config.CONSTRAINT_STREAM_S
+    """What all masks of a row may take of a processor's time."""
+    turns: Turns = filled(default_factory=Turns, compare=False, repr=False)
+
+    def start(self) -> Matcher:
+        """Return a matcher at the beginning of the output."""
+        return Matcher(self, self.prototype.deep_copy())
+
+
+class Matcher:
+    """Follows one row's output. One owner at a time: the engine thread, or who advances it."""
+
+    __slots__ = (
+        "__weakref__", "_mask", "_recent_s", "constraint", "masks", "native", "spent_s",
+    )  # fmt: skip
+
+    def __init__(self, constraint: Constraint, native: LLMatcher) -> None:
+        self.constraint = constraint
+        self.native = native
+        self.masks = 0
+        """How many masks it has made."""
+        self.spent_s = 0.0
+        """What they have taken of a processor's time."""
+        self._recent_s = 0.0
+        self._mask: bytes | None = constraint.first_mask
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output so far matches as a whole."""
+        return self.native.is_accepting()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the output is complete and no token can follow."""
+        return self.native.is_stopped() and not self.native.is_error()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take longer than other rows would wait for.
+
+        As its last ones did, the very last half of it all: hundreds of quick masks before them are
+        no reason to wait for each until the average of all has noticed. Or as those do of another
+        row of its constraint, since it has to wait for that one's turns.
+        """
+        return len(self.constraint.turns.slow) > 0
+
+    def mask(self) -> bytes:
+        """Return the tokens allowed next, packed as `AllowedTokens` says.
+
+        Raises:
+            InvalidRequest: to go on takes more than the bounds allow.
+            ConstraintFault: the library has given up for another reason.
+        """
+        if self._mask is None:
+            # What is over has its mask at hand, and may be asked for it by the engine thread.
+            with nullcontext() if self.is_over else self.constraint.turns.lock:
+                begun_s = time.thread_time()
+                mask = self.native.compute_bitmask()
+                self._check()
+                self.note(time.thread_time() - begun_s)
+            self._mask = mask[: len(self.constraint.first_mask)]
+            if self.spent_s > self.constraint.stream_s:
+                raise self.too_slow(f"{self.constraint.stream_s:g} s of a processor's time in all")
+        return self._mask
+
+    def note(self, took_s: float) -> None:
+        """Count a mask that took so much of a processor's time."""
+        self.masks += 1
+        self.spent_s += took_s
+        self._recent_s = (self._recent_s + took_s) / 2
+        if self._recent_s > config.CONSTRAINT_QUICK_MASK_S:
+            self.constraint.turns.slow.add(self)
+        else:
+            self.constraint.turns.slow.discard(self)
+
+    def accept(self, token_id: int) -> None:
+        """Go on with a token that the mask allowed.
+
+        Raises:
+            InvalidRequest: to go on takes more than the bounds allow.
+            ConstraintFault: the library has given up for another reason.
+        """
+        self._mask = None
+        with self.constraint.turns.lock:
+            if self.is_slow:
+                _consume_apart(self.native, token_id)
+            else:
+                self.native.consume_token(token_id)
+        self._check()
+
+    def try_accept(self, token_id: int) -> bool:
+        """Go on with a token of which nobody knows that the mask allows it; False if it does not.
+
+        Raises:
+            InvalidRequest, ConstraintFault: as `accept`.
+        """
+        if not self.mask()[token_id >> 3] >> (token_id & 7) & 1:
+            return False
+        self.accept(token_id)
+        return True
+
+    def leave(self) -> None:
+        """Keep nobody waiting any more: its row cannot go on, whoever still refers to it."""
+        self.constraint.turns.slow.discard(self)
+
+    def too_slow(self, limit: str) -> InvalidRequest:
+        """Return the error about masks that take more than a limit of ours."""
+        problem = f"takes too long to follow: its masks, {self.masks} so far, exceed {limit}"
+        return InvalidRequest.of(self.constraint.field, problem)
+
+    def _check(self) -> None:
+        if not self.native.is_error():
+            return
+        message = self.native.get_error()
+        if is_beyond_limits(message):
+            problem = f"too much at once: {reason(message)}"
+            raise InvalidRequest.of(self.constraint.field, problem)
+        raise ConstraintFault(reason(message))
+
+
+@dataclass(slots=True, eq=False)
+class Advance:
+    """A matcher's way to a row's next mask, over the tokens that come before it; made once.
+
+    The engine thread makes it and reads the result, another one performs it: until `done` the
+    matcher is that one's alone. What becomes of the tokens is there before the mask is
+    (`arrived`): a stream that ends with them needs none, and has nothing to do with its error.
+    """
+
+    matcher: Matcher
+    tokens: tuple[int, ...]
+    draws: bool = True
+    """Whether another token may be drawn behind them; if not, no mask is made there."""
+    taken: int = 0
+    """So many of the tokens were allowed."""
+    over_after: int | None = None
+    """With so many of them the output was complete, and nothing could follow."""
+    error: Exception | None = None
+    """Why the tokens cannot be followed."""
+    mask_error: Exception | None = None
+    """Why nothing can be drawn behind them."""
+    since_s: float | None = None
+    """Since when it is at one token and the mask after it."""
+    arrived: bool = False
+    """Whether the tokens can be judged."""
+    done: bool = False
+    passed: bool = False
+    """Whether steps go on without waiting for it."""
+    abandoned: bool = False
+    """Set where nobody wants the result any more: it ends with the call at hand."""
+
+    def perform(self, clock: Callable[[], float]) -> None:
+        """Go on with the tokens, as far as they are allowed, and make the mask behind them."""
+        try:
+            self._follow(clock)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+            self.matcher.leave()  # an error refers to where it was raised, and so to this
+            self.error = error
+        followed = self.error is None and self.taken == len(self.tokens)
+        self.arrived = True
+        if not followed or not self.draws or self.over_after is not None or self.abandoned:
+            return
+        try:
+            self.matcher.mask()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+            self.matcher.leave()
+            self.mask_error = error
+
+    def _follow(self, clock: Callable[[], float]) -> None:
+        self.since_s = clock()
+        for token_id in self.tokens:
+            if self.abandoned or not self.matcher.try_accept(token_id):
+                return
+            self.taken += 1
+            if self.over_after is None and self.matcher.is_over:
+                self.over_after = self.taken
+            self.since_s = clock()
+
+    def is_late(self, now_s: float) -> bool:
+        """Tell whether a mask has been in the making for longer than a row waits for one."""
+        began_s = self.since_s
+        return began_s is not None and now_s - began_s > self.matcher.constraint.mask_s
+
+    def check(self) -> None:
+        """Judge what became of the tokens, which have arrived or are late.
+
+        Raises:
+            Exception: they cannot be followed; whatever it is, it concerns this row alone.
+        """
+        self._check_in_time(there=self.arrived)
+        if self.error is not None:
+            raise self.error
+
+    def check_mask(self) -> None:
+        """Judge whether anything can be drawn behind the tokens; it is done or late.
+
+        Raises:
+            Exception: the row cannot go on; whatever it is, it concerns this row alone.
+        """
+        self.check()
+        self._check_in_time(there=self.done)
+        if self.mask_error is not None:
+            raise self.mask_error
+
+    def _check_in_time(self, *, there: bool) -> None:
+        if not there:
+            raise self.matcher.too_slow(f"{self.matcher.constraint.mask_s:g} s for one of them")
+
+
+@cache
+def _apart() -> LLExecutor:
+    """Return a thread of the library's own."""
+    return LLExecutor(1)
+
+
+@cache
+def _nothing() -> LLMatcher:
+    """Return a matcher that takes no token."""
+    return LLMatcher(LLTokenizer("byte"), "", log_level=0)
+
+
+def _consume_apart(native: LLMatcher, token_id: int) -> None:
+    """Go on with a token while other threads have the interpreter.
+
+    The library keeps it where a single matcher is to go on, and gives it up where several are.
+    """
+    _apart().consume_token_par([(native, token_id), (_nothing().deep_copy(), token_id)])

@@ -1,0 +1,1 @@
+"""How a step is evaluated: one pass, one ahead, or one compiled function."""

@@ -1,0 +1,185 @@
+"""The step ahead: the next one is ready before the last one's tokens are known.
+
+Invariants:
+- Where a step writes the caches in place (`overlaps_steps`) the next one is dispatched at once.
+  Elsewhere a step that is dispatched while another is under way copies all keys and values
+  (decision 0019): on a CPU the next one is only made up meanwhile, as a graph, and dispatched as
+  soon as the last one's tokens are read; they are told while it runs (decision 0041). Nowhere does
+  it hold more bytes than the tokens under way.
+- A row is never ahead of anything that the host must decide first: a constraint, penalties,
+  log-probabilities, guesses, a second look at a nucleus, a move of its class. A row that draws its
+  last token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
+  first: what is under way refers to them.
+- What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
+  meanwhile leaves no trace of it.
+- The device is asked in the order in which its results are needed; nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampling.drawing import Drawn
+from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
+from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
+from mlxd_worker.engine.stepping.forward import decode, make_ready
+from mlxd_worker.models.base import Batch, Passes
+
+
+class Lead(enum.Enum):
+    """How far a step is ahead of the tokens before it."""
+
+    MADE_UP = enum.auto()
+    """Its graph is there; it is dispatched when they are known."""
+    DISPATCHED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A step that is ahead, and what it draws for each row."""
+
+    tokens: mx.array
+    """int32 [N], not read yet."""
+    index_of: dict[RowId, int]
+    offsets: dict[RowId, int]
+    """Of each row before the step."""
+
+
+class Ahead:
+    """Steps all rows by one token, ahead where that may be. One owner: the engine thread."""
+
+    joins = False
+    guesses = False
+
+    def __init__(self, model: Passes, caches: RowCaches, *, lead: Lead) -> None:
+        """Step the rows of `caches`."""
+        self._model = model
+        self._caches = caches
+        self._lead = lead
+        self._under_way: _UnderWay | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a step is under way that nobody has taken up."""
+        return self._under_way is not None
+
+    def step(
+        self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
+    ) -> list[Run]:
+        """Return what is drawn for each row: what is under way for it, or else a pass of its own.
+
+        Where the same rows will step next, that step is then under way.
+        """
+        assert not carried, "this step takes no prompt along"
+        # Rows of a step ahead stay where they are, but one that comes back may have to move.
+        rows = make_ready(self._caches, rows, before=self.rest)
+        return runs_of(rows, self._draw(rows, ahead=ahead))
+
+    def rest(self) -> None:
+        """Wait for what is under way: then nothing but the caches refers to their arrays."""
+        if self._under_way is not None:
+            mx.eval(self._under_way.tokens, self._caches.state())
+
+    def drop(self) -> None:
+        """Forget what is under way, once it is done."""
+        self.rest()
+        self._under_way = None
+
+    def _draw(self, rows: Sequence[Row], *, ahead: bool) -> list[Drawn]:
+        """Return what is drawn for each row, in the rows' order; they have reserved the token."""
+        step, self._under_way = self._under_way, None
+        known = [row for row in rows if step is not None and _matches(step, row)]
+        if step is None or len(known) < len(rows):
+            return self._draw_some(rows, step, known, ahead=ahead)
+        for row in rows:
+            self._take_up(row)
+        tokens = _tokens_of(step, rows)
+        following = self._make_up(rows, tokens) if ahead else None
+        if self._lead is Lead.DISPATCHED:
+            self._dispatch(following)
+        drawn = [Drawn(token_id) for token_id in _read(tokens)]
+        if self._lead is Lead.MADE_UP:
+            self._dispatch(following)
+        return drawn
+
+    def _draw_some(
+        self, rows: Sequence[Row], step: _UnderWay | None, known: Sequence[Row], *, ahead: bool
+    ) -> list[Drawn]:
+        """Decode the rows that have nothing under way, and take up what the others have."""
+        drawn_for: dict[RowId, Drawn] = {}
+        if step is not None and known:
+            for row, token_id in zip(known, _read(_tokens_of(step, known)), strict=True):
+                self._take_up(row)
+                drawn_for[row.id] = Drawn(token_id)
+        elif step is not None:
+            mx.eval(step.tokens)
+        fresh = [row for row in rows if row.id not in drawn_for]
+        decoded = decode(self._model, self._caches, fresh)
+        drawn_for |= {row.id: one for row, one in zip(fresh, decoded, strict=True)}
+        drawn = [drawn_for[row.id] for row in rows]
+        if ahead and all(one.token_id >= 0 for one in drawn):
+            tokens = mx.array([one.token_id for one in drawn], dtype=mx.int32)
+            self._dispatch(self._make_up(rows, tokens))
+        return drawn
+
+    def _take_up(self, row: Row) -> None:
+        self._caches.contents.appending(row.id, row.offset, row.offset + 1)
+        row.offset += 1
+
+    def _make_up(self, rows: Sequence[Row], tokens: mx.array) -> _UnderWay | None:
+        """Make up the step after the one that draws `tokens`, for the rows that go on after it."""
+        places = [index for index, row in enumerate(rows) if row.left > 1]
+        going = [rows[index] for index in places]
+        if not going or not self._may_go_on(going):
+            return None
+        if len(going) < len(rows):
+            tokens = tokens[mx.array(places, dtype=mx.int32)]
+        offsets = {row.id: row.offset for row in going}
+        batch = Batch.decode(tokens, list(offsets.values()), list(offsets))
+        logits = self._model.logits(self._model.forward(batch, self._caches))
+        drawn = sample(logits, [row.draw_after() for row in going], hopeful=False)
+        for row in going:
+            # It stands there once the step is taken up.
+            self._caches.contents.cut_back(row.id, row.offset)
+        return _UnderWay(drawn, {row.id: index for index, row in enumerate(going)}, offsets)
+
+    def _may_go_on(self, rows: Sequence[Row]) -> bool:
+        """Tell whether all rows can go on before their tokens are known; they stand after these."""
+        table = self._caches.table
+        if table.moving:
+            return False
+        if self._lead is Lead.MADE_UP and any(
+            needs_second_look(row.request.sampling, self._model.vocab_size) for row in rows
+        ):
+            return False
+        return all(row.foreseeable and row.offset < table.capacity(row.id) for row in rows)
+
+    def _dispatch(self, step: _UnderWay | None) -> None:
+        if step is not None:
+            mx.async_eval(step.tokens, self._caches.state())  # type: ignore[no-untyped-call]
+        self._under_way = step
+
+
+def _matches(step: _UnderWay, row: Row) -> bool:
+    return step.offsets.get(row.id) == row.offset
+
+
+def _tokens_of(step: _UnderWay, rows: Sequence[Row]) -> mx.array:
+    """Return what the step draws for these rows, lazy."""
+    indices = [step.index_of[row.id] for row in rows]
+    if indices == list(range(step.tokens.shape[0])):
+        return step.tokens
+    return step.tokens[mx.array(indices, dtype=mx.int32)]
+
+
+def _read(tokens: mx.array) -> list[int]:
+    """Wait for the tokens, and return them."""
+    return cast("list[int]", tokens.tolist())

@@ -1,0 +1,76 @@
+"""What a step evaluates: one prompt chunk of one row, or one token of every decoding row.
+
+Invariants:
+- A prefill chunk evaluates the caches alone: no head, no logits.
+- A decode step syncs with the host once, for all rows together (`drawing`).
+- Nothing of a step outlives it: no array, view or plan is kept.
+- A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
+from mlxd_worker.models.base import Batch, Passes
+
+
+def prefill(model: Passes, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
+    """Evaluate the row's next prompt tokens into the caches, and move its offset."""
+    caches.reserve(row.id, tokens=row.offset + len(tokens))
+    hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
+    along = [] if row.pool is None else [row.pool.taken(hidden)]
+    mx.eval(caches.state(), along)
+    row.offset += len(tokens)
+
+
+def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
+    """Evaluate each row's next token; return what was drawn after them, in the rows' order.
+
+    Each row has reserved the token.
+    """
+    drawn = draw_after(model, caches, rows, model.forward(next_tokens(rows), caches))
+    for row in rows:
+        row.offset += 1
+    return drawn
+
+
+def next_tokens(rows: Sequence[Row]) -> Batch:
+    """Return the batch of each row's next token."""
+    return Batch.decode(
+        [row.next_token() for row in rows],
+        [row.offset for row in rows],
+        [row.id for row in rows],
+    )
+
+
+def draw_after(
+    model: Passes, caches: RowCaches, rows: Sequence[Row], hidden: mx.array
+) -> list[Drawn]:
+    """Return what is drawn after each row of `hidden`, all of the step evaluated."""
+    return draw_all(
+        model.logits(hidden),
+        [row.draw() for row in rows],
+        [row.request.top_logprobs for row in rows],
+        along=caches.state(),
+    )
+
+
+def make_ready(
+    caches: RowCaches,
+    rows: Sequence[Row],
+    *,
+    width: int = 1,
+    before: Callable[[], None] | None = None,
+) -> list[Row]:
+    """Reserve `width` more tokens a row; return the rows in the order that costs no gathering.
+
+    before: called before a row moves, and only then.
+    """
+    caches.reserve_all({row.id: row.offset + width for row in rows}, before=before)
+    by_id = {row.id: row for row in rows}
+    return [by_id[row_id] for row_id in caches.rows if row_id in by_id]

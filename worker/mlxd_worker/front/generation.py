@@ -1,0 +1,168 @@
+"""One stream from its specification to its events: check, tokenise off the loop, submit, read.
+
+Invariants:
+- Everything that the model decides about a request is decided here, before the engine sees it.
+- The engine hears of the stream's end from here however it ends: by itself, by its client, by a
+  deadline, or by a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from mlxd_shared.domain.errors import InvalidRequest, ModelUnloaded
+from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
+from mlxd_shared.wire.intake import paced
+from mlxd_worker.chat.answer import Answer, PartPiece
+from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit, Tokens
+from mlxd_worker.front.prompting import prompt_of
+from mlxd_worker.front.worker import Worker
+from mlxd_worker.thread.facts import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message of a stream says."""
+
+    request_id: str
+    model_digest: str
+    event: Tokens | Finished
+    seed: int | None
+    """The seed in force, on the first message only."""
+    pieces: tuple[PartPiece, ...] = ()
+    """The pieces of a chat's answer, where it is told apart; the event's text is then that of the
+    text parts."""
+
+
+async def generate(
+    worker: Worker, spec: GenerateSpec, loaded: Loaded, *, left_s: float | None = None
+) -> AsyncGenerator[Part, None]:
+    """Yield one stream's events, joined where the reader is slow, the first token alone.
+
+    left_s: after so many seconds nobody wants it any more; None: it may take as long as it takes.
+
+    Raises:
+        InvalidRequest: something this model cannot honour; names the field and the limit.
+        DuplicateRequest: the request id is in flight.
+        QueueFull: too many streams wait.
+        DeadlinePassed: `left_s` have passed; gRPC ends the call then, too, sooner or later.
+        MlxdError: whatever ended the stream.
+    """
+    accepted_s = time.monotonic()
+    await paced(check_vocabulary, spec, loaded.vocab_size)
+    request_id = spec.request_id or uuid.uuid4().hex
+    with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
+        told = await prompt_of(worker, spec, loaded, request_id)
+        prompt = told.ids
+        await paced(_check_resumed, spec, loaded, prompt)
+        constraint = await _constraint(worker, spec, loaded)
+        if worker.loaded is not loaded:
+            raise ModelUnloaded(loaded.job.name)
+        reader = worker.engine.reader()
+        by_steps = len(spec.resumed) <= worker.replay_steps_max
+        request = replace(
+            _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s),
+            request_id=request_id,
+            priority=spec.priority,
+            deadline_s=None if left_s is None else accepted_s + left_s,
+            constraint=constraint,
+            shown=told.shown,
+            prompt=prompt if by_steps else prompt + spec.resumed,
+            resumed=0 if by_steps else len(spec.resumed),
+            forced=spec.resumed if by_steps else (),
+        )
+        worker.engine.submit(request)
+        seed: int | None = request.sampling.seed
+        ended = False
+        try:
+            while not ended:
+                event = await reader.next()
+                ended = isinstance(event, Finished)
+                part = Part(request_id, loaded.job.digest, event, seed)
+                yield part if told.answer is None else _told_apart(part, told.answer)
+                seed = None
+        finally:
+            if not ended:
+                worker.engine.cancel(Cancel(stream))
+
+
+def _told_apart(part: Part, answer: Answer) -> Part:
+    """Return a part of a chat's stream with the pieces that its text makes up."""
+    event = part.event
+    pieces = answer.read(event.text, ends=isinstance(event, Finished))
+    text = "".join(piece.text for piece in pieces if not piece.reasoning)
+    return replace(part, event=replace(event, text=text), pieces=pieces)
+
+
+async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Constraint | None:
+    """Return what complete output must match, compiled; None where it may be anything."""
+    if spec.response_format is None:
+        return None
+    return await worker.formats.compiled(loaded.constraints, spec.response_format)
+
+
+def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:
+    """Refuse to go on from tokens that this request cannot have brought forth."""
+    resumed = spec.resumed
+    if not resumed:
+        return
+    bad = next((i for i, token in enumerate(resumed) if token >= loaded.vocab_size), None)
+    if bad is not None:
+        limit = f"{resumed[bad]} is not a token id; the vocabulary has {loaded.vocab_size} tokens"
+        raise InvalidRequest.of(f"resume_token_ids[{bad}]", limit)
+    ends = _eos_of(spec, loaded) | set(spec.stop_token_ids)
+    bad = next((i for i, token in enumerate(resumed) if token in ends), None)
+    if bad is not None:
+        limit = f"token {resumed[bad]} ends the stream: it is never part of the output"
+        raise InvalidRequest.of(f"resume_token_ids[{bad}]", limit)
+    if len(prompt) + len(resumed) >= loaded.context_length:
+        limit = (
+            f"prompt and output have {len(prompt) + len(resumed)} tokens; the context of "
+            f"{loaded.context_length} is full: the stream had ended"
+        )
+        raise InvalidRequest.of("resume_token_ids", limit)
+    options = merge(spec.sampling, loaded.sampling)
+    if options.seed is None and options.temperature != 0:
+        limit = "to go on with the same draws a stream needs its seed, which its first message told"
+        raise InvalidRequest.of("sampling.seed", limit)
+
+
+def _submit(
+    stream: StreamId,
+    spec: GenerateSpec,
+    loaded: Loaded,
+    prompt: tuple[int, ...],
+    *,
+    sink: Sink,
+    accepted_s: float,
+) -> Submit:
+    return Submit(
+        stream=stream,
+        prompt=prompt,
+        sampling=resolve(
+            merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
+        ),
+        max_tokens=spec.max_tokens,
+        stop=spec.stop,
+        stop_token_ids=frozenset(spec.stop_token_ids),
+        eos_ids=_eos_of(spec, loaded),
+        skip_special_tokens=spec.skip_special_tokens,
+        submitted_s=accepted_s,
+        age_s=max(spec.age_s, 0.0),
+        sink=sink,
+        min_tokens=spec.min_tokens,
+        top_logprobs=spec.top_logprobs,
+        speculation_depth=spec.speculation_depth,
+    )
+
+
+def _eos_of(spec: GenerateSpec, loaded: Loaded) -> frozenset[int]:
+    """Return the ids that end this text, less those that the model's head does not have."""
+    if spec.ignore_eos:
+        return frozenset()
+    return frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.vocab_size)

@@ -1,0 +1,160 @@
+"""What a request gives the model to read: text, ids or a conversation, as ids that fit its context.
+
+Invariants:
+- Whatever takes long happens off the event loop, within bounds.
+- A conversation's answer is read by the parser of the model's family from its very first text, also
+  where the stream is resumed: what an earlier worker has told is read again, and not told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from mlxd_shared import config
+from mlxd_shared.domain.chats import Chat
+from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
+from mlxd_shared.domain.requests import GenerateSpec
+from mlxd_shared.wire.intake import paced
+from mlxd_worker.chat.answer import Answer
+from mlxd_worker.chat.format import ChatFormat
+from mlxd_worker.chat.parsing.pieces import tools_of
+from mlxd_worker.chat.parsing.registry import OutputFormat
+from mlxd_worker.engine.text import TextStream
+from mlxd_worker.front.worker import Worker
+from mlxd_worker.thread.facts import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model reads, and how its answer is told."""
+
+    ids: tuple[int, ...]
+    answer: Answer | None = None
+    """What tells the parts of the answer apart; None: it is one text."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """The ids that are part of the text though others are left out."""
+
+
+async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_id: str) -> Prompt:
+    """Return a request's prompt, with at least one id and fewer than the context holds.
+
+    Raises:
+        InvalidRequest: it makes no prompt that this model can read; names the field.
+        NoChatTemplate, InvalidModel: a conversation, which the model's files have no way to read.
+        QueueFull: too many conversations wait to be rendered.
+    """
+    match spec.prompt:
+        case str(text):
+            check_length(len(text), loaded, field="text")
+            ids = await worker.tokens.encoded(loaded.tokenizer, text, field="text", kind="generate")
+            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="text"))
+        case Chat() as chat:
+            prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
+        case ids:
+            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="tokens"))
+    return prompt
+
+
+async def _chat_prompt(
+    worker: Worker, spec: GenerateSpec, chat: Chat, loaded: Loaded, request_id: str
+) -> Prompt:
+    wanted = loaded.chat
+    if wanted is None:
+        raise NoChatTemplate(loaded.job.name)
+    chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
+    check_length(chars, loaded, field="chat.messages")
+    rendered = await worker.chats.rendered(wanted, chat, worker.tokens)
+    ids = await _checked_chat(rendered.ids, spec, loaded)
+    if not chat.parses:
+        return Prompt(ids)
+    continued = chat.messages[-1].content if chat.continues else None
+    tools = await paced(tools_of, chat.tools_json)
+    parser = _output(wanted, spec).parser(tools, prompt=rendered.tail, continued=continued)
+    answer = Answer(parser, request_id)
+    if spec.resumed:
+        await asyncio.to_thread(_read_again, answer, spec, loaded, wanted.shown)
+    return Prompt(ids, answer, wanted.shown)
+
+
+def _output(wanted: ChatFormat, spec: GenerateSpec) -> OutputFormat:
+    """Return how the answer is written: bare JSON is no call where JSON was asked for."""
+    bare = wanted.output.bare_json and spec.response_format is not None
+    return wanted.output.without_calls() if bare else wanted.output
+
+
+def _read_again(
+    answer: Answer, spec: GenerateSpec, loaded: Loaded, shown: Mapping[int, str]
+) -> None:
+    """Have an answer read the text that came with the tokens before, as it was sent then."""
+    text = TextStream(
+        loaded.tokenizer.detokenizer(
+            skip_special=spec.skip_special_tokens,
+            anchored=spec.response_format is not None,
+            shown=shown,
+        ),
+        spec.stop,
+    )
+    told: list[str] = []
+    for index, token_id in enumerate(spec.resumed):
+        piece = text.push(token_id, may_end=index + 1 >= spec.min_tokens)
+        told.append(piece.text)
+        if piece.stop is not None:  # the engine refuses such a stream by name
+            break
+    answer.read("".join(told), ends=False)
+
+
+async def _checked_chat(
+    prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded
+) -> tuple[int, ...]:
+    """Check a conversation's ids off the event loop where they are many.
+
+    A template may make them of a request that is small, and not put off itself.
+    """
+    check = partial(_checked, prompt, spec, loaded, field="chat")
+    if len(prompt) <= config.TOKENIZE_SHORT_IDS_MAX:
+        return check()
+    return await asyncio.to_thread(check)
+
+
+def _checked(
+    prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
+) -> tuple[int, ...]:
+    """Return a prompt's ids if the model can read them, and answer behind them."""
+    if not prompt:
+        raise InvalidRequest.of(field, "the prompt has no tokens; at least one is needed")
+    if len(prompt) >= loaded.context_length:
+        limit = (
+            f"the prompt has {len(prompt)} tokens; the context of {loaded.context_length} "
+            f"takes at most {loaded.context_length - 1}"
+        )
+        raise InvalidRequest.of(field, limit)
+    if len(prompt) + spec.min_tokens > loaded.context_length:
+        limit = (
+            f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
+            f"context of {loaded.context_length} has left behind the prompt"
+        )
+        raise InvalidRequest.of("min_tokens", limit)
+    if max(prompt) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
+        limit = (
+            f"the tokenizer makes it token {max(prompt)}, which the model does not have; "
+            f"its vocabulary has {loaded.vocab_size} tokens"
+        )
+        raise InvalidRequest.of(field, limit)
+    return tuple(prompt)
+
+
+def check_length(chars: int, loaded: Loaded, *, field: str) -> None:
+    """Refuse a text that the context could not hold if every token were the longest there is.
+
+    To tokenise it first could take a minute, and memory for every one of its tokens.
+    """
+    chars_max = loaded.tokenizer.chars_max(loaded.context_length)
+    if chars > chars_max:
+        limit = (
+            f"the prompt has {chars} characters; the context of {loaded.context_length} "
+            f"tokens takes at most {chars_max}"
+        )
+        raise InvalidRequest.of(field, limit)

@@ -1,0 +1,305 @@
+"""The worker as its event loop sees it: who it is, what it serves, and what it may do next.
+
+Invariants:
+- Event loop only; everything about arrays goes through the engine thread.
+- One load at a time, and it runs to its end whoever waits for it; anybody may watch it. So does
+  an unload: one that stopped half way would leave a model that is neither there nor gone.
+- The model is said to be ready after it is, and to drain before it stops being so.
+- A new stream is let in only while ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import dataclass, field
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import (
+    InvalidRequest,
+    MlxdError,
+    ModelDraining,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    ShuttingDown,
+    WrongWorker,
+)
+from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import LoadSpec, Weights
+from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.serving.server import Health
+from mlxd_worker.chat.room import RenderRoom
+from mlxd_worker.constraints.room import CompileRoom
+from mlxd_worker.front.streams import Streams
+from mlxd_worker.machine.backend import Backend
+from mlxd_worker.process.lifeline import Lifeline
+from mlxd_worker.process.output import new_output
+from mlxd_worker.thread.engine_thread import EngineThread
+from mlxd_worker.thread.facts import Loaded, LoadJob
+from mlxd_worker.tokenizing.room import TokenRoom
+
+LOAD_RETRY_S = 1.0
+_log = get_logger("worker")
+
+
+class Phase(enum.Enum):
+    """What the worker's one model is doing."""
+
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is. `started_s` is in seconds since the epoch.
+
+    `device` is what its controller calls the device that it sees; "" without one.
+    """
+
+    incarnation: str
+    address: str
+    backend: Backend
+    device: str = ""
+    started_s: float = field(default_factory=time.time)
+
+
+class Worker:
+    """One worker process. One owner: the event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        engine: EngineThread,
+        health: Health,
+        *,
+        stopping: asyncio.Event,
+        waiting_max: int = config.WAITING_STREAMS_MAX,
+        replay_steps_max: int = 0,
+    ) -> None:
+        """Serve nothing yet; later, let at most `waiting_max` streams wait."""
+        self.identity = identity
+        self.engine = engine
+        self.replay_steps_max = replay_steps_max
+        """Up to so many tokens of a resumed stream are evaluated one by one, as they were at first;
+        more are evaluated like a prompt, which is faster and rounds otherwise."""
+        self.streams = Streams(waiting_max=waiting_max)
+        self.formats = CompileRoom()
+        self.chats = RenderRoom()
+        self.tokens = TokenRoom()
+        self.stopping = stopping
+        """Set once the process has begun to stop; it takes no new stream then."""
+        self.lifeline: Lifeline | None = None
+        """What follows the controller; None where none started this process."""
+        self.phase = Phase.EMPTY
+        self.progress = LoadProgress("")
+        self.last_error = ""
+        self.loaded: Loaded | None = None
+        self._health = health
+        self._job: LoadJob | None = None
+        self._loading: asyncio.Task[Loaded] | None = None
+        self._progressed = asyncio.Event()
+        self._unloading = asyncio.Lock()
+        self._unloads: set[asyncio.Task[int]] = set()
+
+    @property
+    def model_name(self) -> str:
+        """The model's name; empty while there is none."""
+        return self._job.name if self._job else ""
+
+    @property
+    def job(self) -> LoadJob | None:
+        """What is loaded, or being loaded, or failed to load; None while there is nothing."""
+        return self._job
+
+    def check_incarnation(self, asked: str, *, required: bool = False) -> None:
+        """Refuse a request that was meant for another process.
+
+        Raises:
+            WrongWorker: `asked` is another's, or empty where it must be given.
+        """
+        if asked != self.identity.incarnation and (asked or required):
+            raise WrongWorker(asked, self.identity.incarnation)
+
+    def check_model(self, asked: str) -> Loaded:
+        """Return the loaded model that a request asks for by name or digest, or without either.
+
+        Raises:
+            ModelNotFound: another model is asked for, or none is loaded.
+            ModelLoading: it is not ready yet.
+        """
+        job = self._job
+        if job is None or asked not in {"", job.name, job.digest}:
+            raise ModelNotFound(asked, "" if job else "this worker has no model loaded")
+        if self.phase is Phase.LOADING:
+            done = self.progress.bytes_read / max(self.progress.bytes_total, 1)
+            raise ModelLoading(job.name, LOAD_RETRY_S, progress=done)
+        if self.loaded is None:
+            raise ModelNotFound(asked, "this worker has no model loaded")
+        return self.loaded
+
+    def admit(self, asked: str) -> Loaded:
+        """Return the model for a new stream.
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            ModelDraining: the model takes no new stream.
+            ModelNotFound, ModelLoading: as `check_model`.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        loaded = self.check_model(asked)
+        if self.phase is not Phase.READY:
+            raise ModelDraining(loaded.job.name)
+        return loaded
+
+    async def load(self, job: LoadJob) -> AsyncGenerator[LoadProgress, None]:
+        """Load `job` unless it is loaded, and yield the progress; the last stage is "ready".
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            WrongWorker: another model is loaded or being loaded.
+            InvalidRequest: the same model, but with other options.
+            ModelDraining: the same model is on its way out, or an unload is not done yet.
+            InvalidModel: the folder cannot be served.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        if self._unloads:  # it would take what is begun now for what it has ended
+            raise ModelDraining(job.name)
+        if self._job is None or self.phase is Phase.FAILED:
+            self._job, self.phase, self.progress = job, Phase.LOADING, LoadProgress("starting")
+            coming = self.engine.load(job, self._note)  # now: it may be given up from here on
+            self._loading = asyncio.create_task(self._load(job, coming))
+            self._loading.add_done_callback(lambda _: self._wake())
+            self._loading.add_done_callback(asyncio.Task.exception)  # maybe nobody waits for it
+        else:
+            self._check_same(job)
+        loading = self._loading
+        assert loading is not None, "a model without a load"
+        while True:
+            progressed = self._progressed  # taken first, so that nothing between is missed
+            if loading.done():
+                break
+            yield self.progress
+            await progressed.wait()
+        await loading
+        yield self.progress
+
+    def _check_same(self, job: LoadJob) -> None:
+        mine = self._job
+        assert mine is not None, "checked by the caller"
+        if (job.path, job.name, job.digest) != (mine.path, mine.name, mine.digest):
+            raise WrongWorker(job.name, self.identity.incarnation)
+        if not self._meets(job.spec):
+            raise InvalidRequest.of("options", "the model is loaded with others; unload it first")
+        if self.phase in {Phase.DRAINING, Phase.UNLOADING}:
+            raise ModelDraining(mine.name)
+
+    def _meets(self, spec: LoadSpec) -> bool:
+        """Return whether the model is, or is being, loaded as `spec` says.
+
+        What `spec` leaves open is met. A controller that takes a worker up names what it found.
+        """
+        mine, loaded = self._job, self.loaded
+        assert mine is not None, "checked by the caller"
+        if spec == mine.spec:
+            return True
+        return (
+            loaded is not None
+            and spec.sampling == mine.spec.sampling
+            and spec.context_length in (None, loaded.context_length)
+            and spec.rows_max in (None, loaded.rows_max)
+            and spec.weights in (Weights.AUTO, loaded.weights)
+            and spec.kv_format in (None, loaded.kv_format)
+            and spec.prefix_cache_nbytes in (None, loaded.prefix_cache_nbytes)
+        )
+
+    async def _load(self, job: LoadJob, coming: Awaitable[Loaded]) -> Loaded:
+        try:
+            loaded = await coming
+        except Exception as error:
+            known = error.describe() if isinstance(error, MlxdError) else type(error).__name__
+            self.phase, self.last_error = Phase.FAILED, known
+            _log.error("the load failed", model=job.name, reason=known)
+            raise
+        self.loaded, self.phase, self.last_error = loaded, Phase.READY, ""
+        await self._health.set(f"models/{job.name}", serving=True)
+        _log.info(
+            "ready",
+            model=job.name,
+            digest=job.digest,
+            weights=loaded.weights.value,
+            kv_format=loaded.kv_format.value,
+            prefix_cache_nbytes=loaded.prefix_cache_nbytes,
+            context_length=loaded.context_length,
+            rows_max=loaded.rows_max,
+        )
+        return loaded
+
+    def _note(self, progress: LoadProgress) -> None:
+        self.progress = progress
+        if progress.stage != "ready":  # said when it is true, by `_load`
+            self._wake()
+
+    def _wake(self) -> None:
+        self._progressed.set()
+        self._progressed = asyncio.Event()
+
+    def adopt(self, controller: ProcessMark, *, output_path: str) -> None:
+        """Follow this controller, and write to its named pipe, if it has one.
+
+        Raises:
+            ShuttingDown: the process is stopping.
+            InvalidRequest: there is no such controller or pipe, or another controller lives.
+        """
+        if self.stopping.is_set():
+            raise ShuttingDown
+        if self.lifeline is None:
+            raise InvalidRequest.of("controller_pid", "no controller started this worker")
+        with new_output(output_path):
+            self.lifeline.follow(controller)
+        _log.info("adopted", model=self.model_name, controller_pid=controller.pid)
+
+    async def drain(self, grace_s: float) -> int:
+        """Take no new stream; return how many still run when the last has ended or at the end."""
+        await self._close()
+        return await self.streams.drained(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
+
+    async def _close(self) -> None:
+        if self.loaded is not None and self.phase is Phase.READY:
+            self.phase = Phase.DRAINING
+            await self._health.set(f"models/{self.loaded.job.name}", serving=False)
+
+    async def unload(self) -> int:
+        """End every stream with ModelUnloaded and drop the model; idempotent.
+
+        A load in progress is abandoned. Returns MLX's active bytes afterwards.
+        """
+        task = asyncio.create_task(self._unload())
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+        return await asyncio.shield(task)
+
+    async def _unload(self) -> int:
+        async with self._unloading:
+            if self._loading is not None:
+                self.engine.abandon_load()
+                await asyncio.wait([self._loading])
+            name = self.model_name
+            await self._close()
+            self.phase = Phase.UNLOADING
+            if self.loaded is not None:
+                await self.tokens.forget(self.loaded.tokenizer, name)
+            active_nbytes = await self.engine.unload(ModelUnloaded(name))
+            self.loaded = self._job = self._loading = None
+            self.phase, self.progress = Phase.EMPTY, LoadProgress("")
+        _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
+        return active_nbytes

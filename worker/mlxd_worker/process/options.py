@@ -1,0 +1,179 @@
+"""The worker's command line, parsed into one frozen value. Imports neither MLX nor the wire."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights, load_violations
+from mlxd_shared.domain.units import format_bytes, parse_bytes
+from mlxd_shared.ops.logs import LEVELS, LogFormat
+from mlxd_shared.security.listeners import ListenerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; None where it does not."""
+
+    listen: str | None
+    allow_remote: bool
+    security: ListenerFiles
+    incarnation: str
+    device: str
+    ready_fd: int | None
+    life_fd: int | None
+    orphan_grace_s: float
+    stop_grace_s: float
+    model: Path | None
+    name: str
+    spec: LoadSpec
+    threads: int | None
+    waiting_max: int
+    replay_steps: int
+    log_level: str
+    log_format: LogFormat
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Return the options; exits with `ExitCode.BAD_OPTIONS` where they make no sense.
+
+    Raises:
+        InvalidRequest: a load option is out of range.
+    """
+    given = _parser().parse_args(arguments)
+    spec = LoadSpec(
+        context_length=given.context_length,
+        rows_max=given.rows_max,
+        weights=Weights(given.weights),
+        kv_format=KVFormat(given.kv_format) if given.kv_format else None,
+        prefix_cache_nbytes=given.prefix_cache,
+    )
+    violations = load_violations(spec, prefix="options")
+    if violations:
+        raise InvalidRequest(tuple(violations))
+    model: Path | None = given.model
+    return Options(
+        listen=given.listen,
+        allow_remote=given.allow_remote,
+        security=ListenerFiles(
+            given.tls_cert, given.tls_key, given.tls_client_ca, given.token_file, given.open_health
+        ),
+        incarnation=given.incarnation or uuid.uuid4().hex,
+        device=given.device,
+        ready_fd=given.ready_fd,
+        life_fd=given.life_fd,
+        orphan_grace_s=given.orphan_grace,
+        stop_grace_s=given.stop_grace,
+        model=model,
+        name=given.name or (model.resolve().name if model else ""),
+        spec=spec,
+        threads=given.threads,
+        waiting_max=given.waiting_max,
+        replay_steps=given.replay_steps,
+        log_level=given.log_level,
+        log_format=given.log_format,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlxd-worker", description="Serve one MLX model over gRPC; started by mlxd, or alone."
+    )
+    add = parser.add_argument
+    add("--listen", help="unix:PATH or tcp:HOST:PORT (port 0: any); default: a private socket")
+    add("--allow-remote", action="store_true", help="listen where other machines can connect")
+    files = (
+        ("--tls-cert", "serve TLS: the certificates as PEM"),
+        ("--tls-key", "the key of --tls-cert"),
+        ("--tls-client-ca", "serve only clients with a certificate that these signed"),
+        ("--token-file", "serve only clients that send the token in this file"),
+    )
+    for name, text in files:
+        add(name, type=Path, metavar="FILE", help=text)
+    add("--open-health", action="store_true", help="answer health checks without the token")
+    add("--incarnation", default="", help="this process's name; default: a random one")
+    add("--device", default="", metavar="NAME", help="what to call the device in its status")
+    add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
+    add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
+    graces = (
+        ("--orphan-grace", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
+        ("--stop-grace", config.WORKER_STOP_GRACE_S, "what streams get when told to stop"),
+    )
+    for name, default, text in graces:
+        add(name, type=_seconds, default=default, metavar="SECONDS", help=text)
+    add("--model", type=Path, metavar="FOLDER", help="load this model at once")
+    add("--name", default="", help="the name to serve it under; default: the folder's")
+    add("--context-length", type=_count, metavar="TOKENS")
+    add("--rows-max", type=_count, metavar="N", help="streams decoded side by side")
+    add("--weights", choices=[w.value for w in Weights], default=Weights.AUTO.value)
+    add(
+        "--kv-format",
+        choices=[f.value for f in KVFormat],
+        help="of keys and values; default: model",
+    )
+    prefix_text = f"of snapshots of former prompts; default: {config.PREFIX_MEMORY_FRACTION:.0%}%"
+    add("--prefix-cache", type=_size, metavar="SIZE", help=f"{prefix_text} of memory; 0: none")
+    waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
+    add(
+        "--waiting-max",
+        type=_up_to(config.WAITING_STREAMS_LIMIT),
+        default=config.WAITING_STREAMS_MAX,
+        metavar="N",
+        help=waiting_text,
+    )
+    add(
+        "--replay-steps",
+        type=_up_to(config.CONTEXT_LENGTH_LIMIT),
+        default=0,
+        metavar="TOKENS",
+        help="resume streams of at most so many tokens by decoding them again; default: 0, none",
+    )
+    add("--threads", type=_count, metavar="N", help="threads of the math library")
+    add("--log-level", choices=list(LEVELS), default="info")
+    add("--log-format", choices=["auto", "json", "console"], default="auto")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= config.LOAD_TOTAL_TIMEOUT_S:
+        message = f"{text} is outside 0 to {config.LOAD_TOTAL_TIMEOUT_S} seconds"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _size(text: str) -> int:
+    try:
+        nbytes = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if nbytes > config.PREFIX_CACHE_BYTES_LIMIT:
+        message = f"{text} is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}"
+        raise argparse.ArgumentTypeError(message)
+    return nbytes
+
+
+def _up_to(limit: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 0 to `limit`."""
+
+    def whole(text: str) -> int:
+        value = int(text)
+        if not 0 <= value <= limit:
+            message = f"{text} is outside 0 to {limit}"
+            raise argparse.ArgumentTypeError(message)
+        return value
+
+    return whole
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value < 1 << 31:
+        message = f"{text} is not a count"
+        raise argparse.ArgumentTypeError(message)
+    return value

@@ -1,0 +1,165 @@
+"""What this worker counts about its requests, and the gauges of the moment.
+
+Invariants:
+- Event loop only. Counters and histograms begin at 0 with the process.
+- Every Generate call is counted once, under the status code that its client was sent; one whose
+  client left, or let its deadline pass, under CANCELLED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mlxd.v1 import status_pb2
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.ops.metrics import Counter, Histogram, labels
+from mlxd_shared.wire.convert_status import counter_to_pb, gauge_to_pb, histogram_to_pb
+from mlxd_shared.wire.status import code_of
+from mlxd_worker.engine.request import Finished, Tokens
+from mlxd_worker.thread.facts import Figures
+
+
+class RequestRecord:
+    """What is measured about one request while it runs."""
+
+    def __init__(self, metrics: WorkerMetrics, model: str) -> None:
+        self.finish_reason = ""
+        self._metrics = metrics
+        self._model = model
+        self._last_s = time.monotonic()
+        self._offset = 0
+
+    def note(self, event: Tokens | Finished) -> None:
+        """Measure one event at the moment it is handed to the client."""
+        now_s = time.monotonic()
+        metrics, model = self._metrics, self._model
+        count = len(event.ids)
+        if count:
+            metrics.generated_tokens.add(count, model=model)
+            if self._offset == 0:
+                metrics.first_token_s.observe(now_s - self._last_s, model=model)
+            else:
+                each_s = (now_s - self._last_s) / count
+                metrics.inter_token_s.observe(each_s, times=count, model=model)
+            self._last_s = now_s
+            self._offset += count
+        if isinstance(event, Finished):
+            self.finish_reason = event.reason.value
+            metrics.queue_s.observe(event.usage.queue_s, model=model)
+            metrics.prompt_tokens.add(event.usage.prompt_tokens, model=model)
+            metrics.cached_tokens.add(event.usage.cached_tokens, model=model)
+
+
+@dataclass(slots=True)
+class WorkerMetrics:
+    """The worker's counters and histograms."""
+
+    requests: Counter = field(
+        default_factory=lambda: Counter(
+            "mlxd_requests_total", "Generate calls by model, status code and finish reason."
+        )
+    )
+    prompt_tokens: Counter = field(
+        default_factory=lambda: Counter(
+            "mlxd_prompt_tokens_total", "Prompt tokens of finished streams, cached ones included."
+        )
+    )
+    cached_tokens: Counter = field(
+        default_factory=lambda: Counter(
+            "mlxd_cached_tokens_total", "Prompt tokens whose state was reused."
+        )
+    )
+    generated_tokens: Counter = field(
+        default_factory=lambda: Counter("mlxd_generation_tokens_total", "Tokens sent to clients.")
+    )
+    first_token_s: Histogram = field(
+        default_factory=lambda: Histogram(
+            "mlxd_time_to_first_token_seconds", "From the request's arrival to its first token."
+        )
+    )
+    inter_token_s: Histogram = field(
+        default_factory=lambda: Histogram(
+            "mlxd_inter_token_latency_seconds",
+            "Time between tokens, shared by those of one message.",
+        )
+    )
+    queue_s: Histogram = field(
+        default_factory=lambda: Histogram(
+            "mlxd_queue_time_seconds", "From the request's arrival to its first prefill."
+        )
+    )
+
+    @contextmanager
+    def request(self, model: str) -> Iterator[RequestRecord]:
+        """Count one Generate call, however it ends."""
+        record = RequestRecord(self, model)
+        code = "INTERNAL"
+        try:
+            yield record
+            code = "OK"
+        except MlxdError as error:
+            code = code_of(error).name
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "CANCELLED"
+            raise
+        finally:
+            self.requests.add(model=model, code=code, finish_reason=record.finish_reason)
+
+    def families(self, figures: Figures, model: str) -> list[status_pb2.MetricFamily]:
+        """Return everything for the wire, gauges as of `figures`."""
+        gauges = (
+            ("mlxd_streams_running", "Streams being decoded or prefilled.", figures.running),
+            ("mlxd_streams_waiting", "Streams waiting for a row.", figures.waiting),
+            (
+                "mlxd_oldest_wait_seconds",
+                "Age of the oldest waiting stream.",
+                figures.oldest_wait_s,
+            ),
+            ("mlxd_kv_tokens_used", "Tokens held by running rows.", figures.kv_tokens_used),
+            ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", figures.kv_tokens_capacity),
+            ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
+            (
+                "mlxd_speculation_available",
+                "1 where the model's caches can take wrong guesses back, else 0.",
+                int(figures.can_guess),
+            ),
+        )
+        counters = (self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens)
+        histograms = (self.first_token_s, self.inter_token_s, self.queue_s)
+        return [
+            *(counter_to_pb(counter) for counter in counters),
+            *(counter_to_pb(counter) for counter in prefix_counters(figures)),
+            *(counter_to_pb(counter) for counter in speculation_counters(figures)),
+            *(histogram_to_pb(histogram) for histogram in histograms),
+            *(gauge_to_pb(name, text, {labels(model=model): v}) for name, text, v in gauges),
+        ]
+
+
+def prefix_counters(figures: Figures) -> tuple[Counter, ...]:
+    """Return what the engine has counted about prefix caches, as counters."""
+    lookups = Counter("mlxd_prefix_lookups_total", "Prompts looked up, by result and reason.")
+    hit_tokens = Counter("mlxd_prefix_hit_tokens_total", "Prompt tokens put back from snapshots.")
+    evictions = Counter("mlxd_prefix_evictions_total", "Runs of tokens that had to make room.")
+    evicted = Counter("mlxd_prefix_evicted_bytes_total", "Bytes that evicted snapshots owned.")
+    for model, prefix in figures.prefixes:
+        for result, reason, count in prefix.lookups:
+            lookups.add(count, model=model, result=result, reason=reason)
+        hit_tokens.add(prefix.hit_tokens, model=model)
+        evictions.add(prefix.evictions, model=model)
+        evicted.add(prefix.evicted_nbytes, model=model)
+    return lookups, hit_tokens, evictions, evicted
+
+
+def speculation_counters(figures: Figures) -> tuple[Counter, ...]:
+    """Return what the engine has counted about guesses, as counters."""
+    drafted = Counter("mlxd_draft_tokens_total", "Guesses that the model has judged.")
+    accepted = Counter("mlxd_accepted_draft_tokens_total", "Guesses that were right.")
+    for model, guesses in figures.speculations:
+        drafted.add(guesses.drafted_tokens, model=model)
+        accepted.add(guesses.accepted_tokens, model=model)
+    return drafted, accepted

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizers, spelling, control tokens, and what makes one hostile."""

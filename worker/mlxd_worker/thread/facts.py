@@ -1,0 +1,109 @@
+"""What the engine thread tells the event loop, as frozen values without arrays. Imports no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
+from mlxd_worker.chat.format import ChatFormat
+from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.text.pooling_files import EmbedDefaults
+from mlxd_worker.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """One model to load: where it is, what it is called, and what the load fixes."""
+
+    path: Path
+    name: str
+    digest: str
+    spec: LoadSpec
+
+
+Report = Callable[[LoadProgress], None]
+"""Takes the progress of a load, on the engine thread, at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready, and what is in force for it."""
+
+    job: LoadJob
+    tokenizer: Tokenizer
+    constraints: Constraints
+    """The response formats that are compiled for it."""
+    chat: ChatFormat | None
+    """How conversations are read; None where the model has no template for them."""
+    vocab_size: int
+    context_length: int
+    context_length_max: int
+    rows_max: int
+    weights: Weights
+    kv_format: KVFormat
+    prefix_cache_nbytes: int
+    """What snapshots of former prompts may take; 0 keeps none."""
+    sampling: SamplingOptions
+    """The values used where a request leaves them absent; none of them is None but the seed."""
+    embedding: EmbedDefaults
+    """Likewise, for vectors of texts."""
+    embeds: bool = True
+    """Whether it makes vectors of texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account of the ledger."""
+
+    name: str
+    nbytes: int
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFigures:
+    """What one model's prefix cache has done since the process began."""
+
+    lookups: tuple[tuple[str, str, int], ...] = ()
+    """Result ("hit" or "miss"), reason, and how often."""
+    hit_tokens: int = 0
+    evictions: int = 0
+    evicted_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFigures:
+    """What guessing has done for one model since the process began."""
+
+    drafted_tokens: int = 0
+    """Guesses that the model has judged."""
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The engine's figures at one moment (`at_s`, on the monotonic clock)."""
+
+    at_s: float
+    running: int = 0
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+    accounts: tuple[Account, ...] = ()
+    mlx_active_nbytes: int = 0
+    mlx_cache_nbytes: int = 0
+    mlx_peak_nbytes: int = 0
+    prefix_snapshots: int = 0
+    """Open snapshots, those of running rows included."""
+    prefixes: tuple[tuple[str, PrefixFigures], ...] = ()
+    """By model; all that this process has had."""
+    speculations: tuple[tuple[str, SpeculationFigures], ...] = ()
+    """Likewise."""
+    can_guess: bool = False
+    """Whether the resident model's caches can take wrong guesses back."""
+    unaccounted_nbytes: int = 0
+    """MLX's active bytes less the accounts, when the engine was last idle."""

@@ -1,0 +1,239 @@
+"""What lives on the engine thread: the resident model, its ledger, and the figures about both.
+
+Invariants:
+- Everything here runs on the engine thread; what is returned is plain values without arrays.
+- At most one model is resident. Unloaded means: nothing pinned, nothing attached, MLX swept.
+- The audit is taken when no stream is left; its difference is what the status shows until the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+
+import mlx.core as mx
+
+from mlxd_shared.domain.errors import MlxdError, ModelNotFound
+from mlxd_shared.ops.heap import trim_heap
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.prefix.prefix import PrefixCounts
+from mlxd_worker.engine.loop import Occupancy
+from mlxd_worker.engine.request import Cancel, Failed, Submit
+from mlxd_worker.engine.speculation.speculator import SpeculationCounts
+from mlxd_worker.memory import ledger as accounts
+from mlxd_worker.memory.residency import DeviceKind
+from mlxd_worker.thread.facts import (
+    Account,
+    Figures,
+    Loaded,
+    LoadJob,
+    PrefixFigures,
+    Report,
+    SpeculationFigures,
+)
+from mlxd_worker.thread.resident import Resident, make_resident
+
+_log = get_logger("engine")
+
+
+class ModelHost:
+    """At most one resident model. One owner: the engine thread."""
+
+    def __init__(self, *, device: DeviceKind) -> None:
+        self._device = device
+        self._ledger = accounts.Ledger()
+        self._resident: Resident | None = None
+        self._absent: MlxdError = ModelNotFound("", "no model is loaded")
+        self._pool_limit_nbytes = _pool_limit_nbytes()
+        self._memory_limit_nbytes = mx.get_memory_limit()
+        self._counts: dict[str, PrefixCounts] = {}
+        self._guesses: dict[str, SpeculationCounts] = {}
+        self._unaccounted_nbytes = 0
+        self._holds = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return self._resident is not None and self._resident.engine.busy
+
+    def load(self, job: LoadJob, report: Report) -> Loaded:
+        """Make the model of `job` resident; nothing may be resident yet.
+
+        Raises:
+            InvalidModel, InvalidRequest: as `make_resident`; nothing is held then.
+        """
+        assert self._resident is None, "unload first"
+        try:
+            counts = self._counts.get(job.name) or PrefixCounts()
+            guesses = self._guesses.get(job.name) or SpeculationCounts()
+            resident = make_resident(
+                job, device=self._device, report=report, counts=counts, guesses=guesses
+            )
+        except Exception as error:
+            _forget_locals(error)
+            self._lift_limits()
+            self._sweep()
+            raise
+        self._ledger.pin_all(accounts.Account.WEIGHTS, resident.model.parameters())
+        self._ledger.attach(accounts.Account.KV, "rows", resident.caches)
+        contents = resident.caches.contents
+        self._ledger.attach(accounts.Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._counts[job.name] = counts
+        self._guesses[job.name] = guesses
+        self._resident = resident
+        self._sweep()
+        return resident.facts
+
+    def unload(self, error: MlxdError) -> int:
+        """End every stream with `error`, drop the model; return MLX's active bytes afterwards."""
+        if self._resident is not None:
+            self._resident.prefix.clear()  # first, so that no row's is copied out to be kept
+        self.end_streams(error)
+        self._absent = error
+        if self._resident is not None:
+            for name in self._resident.model.parameters():
+                self._ledger.unpin(accounts.Account.WEIGHTS, name)
+            self._ledger.detach(accounts.Account.KV, "rows")
+            self._lift_limits()
+            self._ledger.detach(accounts.Account.PREFIX, "snapshots")
+            self._resident = None
+        return self._sweep().active_nbytes
+
+    def shrink(self, target_nbytes: int) -> tuple[int, int]:
+        """Give back what no stream needs until `target_nbytes` are held; return before and after.
+
+        First spare arenas and MLX's pool, then the snapshots that are worth least, no more of them
+        than it takes.
+        """
+        before_nbytes = held_nbytes = _held_nbytes()
+        if held_nbytes > target_nbytes:
+            if self._resident is not None:
+                self._resident.caches.rest()
+            mx.clear_cache()
+            held_nbytes = _held_nbytes()
+            if held_nbytes > target_nbytes and self._resident is not None:
+                prefix = self._resident.prefix
+                prefix.shrink(prefix.nbytes - (held_nbytes - target_nbytes))
+                mx.clear_cache()
+                held_nbytes = _held_nbytes()
+            trim_heap()
+        return before_nbytes, held_nbytes
+
+    def submit(self, request: Submit) -> None:
+        """Hand a stream to the engine; without a model it fails as the unload has made others."""
+        if self._resident is None:
+            request.sink.put(Failed(self._absent))
+        else:
+            self._resident.engine.submit(request)
+
+    def cancel(self, request: Cancel) -> None:
+        """Forget a stream."""
+        if self._resident is not None:
+            self._resident.engine.cancel(request.stream)
+
+    def step(self) -> None:
+        """Do one step of the engine."""
+        assert self._resident is not None, "busy without a model"
+        self._resident.engine.step()
+
+    def end_streams(self, error: MlxdError) -> None:
+        """End every stream with `error` and free its row."""
+        if self._resident is not None:
+            self._resident.engine.release_all(error)
+
+    def fail_all(self, error: MlxdError) -> None:
+        """End every stream with `error`, touching nothing else."""
+        if self._resident is not None:
+            self._resident.engine.fail_all(error)
+
+    def rest(self) -> None:
+        """Give back the arenas that are kept for streams to come."""
+        if self._resident is not None:
+            self._resident.caches.rest()
+            trim_heap()
+
+    def settle(self) -> Figures:
+        """Audit the ledger, with no stream left, and return the figures."""
+        audit = self._ledger.audit()
+        self._unaccounted_nbytes = audit.unaccounted_nbytes
+        if self._holds and not audit.holds:
+            _log.warning(
+                "the ledger does not hold",
+                unaccounted_nbytes=audit.unaccounted_nbytes,
+                tolerance_nbytes=audit.tolerance_nbytes,
+            )
+        self._holds = audit.holds
+        return self.figures()
+
+    def figures(self) -> Figures:
+        """Return the figures of this moment."""
+        engine = self._resident.engine if self._resident else None
+        load = engine.occupancy() if engine else Occupancy()
+        return Figures(
+            at_s=time.monotonic(),
+            running=load.running,
+            waiting=load.waiting,
+            oldest_wait_s=load.oldest_wait_s,
+            kv_tokens_used=load.kv_tokens_used,
+            kv_tokens_capacity=load.kv_tokens_capacity,
+            accounts=tuple(
+                Account(report.account.value, report.nbytes, report.arrays)
+                for report in self._ledger.report()
+            ),
+            mlx_active_nbytes=mx.get_active_memory(),
+            mlx_cache_nbytes=mx.get_cache_memory(),
+            mlx_peak_nbytes=mx.get_peak_memory(),
+            prefix_snapshots=self._resident.caches.contents.live if self._resident else 0,
+            prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
+            speculations=tuple(
+                (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))
+                for name, counts in self._guesses.items()
+            ),
+            can_guess=engine is not None and engine.can_guess,
+            unaccounted_nbytes=self._unaccounted_nbytes,
+        )
+
+    def _lift_limits(self) -> None:
+        """Let MLX have what it had before a model set limits."""
+        mx.set_cache_limit(self._pool_limit_nbytes)
+        mx.set_memory_limit(self._memory_limit_nbytes)
+
+    def _sweep(self) -> accounts.Audit:
+        # A traceback or a cycle may hold what was dropped.
+        gc.collect()
+        audit = self._ledger.sweep()
+        trim_heap()
+        self._unaccounted_nbytes = audit.unaccounted_nbytes
+        return audit
+
+
+def _held_nbytes() -> int:
+    return mx.get_active_memory() + mx.get_cache_memory()
+
+
+def _figures_of(counts: PrefixCounts) -> PrefixFigures:
+    return PrefixFigures(
+        lookups=tuple(
+            ("hit" if hit else "miss", reason.value, count)
+            for (hit, reason), count in sorted(counts.lookups.items())
+        ),
+        hit_tokens=counts.hit_tokens,
+        evictions=counts.evictions,
+        evicted_nbytes=counts.evicted_nbytes,
+    )
+
+
+def _pool_limit_nbytes() -> int:
+    """Return what MLX may keep of freed buffers; only setting it tells."""
+    limit_nbytes = mx.set_cache_limit(0)
+    mx.set_cache_limit(limit_nbytes)
+    return limit_nbytes
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Empty the frames behind `error`: they would keep the arrays of a failed load alive."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__

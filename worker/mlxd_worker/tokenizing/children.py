@@ -1,0 +1,87 @@
+"""The processes that read one tokenizer's long texts, and whose fault it is where they do not.
+
+Invariants:
+- What befalls a process that reads the tokenizer is told of tokenizer.json; what befalls one that
+  reads a text, of that text.
+- A tokenizer's bytes are put together for a process that starts, and held no longer than that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
+from mlxd_worker.killable.pool import First, Pool
+from mlxd_worker.killable.questions import Died, Late, Stop, Unready
+from mlxd_worker.text.rules import FILE
+from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.process import BAD, GOOD, LONG, message
+
+
+class Children:
+    """Those of one tokenizer. Any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, command: tuple[str, ...], *, learn_s: float) -> None:
+        """Start none yet; one has `learn_s` to read the tokenizer."""
+        self.tokenizer = tokenizer
+        self._learn_s = learn_s
+        self._pool = Pool(command, first=First(self._told_first, learn_s, _check))
+
+    def ask(
+        self, how: dict[str, Any], content: bytes, *, field: str, limit_s: float, stop: Stop
+    ) -> memoryview:
+        """Return what a process answers; waits for it.
+
+        field: what an error calls the content.
+
+        Raises:
+            InvalidRequest: it takes too long or too much memory, or its text is too long; names
+                `field`.
+            InvalidModel: the tokenizer fails on it, or cannot be read; names its file.
+            Stopped, Closed: nobody wants the answer any more.
+        """
+        try:
+            answer = self._pool.ask(message(how, content), limit_s=limit_s, stop=stop)
+        except Unready as error:
+            raise self._unread(is_late=error.is_late) from None
+        except Late:
+            problem = f"takes longer than {limit_s:.0f} s to read with the model's {FILE}"
+            raise InvalidRequest.of(field, problem) from None
+        except Died:
+            most = config.TOKENIZE_CHILD_BYTES_MAX
+            problem = f"takes more than {most} bytes of memory to read with the model's {FILE}"
+            raise InvalidRequest.of(field, problem) from None
+        _check(answer)
+        if answer.startswith(LONG):
+            raise InvalidRequest.of(field, answer[len(LONG) :].decode())
+        return memoryview(answer)[len(GOOD) :]
+
+    def rest(self) -> None:
+        """End those that wait for a question."""
+        self._pool.rest()
+
+    def close(self) -> None:
+        """End all of them, and start none any more; waits until they are gone."""
+        self._pool.close()
+
+    def _told_first(self) -> bytes:
+        settings = self.tokenizer.settings
+        return message({"kind": "learn", **settings}, self.tokenizer.content)
+
+    def _unread(self, *, is_late: bool) -> InvalidModel:
+        """Return the error about a tokenizer that no process has come to know."""
+        if is_late:
+            return InvalidModel(f"takes a process longer than {self._learn_s:g} s to read", FILE)
+        most = config.TOKENIZE_CHILD_BYTES_MAX
+        return InvalidModel(f"a process of at most {most} bytes died of reading it", FILE)
+
+
+def _check(answer: bytes) -> None:
+    """Raise what the library ran into.
+
+    Raises:
+        InvalidModel: it did; names its file.
+    """
+    if answer.startswith(BAD):
+        raise InvalidModel(answer[len(BAD) :].decode(), FILE)
