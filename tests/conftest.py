@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
 
 
-def pytest_collection_finish() -> None:
-    """Exempt what importing and collecting has made from garbage collection.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while importing and collecting, and never at what that has made.
 
-    It is there to stay, and a test that collects would look at all of it each time.
+    It is there to stay, and every collection would look at all of it.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -34,7 +34,7 @@ def run_suite(folder: Path, *, ci: bool, allowed: str) -> subprocess.CompletedPr
     (folder / "allowed.txt").write_text(allowed, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "CI"}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"CI": "true"} if ci else {})
-    plugins = ["-p", "tests.plugins.skips", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tests.plugins.skips", "-p", "no:cacheprovider", "-p", "no:randomly"]
     where = [f"--rootdir={folder}", "--allowed-skips", str(folder / "allowed.txt"), "."]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, *where],

@@ -13,8 +13,11 @@ import sys
 
 import pytest
 
+from tests.support.effort import IN_FULL
+
 KEPT_MAX = 6
-NBYTES = range(1 << 18, 2 << 20)
+NBYTES = range(1 << 18, 2 << 20) if IN_FULL else range(1 << 16, 1 << 19)
+"""Of each; either way more than what tests that count bytes leave room for."""
 MLX = "mlx.core"
 
 

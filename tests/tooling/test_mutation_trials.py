@@ -61,11 +61,13 @@ FILE = "tests/worker/test_parity.py"
 EVEN, HALVINGS, BARE, PROGRAM = (
     f"{FILE}::test_{name}" for name in ("even", "halvings", "a_bare_program", "a_program")
 )
+NO_PLUGINS = "-p no:anyio -p no:asyncio -p no:hypothesispytest -p no:randomly -p no:xdist"
+"""Loading them takes a run of the small tests three times as long as all else that it does."""
 FILES = {
     SOURCE: TEXT,
     "worker/small/__init__.py": "",
     FILE: TESTS,
-    "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\n",
+    "pytest.ini": f"[pytest]\naddopts = --import-mode=importlib {NO_PLUGINS}\n",
     "pyproject.toml": "[tool.mypy]\nfiles = 'worker/small'\nmypy_path = 'worker'\n",
 }
 
