@@ -48,7 +48,7 @@ demo: $(run_stamp) ## stream text from the built-in model through a real control
 
 .PHONY: test
 test: $(dev_stamp) ## every test but the long ones (about 8 minutes)
-	$(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 	$(took)
 
 .PHONY: soak

@@ -12,7 +12,7 @@ from mlxd_shared.security.secure_channel import ChannelSecurity, channel
 WRITING_FAILED = "Internal error from Core"
 """The library's word for a request that could not be written to its end."""
 TRIES_MAX = 5
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 

@@ -21,6 +21,7 @@ from mlxd.v1 import types_pb2
 from mlxd_shared.domain.errors import WorkerTimedOut
 from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
+from tests.support.effort import spread
 from tests.support.ports import own_port
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model
@@ -115,7 +116,7 @@ async def test_an_attached_worker_serves_loads_and_unloads(models: Models) -> No
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", spread([signal.SIGTERM, signal.SIGKILL], 1))
 async def test_a_controller_that_restarts_finds_the_model_loaded(
     models: Models, how: signal.Signals
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mlxd.v1 import inference_pb2, types_pb2
 from tests.support.chat_template import write_template
 from tests.support.cli import mlxd
+from tests.support.effort import spread
 from tests.support.served import served
 from tests.support.struck import NAME, Struck, struck_controller
 from tests.support.terminal import CTRL_C, CTRL_D, on_terminal
@@ -35,6 +36,8 @@ REQUEST = inference_pb2.GenerateRequest(
 )
 CONTEXT = 16384
 """Long enough that a stream without a limit goes on for as long as a test needs it to."""
+CUTS = spread((60, 8, 28), 2)
+"""Tokens of an answer after which its worker dies: within the call, the reasoning, the text."""
 LETTER_A = 67
 """Its token, in a tiny model's vocabulary."""
 
@@ -81,7 +84,7 @@ async def test_the_parts_of_an_answer_survive_its_worker(folder: Path) -> None:
     async with struck_controller(folder) as struck:
         whole = await answered(struck)
         cut = []
-        for count in (8, 28, 60):
+        for count in CUTS:
             cut.append(await answered(struck, kill_after=count))
             await struck.unload()
 

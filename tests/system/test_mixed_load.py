@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import examples
 from tests.support.mixed_load import EMPTY_WHEN_SWEPT, Load, check_swept, pair, run_load
 from tests.support.tiny_model import write_tiny_model
 
-SHORT = Load(requests=400, rounds=8)
+SHORT = Load(requests=examples(400, few=200), rounds=examples(8, few=4))
 TRIES_MAX = 5
 LEAKY = Load(requests=40, rounds=1, clients=2)
 

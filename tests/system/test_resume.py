@@ -16,7 +16,7 @@ from tests.support.ports import own_port
 from tests.support.served import Served, served
 
 PROMPT = "Once upon a time"
-LENGTHS = (300, 900)
+LENGTHS = (150, 900)
 """Of a stream in tokens: the longer one where the other had ended before its controller did."""
 
 

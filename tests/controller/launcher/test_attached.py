@@ -30,7 +30,7 @@ from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.serving.server import Health, listen, make_server
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
 
 

@@ -23,7 +23,7 @@ from mlxd_shared.security.listeners import OPEN, ListenerFiles, ListenerSecurity
 from tests.support.certificates import SECRET, Authority, token_file
 from tests.support.turns import turned
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 LARGE_NBYTES = 48 * config.MIB
 """More than a system keeps between two sockets."""
 AUTHORISED = f"Authorization: Bearer {SECRET}\r\n"

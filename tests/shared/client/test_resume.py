@@ -21,7 +21,7 @@ from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 from tests.support.clocks import Clock
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 SEED = 1 << 63
 LOST = WorkerLost("demo", 1)
 Message = inference_pb2.GenerateResponse

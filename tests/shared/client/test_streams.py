@@ -25,7 +25,7 @@ from mlxd_shared.domain.errors import QueueFull
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 async def drain(client: Client) -> list[Delta | Finished]:

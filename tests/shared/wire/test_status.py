@@ -22,7 +22,7 @@ from mlxd_shared.serving.server import Health, listen, make_server
 from mlxd_shared.wire.interceptors import Context, abort
 from mlxd_shared.wire.status import TABLE, RemoteError, code_of, from_call
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 SECRET = "the prompt and a path"
 EXAMPLES: tuple[MlxdError, ...] = (
     errors.InvalidRequest((FieldViolation("a.b[1]", "1 is above 0"), FieldViolation("ä", "ö"))),

@@ -15,6 +15,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from tests.real_inputs import real_input
+from tests.support.effort import IN_FULL
 from tests.worker.tiny import (
     caches_of,
     difference,
@@ -27,7 +28,7 @@ from tests.worker.tiny import (
 DEMO = Path(__file__).parents[3] / "shared" / "mlxd_shared" / "demo_model"
 NEAR_TIE = 1e-4
 PROMPTS = 20
-NEW_TOKENS = 200
+NEW_TOKENS = 200 if IN_FULL else 80
 ROW = RowId(1)
 
 
