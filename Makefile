@@ -46,6 +46,7 @@ demo: $(run_stamp) ## stream text from the built-in model through a real control
 	$(py) -m mlxd_controller.demo
 	$(took)
 
+# Compiled files are kept whatever the environment says: tests start hundreds of processes.
 .PHONY: test
 test: $(dev_stamp) ## every test but the long ones (about 8 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, start
+from tests.support.effort import spread
 from tests.support.served import served
 
 FULL = Path("/dev/full")
@@ -42,7 +43,7 @@ ALONE = ("--help", "--version", "version", "serve --help", "fit --help", "genera
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("arguments", ALONE)
+@pytest.mark.parametrize("arguments", spread(ALONE, 3))
 async def test_a_full_disk_behind_stdout_is_one_line(arguments: str) -> None:
     """What needs no server says what it could not write, and fails."""
     assert await told(*arguments.split()) == (
