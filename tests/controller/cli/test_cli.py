@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +20,7 @@ from mlxd_controller.memory.nvidia import Gpu
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared.config import GIB
 from tests.fakes.mlxd_server import Answers, serving
-from tests.support.cli import LIMIT_S, mlxd
+from tests.support.cli import LIMIT_S, clean_environment, mlxd
 
 _M = TypeVar("_M")
 
@@ -46,32 +48,62 @@ async def test_no_server_is_its_own_code() -> None:
     assert "no server answers at 127.0.0.1:1; start one with `mlxd serve`" in ran.err
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("ps", "--address", "nonsense"), "address: 'nonsense' is not"),
-        (("generate", "m", "x", "--keep-alive", "soon"), "'soon' is not a duration"),
-        (("generate", "m", "x", "--logit-bias", "3"), "'3' is not ID=BIAS"),
-        (("generate", "m", "x", "--seed", "-1"), "sampling.seed: -1 is outside"),
-        (("load", "m", "--weights", "int3"), "'int3' is not one of"),
-        (("load",), "Missing argument"),
-        (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
-        (("serve", "--reserve", "100%"), "a share from 0% to 99%"),
-        (("serve", "--gpu-overhead", "much"), "--gpu-overhead much: write a size"),
-        (("serve", "--memory-limit", "much"), "'much' is not a size"),
-        (("serve", "--waiting-max", "65537"), "less than or equal to 65536"),
-        (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
-        (("serve", "--worker", "w=unix:/x", "--orphan-grace", "3"), "that mlxd starts"),
-        (("serve", "--orphan-grace", "-1"), "at most 1h"),
-    ],
-)
-async def test_bad_usage_is_its_own_code(arguments: tuple[str, ...], problem: str) -> None:
-    """2, before anything is sent, with what was wrong."""
-    ran = await mlxd(*arguments, MLXD_ADDRESS="127.0.0.1:1")
+MISUSES = [
+    (("ps", "--address", "nonsense"), "address: 'nonsense' is not"),
+    (("generate", "m", "x", "--keep-alive", "soon"), "'soon' is not a duration"),
+    (("generate", "m", "x", "--logit-bias", "3"), "'3' is not ID=BIAS"),
+    (("generate", "m", "x", "--seed", "-1"), "sampling.seed: -1 is outside"),
+    (("load", "m", "--weights", "int3"), "'int3' is not one of"),
+    (("load",), "Missing argument"),
+    (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
+    (("serve", "--reserve", "100%"), "a share from 0% to 99%"),
+    (("serve", "--gpu-overhead", "much"), "--gpu-overhead much: write a size"),
+    (("serve", "--memory-limit", "much"), "'much' is not a size"),
+    (("serve", "--waiting-max", "65537"), "less than or equal to 65536"),
+    (("serve", "--worker", "w=unix:/x", "--waiting-max", "3"), "that mlxd starts"),
+    (("serve", "--worker", "w=unix:/x", "--orphan-grace", "3"), "that mlxd starts"),
+    (("serve", "--orphan-grace", "-1"), "at most 1h"),
+]
+EACH = """
+import json, os, sys
+import mlxd_controller.cli, mlxd_controller.cli.app
 
-    assert ran.code == 2
-    assert problem in " ".join(ran.err.split())
+for arguments in json.loads(sys.argv[1]):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, sys.stderr.fileno())
+        os.close(reading)
+        os.close(writing)
+        sys.argv = ["mlxd", *arguments]
+        mlxd_controller.cli.main()
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        said = pipe.read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.wait()[1]), said]), flush=True)
+"""
+"""Runs commands one after another in copies of itself, so that all of `mlxd` is imported once."""
+
+
+@pytest.fixture(name="outcomes", scope="module")
+def run_misuses() -> list[tuple[int, str]]:
+    """How each misuse ended: its exit code, and what it said on stderr."""
+    commands = json.dumps([arguments for arguments, _ in MISUSES])
+    process_wide = {"MLXD_ADDRESS": "127.0.0.1:1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, commands], env=clean_environment() | process_wide,
+        capture_output=True, text=True, timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    return [(code, said) for code, said in map(json.loads, done.stdout.splitlines())]
+
+
+@pytest.mark.parametrize("number", range(len(MISUSES)))
+def test_bad_usage_is_its_own_code(outcomes: list[tuple[int, str]], number: int) -> None:
+    """2, before anything is sent, with what was wrong."""
+    code, said = outcomes[number]
+
+    assert code == 2
+    assert MISUSES[number][1] in " ".join(said.split())
 
 
 @pytest.mark.asyncio
