@@ -49,7 +49,8 @@ demo: $(run_stamp) ## stream text from the built-in model through a real control
 # Compiled files are kept whatever the environment says: tests start hundreds of processes.
 .PHONY: test
 test: $(dev_stamp) ## every test but the long ones (about 8 minutes)
-	env -u PYTHONDONTWRITEBYTECODE $(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 \
+	  --dist worksteal $(PYTEST_ARGS)
 	$(took)
 
 .PHONY: soak
