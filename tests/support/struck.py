@@ -33,6 +33,7 @@ from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library
 from mlxd_shared import config
+from mlxd_shared.wire.proof import Checked
 from mlxd_shared.wire.status import RemoteError
 from tests.support.controller_stack import serving
 
@@ -136,11 +137,11 @@ class StruckLink(GrpcLink):
     struck: Struck
 
     def generate(  # type: ignore[override]
-        self, request: bytes, *, timeout_s: float | None
+        self, request: Checked, *, timeout_s: float | None
     ) -> RawStream:
         """Start a Generate."""
         inner = super().generate(request, timeout_s=timeout_s)
-        begins_at = inference_pb2.GenerateRequest.FromString(request).resume_from
+        begins_at = inference_pb2.GenerateRequest.FromString(request.raw).resume_from
         return StruckStream(inner, self.struck, begins_at)
 
 

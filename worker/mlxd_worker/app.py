@@ -27,6 +27,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, stop
+from mlxd_shared.wire.proof import Proof
 from mlxd_worker.front.worker import Identity, Phase, Worker
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.process.lifeline import Lifeline
@@ -103,7 +104,8 @@ async def serve(
         stack.push_async_callback(engine.stop)
         await engine.ready()
         health = Health()
-        server = new_server(health, security)
+        proof = Proof.make()
+        server = new_server(health, security, proof)
         address = _listen(server, options, security, stack)
         identity = Identity(options.incarnation, address, backend, options.device)
         worker = Worker(
@@ -120,7 +122,7 @@ async def serve(
         add_services(server, worker)
         await server.start()
         await announce(health)
-        _say_ready(options, identity)
+        _say_ready(options, identity, proof)
         if options.life_fd is not None:
             worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
             stack.callback(worker.lifeline.close)
@@ -150,7 +152,7 @@ def _listen(
     return target
 
 
-def _say_ready(options: Options, identity: Identity) -> None:
+def _say_ready(options: Options, identity: Identity, proof: Proof) -> None:
     blas = identity.backend.blas
     _log.info(
         "listening",
@@ -167,6 +169,7 @@ def _say_ready(options: Options, identity: Identity) -> None:
         "pid": os.getpid(),
         "incarnation": identity.incarnation,
         "version": importlib.metadata.version("mlxd"),
+        "proof": proof.secret,
     }
     write_ready(options.ready_fd, line)
 

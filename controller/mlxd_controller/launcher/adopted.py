@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable
 from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
-from mlxd_controller.launcher.records import WorkerFiles
+from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 from mlxd_shared.ops.known_process import KnownProcess
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.proof import Proof
 
 END_S_MAX = 10.0
 """What the system may take to end a process that was killed."""
@@ -30,12 +31,12 @@ _log = get_logger("launcher")
 class AdoptedWorker:
     """Implements ports.WorkerProcess over a process that is known by its mark."""
 
-    def __init__(self, known: KnownProcess, incarnation: str, files: WorkerFiles) -> None:
-        """Take over `known` and `files`; inside the event loop."""
+    def __init__(self, known: KnownProcess, record: Record, files: WorkerFiles) -> None:
+        """Take over `known`, of which `record` tells, and `files`; inside the event loop."""
         self.files = files
         self._known = known
-        self._incarnation = incarnation
-        self._log = _log.bind(incarnation=incarnation)
+        self._record = record
+        self._log = _log.bind(incarnation=record.incarnation)
         self._output = Output(self._log)
         self._reading: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
@@ -55,7 +56,12 @@ class AdoptedWorker:
     @property
     def incarnation(self) -> str:
         """The identity that its first controller gave it."""
-        return self._incarnation
+        return self._record.incarnation
+
+    @property
+    def proof(self) -> Proof | None:
+        """What it told its first controller."""
+        return self._record.proof
 
     @property
     def exit_code(self) -> int | None:
@@ -69,7 +75,7 @@ class AdoptedWorker:
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
         if self._ending.code is None:
-            self.files.holds(holding)
+            self.files.holds(holding, self.proof)
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended."""

@@ -24,6 +24,7 @@ from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
+from mlxd_shared.wire.proof import Proof
 
 
 class SubprocessWorker:
@@ -46,6 +47,7 @@ class SubprocessWorker:
         self.files = files
         self._log = log
         self._address = ""
+        self._proof: Proof | None = None
         self._output = Output(log)
         self._ending = Ending(asyncio.create_task(self._follow(output)), self._close)
 
@@ -65,13 +67,18 @@ class SubprocessWorker:
         return self._incarnation
 
     @property
+    def proof(self) -> Proof | None:
+        """What the process has told, if it checks requests as this one does."""
+        return self._proof
+
+    @property
     def exit_code(self) -> int | None:
         """None while it lives; negative: a signal."""
         return self._ending.code
 
-    def listens_on(self, address: str) -> None:
-        """Note the address that the process has told."""
-        self._address = address
+    def listens_on(self, address: str, proof: Proof | None) -> None:
+        """Note what the process has told."""
+        self._address, self._proof = address, proof
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output, oldest first."""
@@ -80,7 +87,7 @@ class SubprocessWorker:
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
         if self._ending.code is None:
-            self.files.holds(holding)
+            self.files.holds(holding, self._proof)
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended and is reaped."""

@@ -9,15 +9,15 @@ Invariants:
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import Clock, ModelRef, WorkerLink
+from mlxd_controller.runtime.ports import Clock, ModelRef, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
@@ -25,17 +25,18 @@ from mlxd_controller.services.meter import Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
-from mlxd_shared import config
 from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb
-from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import checked, paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_T = TypeVar("_T")
+_Asking: TypeAlias = (
+    inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest | inference_pb2.EmbedRequest
+)
 
 
 class InferenceService:
@@ -82,39 +83,20 @@ class InferenceService:
     async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
-        await paced(check_text, request)
-        return await self._asked(
-            request.model,
-            context,
-            lambda link: link.tokenize(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        await paced(text_of, request)
+        return await self._asked(Question.TOKENIZE, request, context)
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
         _refuse_incarnation(request.worker_incarnation)
-        if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
-            raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
-        return await self._asked(
-            request.model,
-            context,
-            lambda link: link.detokenize(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        check_ids(request)
+        return await self._asked(Question.DETOKENIZE, request, context)
 
     async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
-        spec = await paced(embed_from_pb, request)
-        return await self._asked(
-            spec.model,
-            context,
-            lambda link: link.embed(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        await paced(embed_from_pb, request)
+        return await self._asked(Question.EMBED, request, context)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -132,23 +114,26 @@ class InferenceService:
         finally:
             self._in_flight.discard(request_id)
 
-    async def _asked(
-        self, model: str, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
-    ) -> _T:
-        """Return a worker's answer, or the next one's where the first has gone meanwhile."""
-        with self._catalog.keeping(await self._catalog.find(model)) as ref:
-            return await self._asked_of(ref, context, ask)
+    async def _asked(self, question: Question, request: _Asking, context: Context) -> bytes:
+        """Return a worker's answer, or the next one's where the first has gone meanwhile.
+
+        Whoever calls has checked the request.
+        """
+        with self._catalog.keeping(await self._catalog.find(request.model)) as ref:
+            return await self._asked_of(ref, question, request, context)
 
     async def _asked_of(
-        self, ref: ModelRef, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
-    ) -> _T:
+        self, ref: ModelRef, question: Question, request: _Asking, context: Context
+    ) -> bytes:
         again = True
         while True:
             wait_s = model_wait_s(context.time_remaining())
             async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
                 gone: MlxdError
                 try:
-                    return await ask(link_of(lease))
+                    return await link_of(lease).ask(
+                        question, checked(request), timeout_s=context.time_remaining()
+                    )
                 except RemoteError as error:
                     gone = await explain(error, lease, 0)
                 except GONE as error:

@@ -28,7 +28,8 @@ from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.worker_view import worker_to_pb
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
-from mlxd_shared.wire.convert import checked_duration_s, timestamp_to_pb
+from mlxd_shared.wire.convert import checked_duration_s
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 from mlxd_shared.wire.interceptors import Context
 
 DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]

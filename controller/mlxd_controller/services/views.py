@@ -13,7 +13,8 @@ from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
-from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:

@@ -20,6 +20,7 @@ from mlxd_shared.serving.health import Health
 from mlxd_shared.wire.admission import AdmissionInterceptor
 from mlxd_shared.wire.intake import Intake
 from mlxd_shared.wire.interceptors import ErrorInterceptor
+from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits
 
 __all__ = ["Health", "listen", "make_server", "stop"]
@@ -32,6 +33,7 @@ def make_server(
     security: ListenerSecurity = OPEN,
     limits: Limits = FROM_CLIENTS,
     calls_max: int | None = None,
+    proof: Proof | None = None,
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
@@ -40,8 +42,10 @@ def make_server(
 
     calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
         whose one client is bounded.
+    proof: what a worker's own controller sends with requests that it has checked.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(Intake(limits))]
+    intake = Intake(limits)
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(intake, proof=proof)]
     options = list(SERVER_OPTIONS)
     if calls_max is not None:
         interceptors.insert(0, AdmissionInterceptor(calls_max))

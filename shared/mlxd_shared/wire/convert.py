@@ -33,7 +33,11 @@ from mlxd_shared.domain.requests import (
     load_violations,
     sampling_violations,
 )
-from mlxd_shared.wire.convert_bounds import duration_violations, list_violations
+from mlxd_shared.wire.convert_bounds import (
+    duration_violations,
+    list_violations,
+    name_violations,
+)
 from mlxd_shared.wire.convert_chat import chat_from_pb, chat_violations
 from mlxd_shared.wire.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.wire.unserved import refuse_unserved
@@ -106,13 +110,6 @@ def checked_duration_s(pb: Duration, field: str) -> float:
     return duration_from_pb(pb)
 
 
-def timestamp_to_pb(unix_s: float) -> Timestamp:
-    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
-    stamp = Timestamp()
-    stamp.FromMicroseconds(round(unix_s * 1e6))
-    return stamp
-
-
 def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
     """Return the moment, in UTC."""
     return stamp.ToDatetime(tzinfo=dt.UTC)
@@ -155,41 +152,26 @@ def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOpt
 
 
 def generate_from_pb(
-    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True
+    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True, is_checked: bool = False
 ) -> GenerateSpec:
     """Return the request, checked for everything that needs no model.
 
-    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`.
+    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`. Of one
+    that `is_checked` by a controller only what that writes anew for a later worker is looked at.
 
     Raises:
         InvalidRequest: fields out of range, each with its limit.
         FieldNotServed: a field of a later version.
     """
-    too_long = list_violations(pb)
-    if too_long:
-        raise InvalidRequest(tuple(too_long))
     sampling = sampling_from_pb(pb.sampling)
-    found = [
-        *_name_violations(pb.model),
-        *_prompt_violations(pb),
-        *sampling_violations(sampling, prefix="sampling"),
-        *_logprob_violations(pb),
-        *format_violations(pb.response_format),
-        *ending_violations(pb),
-        *_speculation_violations(pb.speculation),
-        *_length_violations(pb),
-        *_stop_violations(pb),
-        *_resume_violations(pb),
-        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
-        *duration_violations(pb.load_duration, "load_duration"),
-        *duration_violations(pb.age, "age"),
-    ]
-    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
-        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
-        found.append(FieldViolation("request_id", limit))
+    if is_checked:
+        found = _resume_violations(pb)
+    else:
+        found = list_violations(pb) or _generate_violations(pb, sampling)
     if found:
         raise InvalidRequest(tuple(found))
-    refuse_unserved(pb)
+    if not is_checked:
+        refuse_unserved(pb)
     return GenerateSpec(
         model=pb.model,
         prompt=_prompt(pb) if with_prompt else "",
@@ -216,10 +198,28 @@ def generate_from_pb(
     )
 
 
-def _name_violations(model: str) -> list[FieldViolation]:
-    if len(model) <= config.MODEL_NAME_CHARS_MAX:
-        return []
-    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+def _generate_violations(
+    pb: inference_pb2.GenerateRequest, sampling: SamplingOptions
+) -> list[FieldViolation]:
+    found = [
+        *name_violations(pb.model),
+        *_prompt_violations(pb),
+        *sampling_violations(sampling, prefix="sampling"),
+        *_logprob_violations(pb),
+        *format_violations(pb.response_format),
+        *ending_violations(pb),
+        *_speculation_violations(pb.speculation),
+        *_length_violations(pb),
+        *_stop_violations(pb),
+        *_resume_violations(pb),
+        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
+        *duration_violations(pb.load_duration, "load_duration"),
+        *duration_violations(pb.age, "age"),
+    ]
+    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
+        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
+        found.append(FieldViolation("request_id", limit))
+    return found
 
 
 def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

@@ -24,8 +24,8 @@ from mlxd_shared.wire.convert import (
     duration_to_pb,
     sampling_from_pb,
     sampling_to_pb,
-    timestamp_to_pb,
 )
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 
 WORKER_STATE_TO_PB = {
     WorkerState.UNKNOWN: types_pb2.MODEL_STATE_UNSPECIFIED,

@@ -13,6 +13,7 @@ from mlxd.v1 import (
 )
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.serving.server import Health, make_server
+from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.wire_scan import RELAYED
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.control import ControlServicer
@@ -27,9 +28,12 @@ SERVICES = (
 )
 
 
-def new_server(health: Health, security: ListenerSecurity) -> grpc.aio.Server:
-    """Return a server that offers the worker's services, without any of them yet."""
-    return make_server(health, SERVICES, security=security, limits=RELAYED)
+def new_server(health: Health, security: ListenerSecurity, proof: Proof) -> grpc.aio.Server:
+    """Return a server that offers the worker's services, without any of them yet.
+
+    proof: by which it knows the requests that its controller has checked.
+    """
+    return make_server(health, SERVICES, security=security, limits=RELAYED, proof=proof)
 
 
 def add_services(server: grpc.aio.Server, worker: Worker) -> None:

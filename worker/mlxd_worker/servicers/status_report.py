@@ -23,7 +23,7 @@ from mlxd_shared.domain.figures import (
     WorkerFigures,
     WorkerState,
 )
-from mlxd_shared.wire.convert import timestamp_to_pb
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 from mlxd_shared.wire.convert_status import figures_to_pb
 from mlxd_worker.front.worker import Phase, Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
