@@ -151,10 +151,14 @@ async def struck_controller(
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
+    module: str = WORKER_MODULE,
 ) -> AsyncIterator[Struck]:
-    """Serve the model in `folder` around the body; at the end no worker is left."""
+    """Serve the model in `folder` around the body; at the end no worker is left.
+
+    module: what a worker's process runs.
+    """
     launcher = SubprocessLauncher(
-        command=(sys.executable, "-m", WORKER_MODULE),
+        command=(sys.executable, "-m", module),
         environment=own_environment() | dict(environment),
     )
     probe = HostProbe(Limits(None, None, config.MEMORY_RESERVE_FRACTION), kind="cpu")
