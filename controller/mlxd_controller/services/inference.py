@@ -6,18 +6,19 @@ Invariants:
 - Fields that are the controller's to set are refused from its clients.
 """
 
+# ruff: noqa: N802 - names are gRPC's
+
 from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import grpc
 import structlog
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import Clock, ModelRef, Question
+from mlxd_controller.runtime.ports import Clock, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
@@ -40,7 +41,7 @@ _Asking: TypeAlias = (
 
 
 class InferenceService:
-    """Implements the service; `add_to_server` registers it."""
+    """Implements the service; answers are bytes, as they came from the worker."""
 
     def __init__(
         self, catalog: Catalog, runtime: Runtime, clock: Clock, *, log_content: bool = False
@@ -52,7 +53,7 @@ class InferenceService:
         self._in_flight: set[str] = set()
         self._quarantine = Quarantine(clock)
 
-    async def generate(
+    async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Relay a completion as serialised GenerateResponse messages."""
@@ -80,19 +81,19 @@ class InferenceService:
                         transcript.saw_frame(frame)
                         yield frame
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
         await paced(text_of, request)
         return await self._asked(Question.TOKENIZE, request, context)
 
-    async def detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
         _refuse_incarnation(request.worker_incarnation)
         check_ids(request)
         return await self._asked(Question.DETOKENIZE, request, context)
 
-    async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
         await paced(embed_from_pb, request)
@@ -119,31 +120,26 @@ class InferenceService:
 
         Whoever calls has checked the request.
         """
-        with self._catalog.keeping(await self._catalog.find(request.model)) as ref:
-            return await self._asked_of(ref, question, request, context)
-
-    async def _asked_of(
-        self, ref: ModelRef, question: Question, request: _Asking, context: Context
-    ) -> bytes:
         again = True
-        while True:
-            wait_s = model_wait_s(context.time_remaining())
-            async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
-                gone: MlxdError
-                try:
-                    return await link_of(lease).ask(
-                        question, checked(request), timeout_s=context.time_remaining()
-                    )
-                except RemoteError as error:
-                    gone = await explain(error, lease, 0)
-                except GONE as error:
-                    gone = error
-            aborted = lease.aborted is not None
-            if aborted or not again or not isinstance(gone, GONE):
-                raise gone
-            if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
-                raise gone
-            again = False
+        with self._catalog.keeping(await self._catalog.find(request.model)) as ref:
+            while True:
+                wait_s = model_wait_s(context.time_remaining())
+                async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
+                    gone: MlxdError
+                    try:
+                        return await link_of(lease).ask(
+                            question, checked(request), timeout_s=context.time_remaining()
+                        )
+                    except RemoteError as error:
+                        gone = await explain(error, lease, 0)
+                    except GONE as error:
+                        gone = error
+                aborted = lease.aborted is not None
+                if aborted or not again or not isinstance(gone, GONE):
+                    raise gone
+                if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
+                    raise gone
+                again = False
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:
@@ -162,20 +158,3 @@ def _refuse_private(request: inference_pb2.GenerateRequest) -> None:
 def _refuse_incarnation(incarnation: str) -> None:
     if incarnation:
         raise InvalidRequest.of("worker_incarnation", "is set by the controller")
-
-
-def add_to_server(service: InferenceService, server: grpc.aio.Server) -> None:
-    """Register the methods; what may be large leaves as the bytes that came from the worker."""
-    unary, stream = (
-        grpc.unary_unary_rpc_method_handler,
-        grpc.unary_stream_rpc_method_handler,
-    )
-    pb = inference_pb2
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Generate": stream(service.generate, pb.GenerateRequest.FromString, None),
-        "Tokenize": unary(service.tokenize, pb.TokenizeRequest.FromString, None),
-        "Detokenize": unary(service.detokenize, pb.DetokenizeRequest.FromString, None),
-        "Embed": unary(service.embed, pb.EmbedRequest.FromString, None),
-    }
-    handler = grpc.method_handlers_generic_handler(DESCRIPTOR.full_name, handlers)
-    server.add_generic_rpc_handlers((handler,))

@@ -10,16 +10,12 @@ from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.requests import EmbedSpec, Pooling
 from mlxd_shared.wire.convert_bounds import name_violations
 
-POOLING_FROM_PB = {
-    inference_pb2.POOLING_UNSPECIFIED: None,
-    inference_pb2.POOLING_LAST_TOKEN: Pooling.LAST_TOKEN,
-    inference_pb2.POOLING_MEAN: Pooling.MEAN,
-}
 POOLING_TO_PB = {
     None: inference_pb2.POOLING_UNSPECIFIED,
     Pooling.LAST_TOKEN: inference_pb2.POOLING_LAST_TOKEN,
     Pooling.MEAN: inference_pb2.POOLING_MEAN,
 }
+POOLING_FROM_PB = {number: pooling for pooling, number in POOLING_TO_PB.items()}
 
 
 def embed_from_pb(pb: inference_pb2.EmbedRequest, *, is_checked: bool = False) -> EmbedSpec:

@@ -77,18 +77,9 @@ def _wrap(
     intake: Intake,
     counted: Size | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    behaviour = {
-        (False, False): handler.unary_unary,
-        (False, True): handler.unary_stream,
-        (True, False): handler.stream_unary,
-        (True, True): handler.stream_stream,
-    }[handler.request_streaming, handler.response_streaming]
+    taking = "stream" if handler.request_streaming else "unary"
+    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
+    make, behaviour = getattr(grpc, f"{kind}_rpc_method_handler"), getattr(handler, kind)
     guard = _guard_stream if handler.response_streaming else _guard_unary
     reader = _reader_of(handler.request_deserializer, intake.limits)
     each = handler.request_deserializer if reader is None else reader.whole

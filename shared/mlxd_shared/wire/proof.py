@@ -59,7 +59,7 @@ class Proof:
 class Checked:
     """A client's request behind the checks of the controller's door, serialised for a worker."""
 
-    raw: bytes
+    raw: bytes = field(repr=False)
     size: Size | None = None
     """What was counted in it, with room for what a controller adds; None: nobody counted."""
 

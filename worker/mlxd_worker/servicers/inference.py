@@ -14,9 +14,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
@@ -151,26 +149,6 @@ def ids_of(given: Sequence[int], *, vocab_size: int) -> array[int]:
             limit = f"{highest} is not a token id; the vocabulary has {vocab_size} tokens"
             raise InvalidRequest.of("token_ids", limit)
     return ids
-
-
-def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
-    """Register the methods; what may be large leaves as the bytes that it was made to."""
-    pb = inference_pb2
-    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Generate": stream(
-            servicer.Generate,
-            pb.GenerateRequest.FromString,
-            pb.GenerateResponse.SerializeToString,
-        ),
-        "Tokenize": unary(servicer.Tokenize, pb.TokenizeRequest.FromString, None),
-        "Detokenize": unary(servicer.Detokenize, pb.DetokenizeRequest.FromString, None),
-        "Embed": unary(
-            servicer.Embed, pb.EmbedRequest.FromString, pb.EmbedResponse.SerializeToString
-        ),
-    }
-    name = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
