@@ -41,7 +41,7 @@ from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
-from mlxd_shared.serving.server import Health, listen, make_server
+from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
 __all__ = ["ServeSettings", "serve"]
 
@@ -142,10 +142,10 @@ async def _listening(
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
     catalog = Catalog(store, runtime)
     streams = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
-    inference.add_to_server(streams, server)
-    models.add_to_server(ModelService(catalog, runtime, clock), server)
     figures = StatusService(catalog, runtime, clock)
-    status.add_to_server(figures, server)
+    servicers = (streams, ModelService(catalog, runtime, clock), figures)
+    for service, servicer in zip(_SERVICES, servicers, strict=True):
+        add_service(server, service, servicer)
     following = tasks.create_task(follow_health(health, catalog, runtime))
     try:
         target = listen(
@@ -155,8 +155,7 @@ async def _listening(
             anywhere=settings.allow_remote,
         )
         await server.start()
-        for name in ("", *(service.full_name for service in _SERVICES)):
-            await health.set(name, serving=True)
+        await announce(health, _SERVICES)
         async with _metrics(settings, security, figures):
             yield target
     finally:

@@ -11,12 +11,14 @@ import grpc
 import pytest
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import LoadOrder, WorkerLink, WorkerProcess
+from mlxd_controller.runtime.ports import LoadOrder, Question, WorkerLink, WorkerProcess
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.intake import checked
+from mlxd_shared.wire.proof import Checked
 from mlxd_shared.wire.status import RemoteError
 from tests.fakes.workers import FakeWorkers
 from tests.support.launching import launched
@@ -53,10 +55,10 @@ async def pair(kind: str, *, endless: bool = False) -> AsyncIterator[Pair]:
             await link.close()
 
 
-def request(*, endless: bool = False) -> bytes:
+def request(*, endless: bool = False) -> Checked:
     """Return a request for three tokens, as the scripted process reads it."""
     text = "hang 3" if endless else "count 3"
-    return inference_pb2.GenerateRequest(text=text, request_id="r").SerializeToString()
+    return checked(inference_pb2.GenerateRequest(text=text, request_id="r"))
 
 
 @pytest.mark.asyncio
@@ -124,11 +126,11 @@ async def test_cancelling_the_reader_is_a_cancellation(kind: str) -> None:
 async def test_text_goes_to_ids_and_back(kind: str) -> None:
     """Tokenize and Detokenize reach the worker."""
     async with pair(kind) as its:
-        text = inference_pb2.TokenizeRequest(text="hi").SerializeToString()
-        raw = await its.link.tokenize(text, timeout_s=TIMEOUT_S)
+        text = checked(inference_pb2.TokenizeRequest(text="hi"))
+        raw = await its.link.ask(Question.TOKENIZE, text, timeout_s=TIMEOUT_S)
         ids = inference_pb2.TokenizeResponse.FromString(raw)
-        back = inference_pb2.DetokenizeRequest(token_ids=ids.token_ids).SerializeToString()
-        raw = await its.link.detokenize(back, timeout_s=TIMEOUT_S)
+        back = checked(inference_pb2.DetokenizeRequest(token_ids=ids.token_ids))
+        raw = await its.link.ask(Question.DETOKENIZE, back, timeout_s=TIMEOUT_S)
         assert inference_pb2.DetokenizeResponse.FromString(raw).text == "hi"
 
 
@@ -138,7 +140,7 @@ async def test_a_link_addresses_what_goes_through(kind: str) -> None:
     """Whatever model and worker a request names, it reaches the link's own, and else unchanged."""
     other = inference_pb2.TokenizeRequest(model="m", worker_incarnation="i-0", text="hi")
     async with pair(kind) as its:
-        raw = await its.link.tokenize(other.SerializeToString(), timeout_s=TIMEOUT_S)
+        raw = await its.link.ask(Question.TOKENIZE, checked(other), timeout_s=TIMEOUT_S)
     answer = inference_pb2.TokenizeResponse.FromString(raw)
 
     assert (answer.model_digest, bytes(answer.token_ids)) == ("d" * 64, b"hi")

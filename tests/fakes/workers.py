@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_controller.runtime.ports import Holding, LoadOrder
+from mlxd_controller.runtime.ports import Holding, LoadOrder, Question
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import (
     LoadProgress,
@@ -23,6 +23,7 @@ from mlxd_shared.domain.figures import (
     WorkerState,
 )
 from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.status import RemoteError
 
 SEED = 17
@@ -39,6 +40,7 @@ class FakeProcess:
         self.lines: list[str] = []
         self.closes = 0
         self.holding: Holding | None = None
+        self.proof: Proof | None = None
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -252,33 +254,29 @@ class FakeLink:
         self._check()
         self._state = WorkerState.READY
 
-    def generate(self, request: bytes, *, timeout_s: float | None) -> FakeStream:
+    def generate(self, request: Checked, *, timeout_s: float | None) -> FakeStream:
         """Stream the script's tokens."""
         self._check_open()
-        seen = inference_pb2.GenerateRequest.FromString(request)
+        seen = inference_pb2.GenerateRequest.FromString(request.raw)
         self.requests.append(seen)
         return FakeStream(self._script, self._process, seen)
 
-    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Return one id a byte."""
-        self._check_text()
-        ids = list(inference_pb2.TokenizeRequest.FromString(request).text.encode())
-        answer = inference_pb2.TokenizeResponse(token_ids=ids, model_digest=self._digest)
-        return answer.SerializeToString()
-
-    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Undo tokenize."""
-        self._check_text()
-        text = bytes(inference_pb2.DetokenizeRequest.FromString(request).token_ids).decode()
-        return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
-
-    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Return a vector a text: how long it is, and 1."""
-        self._check_text()
-        texts = inference_pb2.EmbedRequest.FromString(request).texts
+    async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
+        """Return one id a byte, or undo that; or a vector a text: how long it is, and 1."""
+        if self._script.last_words:
+            self._process.end(self._script.last_words.pop(0))
+        self._check()
+        if question is Question.TOKENIZE:
+            ids = list(inference_pb2.TokenizeRequest.FromString(request.raw).text.encode())
+            answer = inference_pb2.TokenizeResponse(token_ids=ids, model_digest=self._digest)
+            return answer.SerializeToString()
+        if question is Question.DETOKENIZE:
+            given = inference_pb2.DetokenizeRequest.FromString(request.raw).token_ids
+            return inference_pb2.DetokenizeResponse(text=bytes(given).decode()).SerializeToString()
+        texts = inference_pb2.EmbedRequest.FromString(request.raw).texts
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
-        answer = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
-        return answer.SerializeToString()
+        made = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
+        return made.SerializeToString()
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Answer when the gate is open, or not in time."""
@@ -344,11 +342,6 @@ class FakeLink:
         """Note it."""
         self.closed = True
 
-    def _check_text(self) -> None:
-        if self._script.last_words:
-            self._process.end(self._script.last_words.pop(0))
-        self._check()
-
     def _check_open(self) -> None:
         if self.closed:
             raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
@@ -367,7 +360,9 @@ class FakeWorkers:
         self.script = LinkScript()
         self.links: list[FakeLink] = []
 
-    def connect(self, *, address: str, incarnation: str, digest: str) -> FakeLink:
+    def connect(
+        self, *, address: str, incarnation: str, digest: str, proof: Proof | None = None
+    ) -> FakeLink:
         """Implements ports.Connect."""
         process = next(p for p in self.launcher.processes if p.address == address)
         assert process.incarnation == incarnation

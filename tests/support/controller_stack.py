@@ -23,14 +23,15 @@ from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, unknown_oom_kills
 from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
-from mlxd_controller.services.inference import InferenceService, add_to_server
+from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_shared import config
 from mlxd_shared.security.net import parse_address
-from mlxd_shared.serving.server import Health, listen, make_server
+from mlxd_shared.serving.server import Health, add_service, listen, make_server
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers
 from tests.fakes.world import FakeClock, FakeProbe
@@ -134,11 +135,9 @@ async def serving(
     catalog = Catalog(store, runtime)
     health = Health()
     server = make_server(health, ())
-    add_to_server(InferenceService(catalog, runtime, clock), server)
-    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(catalog, runtime, clock), server)
-    status_pb2_grpc.add_StatusServiceServicer_to_server(
-        StatusService(catalog, runtime, clock), server
-    )
+    add_service(server, inference.DESCRIPTOR, InferenceService(catalog, runtime, clock))
+    add_service(server, models.DESCRIPTOR, ModelService(catalog, runtime, clock))
+    add_service(server, status.DESCRIPTOR, StatusService(catalog, runtime, clock))
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
         target = listen(server, parse_address(f"unix:{Path(folder)}/private/c.sock"))
         await server.start()

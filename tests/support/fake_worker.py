@@ -34,6 +34,7 @@ from mlxd.v1 import (
 from mlxd_shared.domain.errors import FieldNotServed, InvalidModel, InvalidRequest, WrongWorker
 from mlxd_shared.wire.convert import duration_from_pb
 from mlxd_shared.wire.interceptors import Context, ErrorInterceptor
+from mlxd_shared.wire.proof import Proof
 
 LONG_LINE_CHARS = 1 << 20
 EXIT_CODE = 3
@@ -279,7 +280,8 @@ async def _serve(given: argparse.Namespace) -> None:
     server.add_insecure_port(given.listen)
     await server.start()
     line = {"address": given.listen, "pid": os.getpid(), "incarnation": given.incarnation}
-    os.write(given.ready_fd, json.dumps({**line, "version": "0"}).encode() + b"\n")
+    line |= {"version": "0", "proof": Proof.make().secret}
+    os.write(given.ready_fd, json.dumps(line).encode() + b"\n")
     os.close(given.ready_fd)
     async with asyncio.timeout(SECONDS_MAX):
         await worker.stopping.wait()

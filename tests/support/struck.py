@@ -33,6 +33,7 @@ from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library
 from mlxd_shared import config
+from mlxd_shared.wire.proof import Checked
 from mlxd_shared.wire.status import RemoteError
 from tests.support.controller_stack import serving
 
@@ -136,11 +137,11 @@ class StruckLink(GrpcLink):
     struck: Struck
 
     def generate(  # type: ignore[override]
-        self, request: bytes, *, timeout_s: float | None
+        self, request: Checked, *, timeout_s: float | None
     ) -> RawStream:
         """Start a Generate."""
         inner = super().generate(request, timeout_s=timeout_s)
-        begins_at = inference_pb2.GenerateRequest.FromString(request).resume_from
+        begins_at = inference_pb2.GenerateRequest.FromString(request.raw).resume_from
         return StruckStream(inner, self.struck, begins_at)
 
 
@@ -150,10 +151,14 @@ async def struck_controller(
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
+    module: str = WORKER_MODULE,
 ) -> AsyncIterator[Struck]:
-    """Serve the model in `folder` around the body; at the end no worker is left."""
+    """Serve the model in `folder` around the body; at the end no worker is left.
+
+    module: what a worker's process runs.
+    """
     launcher = SubprocessLauncher(
-        command=(sys.executable, "-m", WORKER_MODULE),
+        command=(sys.executable, "-m", module),
         environment=own_environment() | dict(environment),
     )
     probe = HostProbe(Limits(None, None, config.MEMORY_RESERVE_FRACTION), kind="cpu")

@@ -26,6 +26,7 @@ from mlxd.v1 import (
 )
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from mlxd_shared.wire.convert import duration_from_pb, duration_to_pb
+from mlxd_shared.wire.proof import Proof
 
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0
@@ -65,6 +66,8 @@ class WorkerProcess:
     incarnation: str
     log_path: Path
     life: Pipe
+    proof: Proof
+    """What it wrote on its ready line for its controller alone."""
     inference: inference_pb2_grpc.InferenceServiceAsyncStub = field(init=False)
     status: status_pb2_grpc.StatusServiceAsyncStub = field(init=False)
     control: worker_pb2_grpc.WorkerServiceAsyncStub = field(init=False)
@@ -166,6 +169,7 @@ async def running_worker(
             incarnation=str(line["incarnation"]),
             log_path=log_path,
             life=life,
+            proof=Proof(str(line["proof"])),
         )
 
 

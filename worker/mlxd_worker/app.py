@@ -23,15 +23,17 @@ import grpc
 
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import MlxdError, ShuttingDown
+from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
-from mlxd_shared.serving.server import Health, listen, stop
-from mlxd_worker.front.worker import Identity, Phase, Worker
+from mlxd_shared.serving.server import Health, announce, listen, stop
+from mlxd_shared.wire.proof import Proof
+from mlxd_worker.front.worker import Identity, Worker
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.process.lifeline import Lifeline
 from mlxd_worker.process.options import Options
-from mlxd_worker.servicers.service import add_services, announce, new_server
+from mlxd_worker.servicers.service import SERVICES, add_services, new_server
 from mlxd_worker.thread.engine_thread import EngineThread, MakeHost
 from mlxd_worker.thread.facts import LoadJob
 
@@ -90,7 +92,7 @@ async def serve(
 
     def on_lost() -> float:
         # What is not ready is of no use to a controller that may come.
-        grace_s = options.orphan_grace_s if worker.phase is Phase.READY else 0.0
+        grace_s = options.orphan_grace_s if worker.phase is WorkerState.READY else 0.0
         _log.warning("the controller is gone", grace_s=grace_s)
         return grace_s
 
@@ -103,7 +105,8 @@ async def serve(
         stack.push_async_callback(engine.stop)
         await engine.ready()
         health = Health()
-        server = new_server(health, security)
+        proof = Proof.make()
+        server = new_server(health, security, proof)
         address = _listen(server, options, security, stack)
         identity = Identity(options.incarnation, address, backend, options.device)
         worker = Worker(
@@ -119,8 +122,8 @@ async def serve(
         stack.push_async_callback(worker.tokens.close)
         add_services(server, worker)
         await server.start()
-        await announce(health)
-        _say_ready(options, identity)
+        await announce(health, SERVICES)
+        _say_ready(options, identity, proof)
         if options.life_fd is not None:
             worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
             stack.callback(worker.lifeline.close)
@@ -150,7 +153,7 @@ def _listen(
     return target
 
 
-def _say_ready(options: Options, identity: Identity) -> None:
+def _say_ready(options: Options, identity: Identity, proof: Proof) -> None:
     blas = identity.backend.blas
     _log.info(
         "listening",
@@ -167,6 +170,7 @@ def _say_ready(options: Options, identity: Identity) -> None:
         "pid": os.getpid(),
         "incarnation": identity.incarnation,
         "version": importlib.metadata.version("mlxd"),
+        "proof": proof.secret,
     }
     write_ready(options.ready_fd, line)
 

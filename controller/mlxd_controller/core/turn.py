@@ -30,7 +30,7 @@ from mlxd_controller.core.phases import (
 from mlxd_controller.core.state import NOTHING_FIXED, Model, State
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
-from mlxd_shared.wire.retry_times import retry_after_s
+from mlxd_shared.domain.retry_times import retry_after_s
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures, WorkerState
 from mlxd_shared.domain.units import timeout_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.wire.proof import Proof
 
 WATCH_INTERVAL_S = 1.0
 SILENCE_S_MAX = 10.0
@@ -82,6 +83,10 @@ class AttachedProcess:
     def last_lines(self) -> tuple[str, ...]:
         """Return how it was lost; its output is not ours to see."""
         return self._lines
+
+    @property
+    def proof(self) -> None:
+        """None: what an attached worker proves, it proves to whoever started it."""
 
     def remember(self, holding: Holding | None) -> None:
         """Nothing: an attached worker says itself what it holds."""
@@ -293,7 +298,14 @@ class AttachedLauncher:
             raise WorkerTimedOut(model, lines, self._wait_s) from None
         return station.take()
 
-    def connect(self, *, address: str, incarnation: str, digest: str) -> AttachedLink:
+    def connect(
+        self,
+        *,
+        address: str,
+        incarnation: str,
+        digest: str,
+        proof: Proof | None = None,  # noqa: ARG002 - an attached worker has given none
+    ) -> AttachedLink:
         """Implements ports.Connect for a process that `launch` returned."""
         found = (s.process for s in self.stations if s.worker.address == address)
         process = next(p for p in found if p is not None and p.incarnation == incarnation)

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from mlxd_controller.runtime.ports import LoadOrder, RawStream, WorkerLink, WorkerProcess
+from mlxd_controller.runtime.ports import (
+    LoadOrder,
+    Question,
+    RawStream,
+    WorkerLink,
+    WorkerProcess,
+)
 from mlxd_shared.domain.errors import InvalidRequest, ModelDraining, WrongWorker
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.proof import Checked
 
 UNLOAD_TIMEOUT_S = 30.0
 _log = get_logger("attached")
@@ -45,21 +52,13 @@ class AttachedLink:
             async for step in steps:
                 yield step
 
-    def generate(self, request: bytes, *, timeout_s: float | None) -> RawStream:
+    def generate(self, request: Checked, *, timeout_s: float | None) -> RawStream:
         """Start a Generate; see the port."""
         return self._link.generate(request, timeout_s=timeout_s)
 
-    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Ask the worker's tokenizer."""
-        return await self._link.tokenize(request, timeout_s=timeout_s)
-
-    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Ask the worker's tokenizer."""
-        return await self._link.detokenize(request, timeout_s=timeout_s)
-
-    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Ask for the vectors of texts."""
-        return await self._link.embed(request, timeout_s=timeout_s)
+    async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
+        """Have the worker answer; see the port."""
+        return await self._link.ask(question, request, timeout_s=timeout_s)
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Return what the worker says of itself."""

@@ -1,4 +1,4 @@
-"""One worker process: its pipes, its end, its output. Used by the subprocess launcher.
+"""One worker process: its pipes, its end, its output; what every worker here has in common.
 
 Invariants:
 - The end is awaited by one task, so that the process is reaped whoever waits (see `ending`). It
@@ -24,9 +24,59 @@ from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
+from mlxd_shared.wire.proof import Proof
 
 
-class SubprocessWorker:
+class LocalWorker:
+    """What is alike of every worker on this machine: who it is, what it says, how it ends.
+
+    Whoever derives from it sets `_ending`.
+    """
+
+    _ending: Ending
+
+    def __init__(self, incarnation: str, files: WorkerFiles, log: FilteringBoundLogger) -> None:
+        """Take over its files."""
+        self.files = files
+        self._incarnation = incarnation
+        self._proof: Proof | None = None
+        self._log = log
+        self._output = Output(log)
+
+    @property
+    def incarnation(self) -> str:
+        """The identity that was given at launch."""
+        return self._incarnation
+
+    @property
+    def proof(self) -> Proof | None:
+        """What the process has told its controller, if it checks requests as this one does."""
+        return self._proof
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives; negative: a signal; END_UNKNOWN: not ours to see."""
+        return self._ending.code
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines of output that came here, oldest first."""
+        return self._output.last_lines()
+
+    def remember(self, holding: Holding | None) -> None:
+        """Write its record anew; see the port."""
+        if self._ending.code is None:
+            self.files.holds(holding, self._proof)
+
+    async def wait_exited(self) -> int:
+        """Return the exit code once the process has ended, and is reaped if it is a child."""
+        return await self._ending.wait()
+
+    async def close(self) -> int:
+        """End the process: interrupt, a grace, kill."""
+        return await self._ending.close()
+
+
+class SubprocessWorker(LocalWorker):
     """Implements ports.WorkerProcess over a child of this process."""
 
     def __init__(
@@ -40,13 +90,10 @@ class SubprocessWorker:
         log: FilteringBoundLogger,
     ) -> None:
         """Take over `process`, its output and files, and the pipe by which it knows we live."""
+        super().__init__(incarnation, files, log)
         self._process = process
-        self._incarnation = incarnation
         self._life = life
-        self.files = files
-        self._log = log
         self._address = ""
-        self._output = Output(log)
         self._ending = Ending(asyncio.create_task(self._follow(output)), self._close)
 
     @property
@@ -59,36 +106,9 @@ class SubprocessWorker:
         """What gRPC dials; empty before the process listens."""
         return self._address
 
-    @property
-    def incarnation(self) -> str:
-        """The identity given at launch."""
-        return self._incarnation
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal."""
-        return self._ending.code
-
-    def listens_on(self, address: str) -> None:
-        """Note the address that the process has told."""
-        self._address = address
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of output, oldest first."""
-        return self._output.last_lines()
-
-    def remember(self, holding: Holding | None) -> None:
-        """Write its record anew; see the port."""
-        if self._ending.code is None:
-            self.files.holds(holding)
-
-    async def wait_exited(self) -> int:
-        """Return the exit code once the process has ended and is reaped."""
-        return await self._ending.wait()
-
-    async def close(self) -> int:
-        """End the process; see the file's invariants."""
-        return await self._ending.close()
+    def listens_on(self, address: str, proof: Proof | None) -> None:
+        """Note what the process has told."""
+        self._address, self._proof = address, proof
 
     async def _follow(self, output: PipeReader) -> int:
         reading = asyncio.create_task(self._output.follow(output.stream))

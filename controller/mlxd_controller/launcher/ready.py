@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from mlxd_shared.domain.errors import BackendProblem, MlxdError, WorkerStartFailed
+from mlxd_shared.wire.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class ReadyLine:
     pid: int
     incarnation: str
     version: str
+    proof: Proof | None = None
+    """By what it takes a request as checked."""
 
 
 def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
@@ -27,6 +30,8 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
     """
     try:
         fields = json.loads(line)
+        secret = fields.get("proof") if isinstance(fields, dict) else None
+        proof = None if secret is None else Proof(str(secret))
     except (ValueError, RecursionError) as error:
         raise _unreadable(model) from error
     if not isinstance(fields, dict):
@@ -43,7 +48,7 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
         and isinstance(incarnation, str)
         and isinstance(version, str)
     ):
-        return ReadyLine(address, pid, incarnation, version)
+        return ReadyLine(address, pid, incarnation, version, proof)
     raise _unreadable(model)
 
 

@@ -22,6 +22,7 @@ from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.convert import load_from_json, load_to_json
+from mlxd_shared.wire.proof import Proof
 
 FORMAT = 1
 """Of the record; another one's is not read."""
@@ -37,13 +38,15 @@ _N = TypeVar("_N", int, float)
 class Record:
     """One worker: which process, under which incarnation, and what it holds ready, if anything.
 
-    `arguments` are those that all workers of its controller were started with.
+    `arguments` are those that all workers of its controller were started with; `proof` is what it
+    told that controller, None before it listens and where it is of an older version.
     """
 
     mark: ProcessMark
     incarnation: str
     holding: Holding | None = None
     arguments: tuple[str, ...] = ()
+    proof: Proof | None = None
 
 
 class WorkerFiles:
@@ -80,10 +83,10 @@ class WorkerFiles:
             return
         self._written = record
 
-    def holds(self, holding: Holding | None) -> None:
-        """Write what the worker holds from now on; `write` was called before."""
+    def holds(self, holding: Holding | None, proof: Proof | None) -> None:
+        """Write what the worker holds and proves from now on; `write` was called before."""
         if self._written is not None:
-            self.write(replace(self._written, holding=holding))
+            self.write(replace(self._written, holding=holding, proof=proof))
 
     def read(self) -> Record | None:
         """Return the record; None where there is none that can be believed."""
@@ -114,6 +117,7 @@ def _fields(record: Record) -> Json:
         "start": record.mark.start,
         "incarnation": record.incarnation,
         "arguments": list(record.arguments),
+        "proof": None if record.proof is None else record.proof.secret,
         "holding": None if holding is None else {
             "digest": holding.digest,
             "name": holding.name,
@@ -138,6 +142,7 @@ def parse_record(text: bytes) -> Record | None:
             _field(fields, "incarnation", str),
             None if holding is None else _holding(_field(fields, "holding", dict)),
             tuple(_text(word) for word in _field(fields, "arguments", list)),
+            None if fields.get("proof") is None else Proof(_field(fields, "proof", str)),
         )
     except (ValueError, RecursionError, MlxdError):
         return None

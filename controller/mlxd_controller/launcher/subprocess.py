@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,7 @@ class SubprocessLauncher:
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
         self._name = os.urandom(4).hex()  # no process id: those come again, files may be there
         self._gpu_ids = dict(gpu_ids or {})
+        self._version = importlib.metadata.version("mlxd")
         self._launches = 0
 
     def close(self) -> None:
@@ -87,7 +89,8 @@ class SubprocessLauncher:
             if isinstance(error, OSError):
                 raise _start_failed(error, model) from error
             raise
-        worker.listens_on(found.address)
+        # Of another version, which was put in this one's place meanwhile, checks may be others.
+        worker.listens_on(found.address, found.proof if found.version == self._version else None)
         return worker
 
     async def _start(

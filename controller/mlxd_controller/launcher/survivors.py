@@ -83,7 +83,7 @@ async def _look(
         await _ask_whoever_listens(files, connect)
         files.remove()
         return
-    worker = AdoptedWorker(known, record.incarnation, files)
+    worker = AdoptedWorker(known, record, files)
     try:
         survivor = await _adopted(worker, record, store, connect, arguments)
         if survivor is None:
@@ -143,7 +143,12 @@ async def _adopted(
             problem = "it was not ready" if holding is None else "its model is not configured"
         _log.warning("a stranger", pid=worker.pid, reason=problem)
         return None
-    link = connect(address=worker.address, incarnation=worker.incarnation, digest=ref.digest)
+    link = connect(
+        address=worker.address,
+        incarnation=worker.incarnation,
+        digest=ref.digest,
+        proof=worker.proof,
+    )
     mine = mark_of(os.getpid())
     assert mine is not None, "this process lives"
     try:

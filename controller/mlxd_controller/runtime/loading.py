@@ -76,7 +76,10 @@ async def load_worker(
     worker.incarnation = process.incarnation  # a worker that others started has its own
     try:
         worker.link = link = connect(
-            address=process.address, incarnation=worker.incarnation, digest=worker.digest
+            address=process.address,
+            incarnation=worker.incarnation,
+            digest=worker.digest,
+            proof=process.proof,
         )
         await _follow(link, order, process, stall_timeout_s, on_progress)
         status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)

@@ -18,6 +18,7 @@ from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
 from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.proof import Checked, Proof
 
 
 class Clock(Protocol):
@@ -183,6 +184,11 @@ class WorkerProcess(Protocol):
         ...
 
     @property
+    def proof(self) -> Proof | None:
+        """By what it takes a request as checked; None where it has told this controller nothing."""
+        ...
+
+    @property
     def exit_code(self) -> int | None:
         """None while it lives; negative: the signal that ended it."""
         ...
@@ -252,10 +258,19 @@ class RawStream(Protocol):
         ...
 
 
+class Question(StrEnum):
+    """What a worker answers with one message, by its method of InferenceService."""
+
+    TOKENIZE = "Tokenize"
+    DETOKENIZE = "Detokenize"
+    EMBED = "Embed"
+
+
 class WorkerLink(Protocol):
     """Everything the controller asks of one worker; adds model and incarnation by itself.
 
-    What clients ask of a model goes through as bytes: the services parse its messages, nobody else.
+    What clients ask of a model goes through as bytes: the services parse and check its messages,
+    nobody else; the worker is told so if it has given this controller a proof.
     Every method raises the worker's own MlxdError, or RemoteError where gRPC itself failed.
     """
 
@@ -263,20 +278,12 @@ class WorkerLink(Protocol):
         """Load and yield the progress; complete when the stream ends without an error."""
         ...
 
-    def generate(self, request: bytes, *, timeout_s: float | None) -> RawStream:
+    def generate(self, request: Checked, *, timeout_s: float | None) -> RawStream:
         """Start a Generate with a serialised request, whose model and incarnation are ignored."""
         ...
 
-    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker's tokenizer answer; a serialised message in and out, as with all."""
-        ...
-
-    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker's tokenizer turn ids into text."""
-        ...
-
-    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker make the vectors of texts."""
+    async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
+        """Have the worker answer; a serialised message in and out, as with `generate`."""
         ...
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
@@ -311,7 +318,9 @@ class WorkerLink(Protocol):
 class Connect(Protocol):
     """Makes links."""
 
-    def __call__(self, *, address: str, incarnation: str, digest: str) -> WorkerLink:
+    def __call__(
+        self, *, address: str, incarnation: str, digest: str, proof: Proof | None = None
+    ) -> WorkerLink:
         """Return a link; the connection is made by the first call."""
         ...
 

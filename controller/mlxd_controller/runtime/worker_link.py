@@ -3,6 +3,7 @@
 Invariants:
 - Every request names the model's digest and the worker's incarnation; a process that happens to
   listen on the address of another is never taken for it.
+- What goes through goes with the worker's own proof that it was checked; nothing else does.
 - Deadlines are the caller's to give: they go to the worker with each call.
 - A call that close() ends, or that comes after it, raises RemoteError: nobody cancelled its caller.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -23,22 +25,17 @@ from mlxd.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_controller.runtime.ports import LoadOrder, Question
 from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
 from mlxd_shared.wire.convert_status import process_from_pb, progress_from_pb
+from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.status import RemoteError, from_call
 
-GENERATE_METHOD = "/mlxd.v1.InferenceService/Generate"
-TOKENIZE_METHOD = "/mlxd.v1.InferenceService/Tokenize"
-DETOKENIZE_METHOD = "/mlxd.v1.InferenceService/Detokenize"
-EMBED_METHOD = "/mlxd.v1.InferenceService/Embed"
 _T = TypeVar("_T")
-
-
 Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 RawCall: TypeAlias = grpc.aio.UnaryStreamCall[bytes, bytes]
 RawMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -48,6 +45,12 @@ _Relayed: TypeAlias = (
     | type[inference_pb2.DetokenizeRequest]
     | type[inference_pb2.EmbedRequest]
 )
+_PREFIX = "/mlxd.v1.InferenceService/"
+_REQUESTS: dict[Question, _Relayed] = {
+    Question.TOKENIZE: inference_pb2.TokenizeRequest,
+    Question.DETOKENIZE: inference_pb2.DetokenizeRequest,
+    Question.EMBED: inference_pb2.EmbedRequest,
+}
 
 
 class GrpcRawStream:
@@ -77,7 +80,13 @@ class GrpcLink:
     """Implements ports.WorkerLink."""
 
     def __init__(
-        self, *, address: str, incarnation: str, digest: str, security: ChannelSecurity = PLAIN
+        self,
+        *,
+        address: str,
+        incarnation: str,
+        digest: str,
+        proof: Proof | None = None,
+        security: ChannelSecurity = PLAIN,
     ) -> None:
         """Name the worker; nothing is sent yet.
 
@@ -86,15 +95,19 @@ class GrpcLink:
         """
         self._incarnation = incarnation
         self._digest = digest
+        self._proof = proof
         self._closed = False
         self._channel = channel(address, security)
         self._generate: Generate = self._channel.unary_stream(
-            GENERATE_METHOD, request_serializer=None, response_deserializer=None
+            f"{_PREFIX}Generate", request_serializer=None, response_deserializer=None
         )
-        # Their answers may be millions of ids, or megabytes of text: nobody here reads them.
-        self._tokenize = self._raw(TOKENIZE_METHOD)
-        self._detokenize = self._raw(DETOKENIZE_METHOD)
-        self._embed = self._raw(EMBED_METHOD)
+        # The answers may be millions of ids, or megabytes of text: nobody here reads them.
+        self._questions: dict[Question, RawMethod] = {
+            question: self._channel.unary_unary(
+                f"{_PREFIX}{question}", request_serializer=None, response_deserializer=None
+            )
+            for question in Question
+        }
         self._status = status_pb2_grpc.StatusServiceStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
@@ -118,26 +131,18 @@ class GrpcLink:
         finally:
             call.cancel()
 
-    def generate(self, request: bytes, *, timeout_s: float | None) -> GrpcRawStream:
+    def generate(self, request: Checked, *, timeout_s: float | None) -> GrpcRawStream:
         """Start a Generate; see the port."""
         self._check_open()
-        request = self._addressed(request, inference_pb2.GenerateRequest)
-        return GrpcRawStream(self._generate(request, timeout=timeout_s))
+        raw = self._addressed(request.raw, inference_pb2.GenerateRequest)
+        metadata = request.vouched_by(self._proof)
+        return GrpcRawStream(self._generate(raw, timeout=timeout_s, metadata=metadata))
 
-    async def tokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker's tokenizer answer; see the port."""
-        request = self._addressed(request, inference_pb2.TokenizeRequest)
-        return await self._ask(self._tokenize, request, timeout_s)
-
-    async def detokenize(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker's tokenizer turn ids into text."""
-        request = self._addressed(request, inference_pb2.DetokenizeRequest)
-        return await self._ask(self._detokenize, request, timeout_s)
-
-    async def embed(self, request: bytes, *, timeout_s: float | None) -> bytes:
-        """Have the worker make the vectors of texts."""
-        request = self._addressed(request, inference_pb2.EmbedRequest)
-        return await self._ask(self._embed, request, timeout_s)
+    async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
+        """Have the worker answer; see the port."""
+        raw = self._addressed(request.raw, _REQUESTS[question])
+        method = partial(self._questions[question], metadata=request.vouched_by(self._proof))
+        return await self._ask(method, raw, timeout_s)
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Return what the worker says of itself."""
@@ -190,11 +195,6 @@ class GrpcLink:
         """Let go of the connection; running calls end."""
         self._closed = True
         await asyncio.shield(self._channel.close())
-
-    def _raw(self, method: str) -> RawMethod:
-        return self._channel.unary_unary(
-            method, request_serializer=None, response_deserializer=None
-        )
 
     def _addressed(self, request: bytes, kind: _Relayed) -> bytes:
         """Return `request` as one to this worker: of a field that comes twice the last one counts.

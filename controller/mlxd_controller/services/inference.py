@@ -6,18 +6,19 @@ Invariants:
 - Fields that are the controller's to set are refused from its clients.
 """
 
+# ruff: noqa: N802 - names are gRPC's
+
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, TypeVar
+from typing import TypeAlias
 
-import grpc
 import structlog
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import Clock, ModelRef, WorkerLink
+from mlxd_controller.runtime.ports import Clock, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
@@ -25,21 +26,22 @@ from mlxd_controller.services.meter import Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
-from mlxd_shared import config
 from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb
-from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import checked, paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_T = TypeVar("_T")
+_Asking: TypeAlias = (
+    inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest | inference_pb2.EmbedRequest
+)
 
 
 class InferenceService:
-    """Implements the service; `add_to_server` registers it."""
+    """Implements the service; answers are bytes, as they came from the worker."""
 
     def __init__(
         self, catalog: Catalog, runtime: Runtime, clock: Clock, *, log_content: bool = False
@@ -51,7 +53,7 @@ class InferenceService:
         self._in_flight: set[str] = set()
         self._quarantine = Quarantine(clock)
 
-    async def generate(
+    async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Relay a completion as serialised GenerateResponse messages."""
@@ -79,42 +81,23 @@ class InferenceService:
                         transcript.saw_frame(frame)
                         yield frame
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
-        await paced(check_text, request)
-        return await self._asked(
-            request.model,
-            context,
-            lambda link: link.tokenize(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        await paced(text_of, request)
+        return await self._asked(Question.TOKENIZE, request, context)
 
-    async def detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
         _refuse_incarnation(request.worker_incarnation)
-        if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
-            raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
-        return await self._asked(
-            request.model,
-            context,
-            lambda link: link.detokenize(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        check_ids(request)
+        return await self._asked(Question.DETOKENIZE, request, context)
 
-    async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
-        spec = await paced(embed_from_pb, request)
-        return await self._asked(
-            spec.model,
-            context,
-            lambda link: link.embed(
-                request.SerializeToString(), timeout_s=context.time_remaining()
-            ),
-        )
+        await paced(embed_from_pb, request)
+        return await self._asked(Question.EMBED, request, context)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -132,33 +115,31 @@ class InferenceService:
         finally:
             self._in_flight.discard(request_id)
 
-    async def _asked(
-        self, model: str, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
-    ) -> _T:
-        """Return a worker's answer, or the next one's where the first has gone meanwhile."""
-        with self._catalog.keeping(await self._catalog.find(model)) as ref:
-            return await self._asked_of(ref, context, ask)
+    async def _asked(self, question: Question, request: _Asking, context: Context) -> bytes:
+        """Return a worker's answer, or the next one's where the first has gone meanwhile.
 
-    async def _asked_of(
-        self, ref: ModelRef, context: Context, ask: Callable[[WorkerLink], Awaitable[_T]]
-    ) -> _T:
+        Whoever calls has checked the request.
+        """
         again = True
-        while True:
-            wait_s = model_wait_s(context.time_remaining())
-            async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
-                gone: MlxdError
-                try:
-                    return await ask(link_of(lease))
-                except RemoteError as error:
-                    gone = await explain(error, lease, 0)
-                except GONE as error:
-                    gone = error
-            aborted = lease.aborted is not None
-            if aborted or not again or not isinstance(gone, GONE):
-                raise gone
-            if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
-                raise gone
-            again = False
+        with self._catalog.keeping(await self._catalog.find(request.model)) as ref:
+            while True:
+                wait_s = model_wait_s(context.time_remaining())
+                async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
+                    gone: MlxdError
+                    try:
+                        return await link_of(lease).ask(
+                            question, checked(request), timeout_s=context.time_remaining()
+                        )
+                    except RemoteError as error:
+                        gone = await explain(error, lease, 0)
+                    except GONE as error:
+                        gone = error
+                aborted = lease.aborted is not None
+                if aborted or not again or not isinstance(gone, GONE):
+                    raise gone
+                if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
+                    raise gone
+                again = False
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:
@@ -177,20 +158,3 @@ def _refuse_private(request: inference_pb2.GenerateRequest) -> None:
 def _refuse_incarnation(incarnation: str) -> None:
     if incarnation:
         raise InvalidRequest.of("worker_incarnation", "is set by the controller")
-
-
-def add_to_server(service: InferenceService, server: grpc.aio.Server) -> None:
-    """Register the methods; what may be large leaves as the bytes that came from the worker."""
-    unary, stream = (
-        grpc.unary_unary_rpc_method_handler,
-        grpc.unary_stream_rpc_method_handler,
-    )
-    pb = inference_pb2
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Generate": stream(service.generate, pb.GenerateRequest.FromString, None),
-        "Tokenize": unary(service.tokenize, pb.TokenizeRequest.FromString, None),
-        "Detokenize": unary(service.detokenize, pb.DetokenizeRequest.FromString, None),
-        "Embed": unary(service.embed, pb.EmbedRequest.FromString, None),
-    }
-    handler = grpc.method_handlers_generic_handler(DESCRIPTOR.full_name, handlers)
-    server.add_generic_rpc_handlers((handler,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
 
 import grpc
@@ -10,10 +9,9 @@ import grpc
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.metrics.counters import NO_FINISH, UNKNOWN_MODEL, Metrics, StreamUsage
 from mlxd_controller.runtime.ports import Clock
-from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
-from mlxd_shared.wire.status import RemoteError, code_of
+from mlxd_shared.wire.status import end_code
 
 _log = get_logger("inference")
 
@@ -63,7 +61,7 @@ class Meter:
     ) -> None:
         seconds = self.age_s
         finish = NO_FINISH if self._last is None else _finish_label(self._last.finish)
-        code = _code(error) if self._last is None else grpc.StatusCode.OK
+        code = end_code(error) if self._last is None else grpc.StatusCode.OK
         self._metrics.ended(model=self.model, code=code, finish=finish, duration_s=seconds)
         tokens = 0 if self._last is None else self._last.usage.completion_tokens
         _log.info(
@@ -91,17 +89,3 @@ def _usage_from_pb(pb: types_pb2.Usage) -> StreamUsage:
 def _finish_label(finish: types_pb2.Finish) -> str:
     reason = FINISH_FROM_PB.get(finish.reason)
     return NO_FINISH if reason is None else reason.value
-
-
-def _code(error: BaseException | None) -> grpc.StatusCode:
-    match error:
-        case None:
-            return grpc.StatusCode.OK
-        case RemoteError(code):
-            return code
-        case MlxdError():
-            return code_of(error)
-        case asyncio.CancelledError() | GeneratorExit():
-            return grpc.StatusCode.CANCELLED
-        case _:
-            return grpc.StatusCode.INTERNAL

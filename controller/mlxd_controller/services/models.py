@@ -13,9 +13,7 @@ import bisect
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
-
-from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
+from mlxd.v1 import model_pb2, types_pb2
 from mlxd_controller.core import actions
 from mlxd_controller.core.options import conflict
 from mlxd_controller.core.phases import Ready
@@ -37,8 +35,8 @@ DESCRIPTOR = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 UNLOAD_GRACE_MAX_S = 3600.0
 
 
-class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Implements the service over the catalog and the runtime; `add_to_server` registers it."""
+class ModelService:
+    """Implements the service over the catalog and the runtime."""
 
     def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
         self._catalog = catalog
@@ -159,11 +157,6 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         found = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(found, ref, names)
-
-
-def add_to_server(service: ModelService, server: grpc.aio.Server) -> None:
-    """Register the methods."""
-    model_pb2_grpc.add_ModelServiceServicer_to_server(service, server)
 
 
 def _check_facts(ref: ModelRef, spec: LoadSpec) -> None:

@@ -33,6 +33,7 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.convert import duration_to_pb
+from mlxd_shared.wire.intake import checked
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
@@ -219,7 +220,8 @@ class Relay:
     async def _begun(self, lease: Lease, context: Context) -> RawStream:
         try:
             return link_of(lease).generate(
-                self._request.SerializeToString(), timeout_s=context.time_remaining()
+                checked(self._request, ids=self._journal.offset),
+                timeout_s=context.time_remaining(),
             )
         except RemoteError as error:
             raise await explain(error, lease, self._journal.offset) from error

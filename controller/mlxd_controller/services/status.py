@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
-import grpc
 import psutil
 
-from mlxd.v1 import status_pb2, status_pb2_grpc
+from mlxd.v1 import status_pb2
 from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
@@ -28,14 +27,15 @@ from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.worker_view import worker_to_pb
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
-from mlxd_shared.wire.convert import checked_duration_s, timestamp_to_pb
+from mlxd_shared.wire.convert import checked_duration_s
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 from mlxd_shared.wire.interceptors import Context
 
 DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]
 
 
-class StatusService(status_pb2_grpc.StatusServiceServicer):
-    """Implements the service over the runtime; `add_to_server` registers it."""
+class StatusService:
+    """Implements the service over the runtime."""
 
     def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
         self._catalog = catalog
@@ -129,8 +129,3 @@ def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:
         id=device.id,
         product=device.product,
     )
-
-
-def add_to_server(service: StatusService, server: grpc.aio.Server) -> None:
-    """Register the methods."""
-    status_pb2_grpc.add_StatusServiceServicer_to_server(service, server)

@@ -11,9 +11,10 @@ from mlxd_controller.core.report import Report
 from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
-from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
-from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb, timestamp_to_pb
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
+from mlxd_shared.wire.convert_status import progress_to_pb
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
@@ -36,13 +37,6 @@ def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
         case _ as never:
             assert_never(never)
     return name
-
-
-def progress_to_pb(progress: LoadProgress) -> types_pb2.LoadProgress:
-    """Return how far a load has come."""
-    return types_pb2.LoadProgress(
-        bytes_read=progress.bytes_read, bytes_total=progress.bytes_total, stage=progress.stage
-    )
 
 
 def broken_to_pb(ref: BrokenRef) -> types_pb2.Model:

@@ -12,10 +12,10 @@ from mlxd_controller.core.phases import Loading
 from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import Clock
 from mlxd_controller.runtime.worker import Worker
-from mlxd_controller.services.views import phase_to_pb, progress_to_pb
+from mlxd_controller.services.views import phase_to_pb
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import Weights
-from mlxd_shared.wire.convert_status import figures_to_pb
+from mlxd_shared.wire.convert_status import figures_to_pb, progress_to_pb
 
 
 def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,9 +23,10 @@ from mlxd_shared.serving.health import Health
 from mlxd_shared.wire.admission import AdmissionInterceptor
 from mlxd_shared.wire.intake import Intake
 from mlxd_shared.wire.interceptors import ErrorInterceptor
+from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits
 
-__all__ = ["Health", "listen", "make_server", "stop"]
+__all__ = ["Health", "add_service", "announce", "listen", "make_server", "stop"]
 
 
 def make_server(
@@ -32,6 +36,7 @@ def make_server(
     security: ListenerSecurity = OPEN,
     limits: Limits = FROM_CLIENTS,
     calls_max: int | None = None,
+    proof: Proof | None = None,
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
@@ -40,8 +45,10 @@ def make_server(
 
     calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
         whose one client is bounded.
+    proof: what a worker's own controller sends with requests that it has checked.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(Intake(limits))]
+    intake = Intake(limits)
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(intake, proof=proof)]
     options = list(SERVER_OPTIONS)
     if calls_max is not None:
         interceptors.insert(0, AdmissionInterceptor(calls_max))
@@ -92,6 +99,35 @@ def _bind(
         return server.add_secure_port(address.target, credentials)
     except RuntimeError as error:
         raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
+
+
+def add_service(server: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:
+    """Register a service; before the server starts.
+
+    `servicer` has every method under its own name. What it answers as bytes leaves as it is:
+    answers may be large, or come serialised from another server.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        read = GetMessageClass(method.input_type).FromString
+        handlers[method.name] = make(getattr(servicer, method.name), read, _to_bytes)
+    handler = grpc.method_handlers_generic_handler(service.full_name, handlers)
+    server.add_generic_rpc_handlers((handler,))
+
+
+def _to_bytes(answer: Message | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
+async def announce(health_of: Health, services: Iterable[ServiceDescriptor]) -> None:
+    """Say that the process and its services answer."""
+    for name in ("", *(service.full_name for service in services)):
+        await health_of.set(name, serving=True)
 
 
 async def stop(server: grpc.aio.Server, health_of: Health, *, grace_s: float) -> None:

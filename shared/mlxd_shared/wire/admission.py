@@ -18,10 +18,10 @@ import grpc
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import QueueFull
+from mlxd_shared.domain.retry_times import retry_after_s
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.inquiries import is_inquiry
 from mlxd_shared.wire.interceptors import Context, abort
-from mlxd_shared.wire.retry_times import retry_after_s
 
 _log = get_logger("admission")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
+from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
@@ -33,38 +34,28 @@ from mlxd_shared.domain.requests import (
     load_violations,
     sampling_violations,
 )
-from mlxd_shared.wire.convert_bounds import duration_violations, list_violations
+from mlxd_shared.wire.convert_bounds import (
+    duration_violations,
+    list_violations,
+    name_violations,
+)
 from mlxd_shared.wire.convert_chat import chat_from_pb, chat_violations
 from mlxd_shared.wire.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.wire.unserved import refuse_unserved
 
 FINISH_TO_PB = {
-    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
-    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
-    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CONTEXT: types_pb2.FINISH_REASON_CONTEXT,
-    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+    reason: types_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
 }
+FINISH_FROM_PB = {number: reason for reason, number in FINISH_TO_PB.items()}
 CACHE_REASON_TO_PB = {
-    CacheReason.NONE: types_pb2.CACHE_REASON_NONE,
-    CacheReason.DIVERGED: types_pb2.CACHE_REASON_DIVERGED,
-    CacheReason.NON_TRIMMABLE_DIVERGENCE: types_pb2.CACHE_REASON_NON_TRIMMABLE_DIVERGENCE,
-    CacheReason.EVICTED: types_pb2.CACHE_REASON_EVICTED,
+    reason: types_pb2.CacheReason.Value(f"CACHE_REASON_{reason.name}") for reason in CacheReason
 }
 CACHE_REASON_FROM_PB = {number: reason for reason, number in CACHE_REASON_TO_PB.items()}
-FINISH_FROM_PB = {number: reason for reason, number in FINISH_TO_PB.items()}
 WEIGHTS_TO_PB = {
-    Weights.AUTO: types_pb2.WEIGHTS_FORMAT_UNSPECIFIED,
-    Weights.STORED: types_pb2.WEIGHTS_FORMAT_STORED,
-    Weights.FLOAT32: types_pb2.WEIGHTS_FORMAT_FLOAT32,
-    Weights.BFLOAT16: types_pb2.WEIGHTS_FORMAT_BFLOAT16,
-    Weights.FLOAT16: types_pb2.WEIGHTS_FORMAT_FLOAT16,
-    Weights.Q8: types_pb2.WEIGHTS_FORMAT_Q8,
-    Weights.Q4: types_pb2.WEIGHTS_FORMAT_Q4,
-    Weights.MXFP8: types_pb2.WEIGHTS_FORMAT_MXFP8,
-    Weights.MXFP4: types_pb2.WEIGHTS_FORMAT_MXFP4,
-    Weights.NVFP4: types_pb2.WEIGHTS_FORMAT_NVFP4,
+    weights: types_pb2.WEIGHTS_FORMAT_UNSPECIFIED
+    if weights is Weights.AUTO
+    else types_pb2.WeightsFormat.Value(f"WEIGHTS_FORMAT_{weights.name}")
+    for weights in Weights
 }
 WEIGHTS_FROM_PB = {number: weights for weights, number in WEIGHTS_TO_PB.items()}
 KV_FORMAT_TO_PB = {
@@ -75,7 +66,8 @@ KV_FORMAT_TO_PB = {
 }
 KV_FORMAT_FROM_PB = {number: kv_format for kv_format, number in KV_FORMAT_TO_PB.items()}
 
-
+_SCALARS = tuple(field.name for field in fields(SamplingOptions) if field.name != "logit_bias")
+"""The sampling options of one value; the wire calls them as the domain does."""
 _IDS_AT_ONCE = 1 << 16
 
 
@@ -106,13 +98,6 @@ def checked_duration_s(pb: Duration, field: str) -> float:
     return duration_from_pb(pb)
 
 
-def timestamp_to_pb(unix_s: float) -> Timestamp:
-    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
-    stamp = Timestamp()
-    stamp.FromMicroseconds(round(unix_s * 1e6))
-    return stamp
-
-
 def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
     """Return the moment, in UTC."""
     return stamp.ToDatetime(tzinfo=dt.UTC)
@@ -120,76 +105,38 @@ def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
 
 def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
     """Return the values that were given, unchecked."""
-    return SamplingOptions(
-        temperature=pb.temperature if pb.HasField("temperature") else None,
-        top_k=pb.top_k if pb.HasField("top_k") else None,
-        top_p=pb.top_p if pb.HasField("top_p") else None,
-        min_p=pb.min_p if pb.HasField("min_p") else None,
-        repetition_penalty=(pb.repetition_penalty if pb.HasField("repetition_penalty") else None),
-        presence_penalty=(pb.presence_penalty if pb.HasField("presence_penalty") else None),
-        frequency_penalty=(pb.frequency_penalty if pb.HasField("frequency_penalty") else None),
-        repeat_last_n=(pb.repeat_last_n if pb.HasField("repeat_last_n") else None),
-        xtc_probability=pb.xtc_probability if pb.HasField("xtc_probability") else None,
-        xtc_threshold=pb.xtc_threshold if pb.HasField("xtc_threshold") else None,
-        seed=pb.seed if pb.HasField("seed") else None,
-        logit_bias=tuple(sorted(pb.logit_bias.items())),
-    )
+    message: Any = pb
+    given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    return SamplingOptions(**given, logit_bias=tuple(sorted(pb.logit_bias.items())))
 
 
 def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOptions:
     """Return the values that are given; what is None stays absent."""
-    return types_pb2.SamplingOptions(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repeat_last_n=options.repeat_last_n,
-        xtc_probability=options.xtc_probability,
-        xtc_threshold=options.xtc_threshold,
-        seed=options.seed,
-        logit_bias=dict(options.logit_bias),
-    )
+    given: dict[str, Any] = {name: getattr(options, name) for name in _SCALARS}
+    return types_pb2.SamplingOptions(**given, logit_bias=dict(options.logit_bias))
 
 
 def generate_from_pb(
-    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True
+    pb: inference_pb2.GenerateRequest, *, with_prompt: bool = True, is_checked: bool = False
 ) -> GenerateSpec:
     """Return the request, checked for everything that needs no model.
 
-    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`.
+    Who only passes it on needs no copy of the prompt; it is empty where not `with_prompt`. Of one
+    that `is_checked` by a controller only what that writes anew for a later worker is looked at.
 
     Raises:
         InvalidRequest: fields out of range, each with its limit.
         FieldNotServed: a field of a later version.
     """
-    too_long = list_violations(pb)
-    if too_long:
-        raise InvalidRequest(tuple(too_long))
     sampling = sampling_from_pb(pb.sampling)
-    found = [
-        *_name_violations(pb.model),
-        *_prompt_violations(pb),
-        *sampling_violations(sampling, prefix="sampling"),
-        *_logprob_violations(pb),
-        *format_violations(pb.response_format),
-        *ending_violations(pb),
-        *_speculation_violations(pb.speculation),
-        *_length_violations(pb),
-        *_stop_violations(pb),
-        *_resume_violations(pb),
-        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
-        *duration_violations(pb.load_duration, "load_duration"),
-        *duration_violations(pb.age, "age"),
-    ]
-    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
-        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
-        found.append(FieldViolation("request_id", limit))
+    if is_checked:
+        found = _resume_violations(pb)
+    else:
+        found = list_violations(pb) or _generate_violations(pb, sampling)
     if found:
         raise InvalidRequest(tuple(found))
-    refuse_unserved(pb)
+    if not is_checked:
+        refuse_unserved(pb)
     return GenerateSpec(
         model=pb.model,
         prompt=_prompt(pb) if with_prompt else "",
@@ -216,10 +163,28 @@ def generate_from_pb(
     )
 
 
-def _name_violations(model: str) -> list[FieldViolation]:
-    if len(model) <= config.MODEL_NAME_CHARS_MAX:
-        return []
-    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+def _generate_violations(
+    pb: inference_pb2.GenerateRequest, sampling: SamplingOptions
+) -> list[FieldViolation]:
+    found = [
+        *name_violations(pb.model),
+        *_prompt_violations(pb),
+        *sampling_violations(sampling, prefix="sampling"),
+        *_logprob_violations(pb),
+        *format_violations(pb.response_format),
+        *ending_violations(pb),
+        *_speculation_violations(pb.speculation),
+        *_length_violations(pb),
+        *_stop_violations(pb),
+        *_resume_violations(pb),
+        *_keep_alive_violations(pb.keep_alive, "keep_alive"),
+        *duration_violations(pb.load_duration, "load_duration"),
+        *duration_violations(pb.age, "age"),
+    ]
+    if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
+        limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
+        found.append(FieldViolation("request_id", limit))
+    return found
 
 
 def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
@@ -375,7 +340,7 @@ def load_to_json(spec: LoadSpec) -> dict[str, object]:
     return json_format.MessageToDict(load_to_pb(spec))
 
 
-def load_from_json(fields: Mapping[str, object]) -> LoadSpec:
+def load_from_json(written: Mapping[str, object]) -> LoadSpec:
     """Return what `load_to_json` made, checked.
 
     Raises:
@@ -383,7 +348,7 @@ def load_from_json(fields: Mapping[str, object]) -> LoadSpec:
         InvalidRequest, FieldNotServed: see `load_from_pb`.
     """
     try:
-        pb = json_format.ParseDict(dict(fields), types_pb2.LoadOptions())
+        pb = json_format.ParseDict(dict(written), types_pb2.LoadOptions())
     except json_format.ParseError as error:
         raise ValueError(str(error)) from error
     return load_from_pb(pb)

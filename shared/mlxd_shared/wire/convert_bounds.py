@@ -38,14 +38,40 @@ def list_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
     ]
 
 
-def check_text(pb: inference_pb2.TokenizeRequest) -> None:
-    """Refuse a text that nobody would tokenise.
+def name_violations(model: str) -> list[FieldViolation]:
+    """Return what keeps a text from being a model's name."""
+    if len(model) <= config.MODEL_NAME_CHARS_MAX:
+        return []
+    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+
+
+def text_of(pb: inference_pb2.TokenizeRequest) -> str:
+    """Return the text of a request, which reads it anew each time.
+
+    Raises:
+        InvalidRequest: nobody would tokenise it; names the bound.
+    """
+    text = pb.text
+    if len(text) > config.PROMPT_CHARS_MAX:
+        raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+    return text
+
+
+def check_ids(pb: inference_pb2.DetokenizeRequest) -> None:
+    """Refuse more ids than anybody would turn into text.
 
     Raises:
         InvalidRequest: naming the bound.
     """
-    if len(pb.text) > config.PROMPT_CHARS_MAX:
-        raise InvalidRequest.of("text", f"at most {config.PROMPT_CHARS_MAX} characters")
+    if len(pb.token_ids) > config.TOKENIZE_IDS_MAX:
+        raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
+
+
+def timestamp_to_pb(unix_s: float) -> Timestamp:
+    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
+    stamp = Timestamp()
+    stamp.FromMicroseconds(round(unix_s * 1e6))
+    return stamp
 
 
 def duration_violations(pb: Duration, field: str) -> list[FieldViolation]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.chats import (
@@ -19,7 +17,7 @@ from mlxd_shared.domain.chats import (
     json_object,
 )
 from mlxd_shared.domain.errors import FieldViolation
-from mlxd_shared.wire.convert_bounds import moment_violations
+from mlxd_shared.wire.convert_bounds import moment_violations, timestamp_to_pb
 
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
@@ -53,15 +51,8 @@ def chat_to_pb(chat: Chat) -> inference_pb2.ChatPrompt:
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         parse_output=chat.parse_output,
-        now=None if chat.now_s is None else moment_to_pb(chat.now_s),
+        now=None if chat.now_s is None else timestamp_to_pb(chat.now_s),
     )
-
-
-def moment_to_pb(unix_s: float) -> Timestamp:
-    """Return a moment for the wire, to the microsecond."""
-    stamp = Timestamp()
-    stamp.FromMicroseconds(round(unix_s * 1e6))
-    return stamp
 
 
 def _message_from_pb(pb: inference_pb2.ChatMessage) -> ChatMessage:

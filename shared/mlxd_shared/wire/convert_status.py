@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from mlxd.v1 import status_pb2, types_pb2
 from mlxd_shared.domain.figures import (
     DeviceMemory,
@@ -24,20 +27,26 @@ from mlxd_shared.wire.convert import (
     duration_to_pb,
     sampling_from_pb,
     sampling_to_pb,
-    timestamp_to_pb,
 )
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 
 WORKER_STATE_TO_PB = {
-    WorkerState.UNKNOWN: types_pb2.MODEL_STATE_UNSPECIFIED,
-    WorkerState.UNLOADED: types_pb2.MODEL_STATE_UNLOADED,
-    WorkerState.QUEUED: types_pb2.MODEL_STATE_QUEUED,
-    WorkerState.LOADING: types_pb2.MODEL_STATE_LOADING,
-    WorkerState.READY: types_pb2.MODEL_STATE_READY,
-    WorkerState.DRAINING: types_pb2.MODEL_STATE_DRAINING,
-    WorkerState.UNLOADING: types_pb2.MODEL_STATE_UNLOADING,
-    WorkerState.FAILED: types_pb2.MODEL_STATE_FAILED,
+    state: types_pb2.MODEL_STATE_UNSPECIFIED
+    if state is WorkerState.UNKNOWN
+    else types_pb2.ModelState.Value(f"MODEL_STATE_{state.name}")
+    for state in WorkerState
 }
 WORKER_STATE_FROM_PB = {number: state for state, number in WORKER_STATE_TO_PB.items()}
+_OF_FIGURES = {field.name for field in fields(WorkerFigures)}
+_SAME = tuple(
+    field.name
+    for field in status_pb2.WorkerStatus.DESCRIPTOR.fields
+    if field.name in _OF_FIGURES
+    and field.message_type is None
+    and field.enum_type is None
+    and not (field.is_repeated or field.has_presence)
+)
+"""What is a number or a text of one name on both sides; all else is converted one by one."""
 
 
 def process_from_pb(pb: status_pb2.Status) -> ProcessStatus:
@@ -53,29 +62,17 @@ def process_from_pb(pb: status_pb2.Status) -> ProcessStatus:
 def figures_from_pb(pb: status_pb2.WorkerStatus) -> WorkerFigures:
     """Return all that is said of a worker."""
     library = pb.math_library
+    same: dict[str, Any] = {name: getattr(pb, name) for name in _SAME}
     return WorkerFigures(
-        pid=pb.pid,
-        address=pb.address,
-        incarnation=pb.incarnation,
+        **same,
         started_unix_s=pb.start_time.ToMicroseconds() / 1e6,
-        model_name=pb.model_name,
-        model_path=pb.model_path,
-        model_digest=pb.model_digest,
         state=WORKER_STATE_FROM_PB.get(pb.state, WorkerState.UNKNOWN),
         progress=progress_from_pb(pb.progress) if pb.HasField("progress") else None,
-        last_error=pb.last_error,
-        backend=pb.backend,
-        mlx_version=pb.mlx_version,
         math_library=(
             MathLibrary(library.name, library.version, library.threads, library.reason)
             if pb.HasField("math_library")
             else None
         ),
-        compiles=pb.compiles,
-        context_length=pb.context_length,
-        context_length_max=pb.context_length_max,
-        vocab_size=pb.vocab_size,
-        rows_max=pb.rows_max,
         weights=WEIGHTS_FROM_PB.get(pb.weights, Weights.AUTO),
         kv_format=KV_FORMAT_FROM_PB.get(pb.kv_format),
         form_is_known=pb.weights in WEIGHTS_FROM_PB and pb.kv_format in KV_FORMAT_FROM_PB,
@@ -85,11 +82,7 @@ def figures_from_pb(pb: status_pb2.WorkerStatus) -> WorkerFigures:
         ),
         memory=_memory_from_pb(pb.memory),
         age_s=duration_from_pb(pb.figures_age) if pb.HasField("figures_age") else None,
-        streams_running=pb.streams_running,
-        streams_waiting=pb.streams_waiting,
         oldest_wait_s=duration_from_pb(pb.oldest_wait) if pb.HasField("oldest_wait") else None,
-        kv_tokens_used=pb.kv_tokens_used,
-        kv_tokens_capacity=pb.kv_tokens_capacity,
         cpu_s=pb.cpu_seconds,
         exit_code=pb.exit_code if pb.HasField("exit_code") else None,
         last_lines=tuple(pb.last_lines),
@@ -100,36 +93,20 @@ def figures_to_pb(figures: WorkerFigures) -> status_pb2.WorkerStatus:
     """Return `figures` for the wire; what is None, or nothing, stays absent."""
     age_s, wait_s, sampling = figures.age_s, figures.oldest_wait_s, figures.sampling
     memory, started_s = figures.memory, figures.started_unix_s
+    same: dict[str, Any] = {name: getattr(figures, name) for name in _SAME}
     return status_pb2.WorkerStatus(
-        pid=figures.pid,
-        address=figures.address,
-        incarnation=figures.incarnation,
+        **same,
         start_time=timestamp_to_pb(started_s) if started_s else None,
-        model_name=figures.model_name,
-        model_path=figures.model_path,
-        model_digest=figures.model_digest,
         state=WORKER_STATE_TO_PB[figures.state],
         progress=None if figures.progress is None else progress_to_pb(figures.progress),
-        last_error=figures.last_error,
-        backend=figures.backend,
-        mlx_version=figures.mlx_version,
         math_library=_library_to_pb(figures.math_library),
-        compiles=figures.compiles,
-        context_length=figures.context_length,
-        context_length_max=figures.context_length_max,
-        vocab_size=figures.vocab_size,
-        rows_max=figures.rows_max,
         weights=WEIGHTS_TO_PB[figures.weights],
         kv_format=KV_FORMAT_TO_PB[figures.kv_format],
         prefix_cache_bytes=figures.prefix_cache_nbytes,
         effective_sampling=None if sampling is None else sampling_to_pb(sampling),
         memory=None if memory == MemoryFigures() else _memory_to_pb(memory),
         figures_age=None if age_s is None else duration_to_pb(age_s),
-        streams_running=figures.streams_running,
-        streams_waiting=figures.streams_waiting,
         oldest_wait=None if wait_s is None else duration_to_pb(wait_s),
-        kv_tokens_used=figures.kv_tokens_used,
-        kv_tokens_capacity=figures.kv_tokens_capacity,
         cpu_seconds=figures.cpu_s,
         exit_code=figures.exit_code,
         last_lines=figures.last_lines,
@@ -190,15 +167,9 @@ def _library_to_pb(library: MathLibrary | None) -> status_pb2.MathLibrary | None
 
 def counter_to_pb(counter: Counter) -> status_pb2.MetricFamily:
     """Return the family for the wire."""
-    return status_pb2.MetricFamily(
-        name=counter.name,
-        help=counter.help,
-        kind=status_pb2.METRIC_KIND_COUNTER,
-        points=[
-            status_pb2.MetricPoint(labels=dict(key), value=value)
-            for key, value in sorted(counter.points.items())
-        ],
-    )
+    family = gauge_to_pb(counter.name, counter.help, counter.points)
+    family.kind = status_pb2.METRIC_KIND_COUNTER
+    return family
 
 
 def histogram_to_pb(histogram: Histogram) -> status_pb2.MetricFamily:

@@ -1,8 +1,9 @@
 """What a server takes in: requests are counted and accounted for before anything is made of them.
 
 Invariants:
-- A request is parsed only after `wire_scan` has passed it, and while REQUESTS_HELD_BYTES_MAX has
-  room for all that is made of it; the room is given back when its call ends.
+- A request is parsed only after `wire_scan` has passed it, here or at the door of the controller
+  that sends it (`proof`), and while REQUESTS_HELD_BYTES_MAX has room for all that is made of it;
+  the room is given back when its call ends.
 - What is large is read and checked on a thread, in steps that each keep the event loop waiting for
   no longer than one pass over some megabytes. At most REQUEST_THREADS_MAX are read at once.
 - Once large requests have gone, the heap gives back to the system what they have left in it.
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -25,13 +27,27 @@ from google.protobuf.message import DecodeError, Message
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.ops.heap import trim_heap
+from mlxd_shared.wire.proof import Checked, relayed
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits, Size, plan_of, scan
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
-_executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
-"""Where the call of this task does what takes long; None: at once, its request is small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is known of the request of a task's call."""
+
+    executor: Executor | None = None
+    """Where it does what takes long; None: at once, its request is small."""
+    size: Size | None = None
+    vouched: bool = False
+    """Whether a controller has counted and checked it."""
+
+
+_NO_CALL = _Call()
+_call: ContextVar[_Call] = ContextVar("call", default=_NO_CALL)
 
 
 class Reader(Generic[_M]):
@@ -106,19 +122,28 @@ class Intake:
         self._threads = ThreadPoolExecutor(config.REQUEST_THREADS_MAX, "requests")
 
     @asynccontextmanager
-    async def taken(self, raw: bytes, reader: Reader[_M]) -> AsyncIterator[_M]:
+    async def taken(
+        self, raw: bytes, reader: Reader[_M], *, counted: Size | None = None
+    ) -> AsyncIterator[_M]:
         """Hold a request while its call goes on; `paced` knows how large it is meanwhile.
+
+        counted: what this worker's controller counted in it; it has passed the checks there.
 
         Raises:
             InvalidRequest: it holds more than it may, or is no message of the type.
             QueueFull: the requests under way leave no room for it.
         """
         large = len(raw) > config.INLINE_REQUEST_BYTES_MAX
-        _executor.set(self._threads if large else None)
+        call = _Call(self._threads if large else None, vouched=counted is not None)
+        _call.set(call)
         held = Size(len(raw)).held_nbytes
         self._hold(held)
         try:
-            size = await paced(reader.size, raw)
+            if counted is None:
+                size = await paced(reader.size, raw)
+            else:
+                size = replace(counted, nbytes=len(raw))
+            _call.set(replace(call, size=size))
             self._hold(size.held_nbytes - held)
             held = size.held_nbytes
             yield await paced(reader.message, raw)
@@ -154,9 +179,22 @@ class Intake:
             self._threads.submit(self._trim)
 
 
+def is_checked() -> bool:
+    """Return whether this call's request has passed the checks at its controller's door."""
+    return _call.get().vouched
+
+
+def checked(request: Message, *, ids: int = 0) -> Checked:
+    """Return this call's request for a worker; its fields have been checked here.
+
+    ids: how many token ids it has more than it came with.
+    """
+    return Checked(request.SerializeToString(), relayed(_call.get().size, ids=ids))
+
+
 async def paced(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Return what `function` makes of this call's request, on a thread if the request is large."""
-    executor = _executor.get()
+    executor = _call.get().executor
     if executor is None:
         return function(*args, **kwargs)
     work = executor.submit(partial(function, *args, **kwargs))

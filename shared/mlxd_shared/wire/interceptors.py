@@ -23,8 +23,9 @@ from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.inquiries import INQUIRY, is_inquiry
 from mlxd_shared.wire.intake import Intake, Reader
+from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.status import RemoteError, shorten, to_status
-from mlxd_shared.wire.wire_scan import Limits
+from mlxd_shared.wire.wire_scan import Limits, Size
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = get_logger("rpc")
@@ -41,9 +42,13 @@ async def abort(context: Context, error: MlxdError) -> NoReturn:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Takes requests in and maps exceptions, of all four kinds of method."""
 
-    def __init__(self, intake: Intake | None = None) -> None:
-        """Share `intake` among all methods but those that ask how the server is."""
+    def __init__(self, intake: Intake | None = None, *, proof: Proof | None = None) -> None:
+        """Share `intake` among all methods but those that ask how the server is.
+
+        proof: what the controller of this worker sends with requests that it has checked.
+        """
         self._intake = intake or Intake()
+        self._proof = proof
         self._inquiries = Intake(INQUIRY, held_nbytes_max=config.INQUIRIES_HELD_BYTES_MAX)
 
     async def intercept_service(
@@ -58,31 +63,28 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED
             return handler
         method = handler_call_details.method
-        return _wrap(handler, method, self._inquiries if is_inquiry(method) else self._intake)
+        if is_inquiry(method):
+            return _wrap(handler, method, self._inquiries)
+        counted = None
+        if self._proof is not None:
+            counted = self._proof.size_of(handler_call_details.invocation_metadata)
+        return _wrap(handler, method, self._intake, counted)
 
 
 def _wrap(
     handler: Any,  # noqa: ANN401
     method: str,
     intake: Intake,
+    counted: Size | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    behaviour = {
-        (False, False): handler.unary_unary,
-        (False, True): handler.unary_stream,
-        (True, False): handler.stream_unary,
-        (True, True): handler.stream_stream,
-    }[handler.request_streaming, handler.response_streaming]
+    taking = "stream" if handler.request_streaming else "unary"
+    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
+    make, behaviour = getattr(grpc, f"{kind}_rpc_method_handler"), getattr(handler, kind)
     guard = _guard_stream if handler.response_streaming else _guard_unary
     reader = _reader_of(handler.request_deserializer, intake.limits)
     each = handler.request_deserializer if reader is None else reader.whole
     wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-        guard(behaviour, method, partial(_taken, intake, reader)),
+        guard(behaviour, method, partial(_taken, intake, reader, counted)),
         request_deserializer=each if handler.request_streaming or reader is None else None,
         response_serializer=handler.response_serializer,
     )
@@ -103,12 +105,13 @@ def _reader_of(deserialize: Any, limits: Limits) -> Reader[Any] | None:  # noqa:
 def _taken(
     intake: Intake,
     reader: Reader[Any] | None,
+    counted: Size | None,
     request: Any,  # noqa: ANN401
 ) -> AbstractAsyncContextManager[Any]:
     """Take a request in that comes as bytes; a stream of them is read one by one."""
     if reader is None or not isinstance(request, bytes):
         return nullcontext(request)
-    return intake.taken(request, reader)
+    return intake.taken(request, reader, counted=counted)
 
 
 def _guard_unary(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: ANN401

@@ -7,6 +7,7 @@ Texts are shortened to what the headers of a call may carry: a status too long w
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from dataclasses import dataclass
 
@@ -67,6 +68,21 @@ _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 def code_of(error: e.MlxdError) -> grpc.StatusCode:
     """Return the status code that `error` travels under."""
     return _BY_CLASS[type(error)].code
+
+
+def end_code(error: BaseException | None) -> grpc.StatusCode:
+    """Return the status code that a call ends with whose handler raised `error`, if anything."""
+    match error:
+        case None:
+            return grpc.StatusCode.OK
+        case RemoteError(code):
+            return code
+        case e.MlxdError():
+            return code_of(error)
+        case asyncio.CancelledError() | GeneratorExit():
+            return grpc.StatusCode.CANCELLED
+        case _:
+            return grpc.StatusCode.INTERNAL
 
 
 def to_status(error: e.MlxdError) -> status_pb2.Status:

@@ -231,13 +231,32 @@ def test_lines_are_cut_wherever_the_chunks_are() -> None:
         assert found == ["één", "zwei", "", "last"]
 
 
+WHOLE = b'{"address": "a", "pid": 1, "incarnation": "i", "version": "0"'
+
+
 @pytest.mark.parametrize(
-    "line", [b"", b"[]", b"[" * 60_000, b'{"address": 1}', b"\xff\n", b'{"address": "a"}']
+    "line",
+    [
+        *(b"", b"[]", b"[" * 60_000, b'{"address": 1}', b"\xff\n", b'{"address": "a"}'),
+        *(WHOLE + b', "proof": ' + proof + b"}" for proof in (b'""', b"1", b'"secret"')),
+    ],
 )
 def test_a_ready_line_is_complete_or_refused(line: bytes) -> None:
     """Whatever stands in for a ready line raises; it never becomes half a worker."""
     with pytest.raises(WorkerStartFailed):
         parse_ready_line(line, model="m")
+
+
+def test_a_worker_may_have_no_proof() -> None:
+    """One that does not know of them is a worker all the same."""
+    assert parse_ready_line(WHOLE + b"}", model="m").proof is None
+
+
+@pytest.mark.asyncio
+async def test_the_proof_of_another_version_is_not_used() -> None:
+    """It may check what this one does not: it is left to do so."""
+    async with launched("serve") as process:
+        assert process.proof is None
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,7 @@ from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_shared.ops.known_process import ProcessMark
+from mlxd_shared.wire.proof import Proof
 
 STEM = "0123abcd-1"
 SPEC = LoadSpec(
@@ -29,7 +30,8 @@ SPEC = LoadSpec(
     prefix_cache_nbytes=1 << 20,
 )
 HOLDING = Holding("d" * 64, "mé", "/m", SPEC, 2.0)
-RECORD = Record(ProcessMark(4711, "boot:1"), "ab-1", HOLDING, arguments=("--a", "é"))
+PROOF = Proof.make()
+RECORD = Record(ProcessMark(4711, "boot:1"), "ab-1", HOLDING, arguments=("--a", "é"), proof=PROOF)
 
 
 def fields_of(record: Record, folder: Path) -> dict[str, Any]:
@@ -40,8 +42,8 @@ def fields_of(record: Record, folder: Path) -> dict[str, Any]:
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Every field, with a model and without; nobody else may read it."""
-    for record in (RECORD, replace(RECORD, holding=None)):
+    """Every field, with a model and a proof and without; nobody else may read it."""
+    for record in (RECORD, replace(RECORD, holding=None), replace(RECORD, proof=None)):
         WorkerFiles(tmp_path, STEM).write(record)
         assert WorkerFiles(tmp_path, STEM).read() == record
     assert (tmp_path / f"{STEM}.json").stat().st_mode & 0o777 == 0o600
@@ -50,18 +52,26 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_what_a_worker_holds_changes_in_its_record(tmp_path: Path) -> None:
     """Each change replaces the whole; remove() leaves nothing, whatever there was."""
     files = WorkerFiles(tmp_path, STEM)
-    files.holds(RECORD.holding)  # nothing is known of it yet
+    files.holds(RECORD.holding, PROOF)  # nothing is known of it yet
     assert files.read() is None
-    files.write(replace(RECORD, holding=None))
-    files.holds(RECORD.holding)
+    files.write(replace(RECORD, holding=None, proof=None))
+    files.holds(RECORD.holding, PROOF)
     assert WorkerFiles(tmp_path, STEM).read() == RECORD
-    files.holds(None)
+    files.holds(None, PROOF)
     assert WorkerFiles(tmp_path, STEM).read() == replace(RECORD, holding=None)
     os.mkfifo(files.output)
     files.socket.touch()
     files.remove()
     files.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_record_of_an_older_version_has_no_proof(tmp_path: Path) -> None:
+    """Nor does a record show the secret of one that has: not where it is printed."""
+    fields = fields_of(RECORD, tmp_path)
+    del fields["proof"]
+    assert parse_record(json.dumps(fields).encode()) == replace(RECORD, proof=None)
+    assert PROOF.secret not in repr(RECORD)
 
 
 def test_a_disk_that_takes_nothing_stops_no_worker(tmp_path: Path) -> None:
@@ -104,6 +114,9 @@ def test_garbage_is_no_record(text: bytes) -> None:
         ("arguments", "--a"),
         ("arguments", ["--a", 1]),
         ("arguments", ["\ud800"]),
+        ("proof", 1),
+        ("proof", ""),
+        ("proof", "F" * 64),
         ("holding", "a model"),
         ("holding", {}),
         ("load_s", float("nan")),

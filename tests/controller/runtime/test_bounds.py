@@ -16,7 +16,7 @@ from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.changes import Changes
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
-from mlxd_shared.wire.retry_times import retry_after_s
+from mlxd_shared.domain.retry_times import retry_after_s
 from tests.controller.core.conversation import Conversation
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack

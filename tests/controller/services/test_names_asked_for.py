@@ -77,14 +77,14 @@ async def loaded(its: Services) -> None:
 
 async def generated(its: Services) -> None:
     """Have the model say something."""
-    async for _ in its.inference.generate(request("a"), _context()):
+    async for _ in its.inference.Generate(request("a"), _context()):
         pass
 
 
 async def tokenized(its: Services) -> None:
     """Have the model's tokenizer asked."""
     asked = inference_pb2.TokenizeRequest(model="a", text="once")
-    await its.inference.tokenize(asked, _context())
+    await its.inference.Tokenize(asked, _context())
 
 
 def _context() -> Any:
@@ -121,7 +121,7 @@ async def test_what_nobody_asks_for_any_more_may_be_forgotten(tmp_path: Path) ->
         await generated(its)
         await its.stack.unload(its.digest)
         with pytest.raises(InvalidRequest):
-            await its.inference.tokenize(
+            await its.inference.Tokenize(
                 inference_pb2.TokenizeRequest(model="a", worker_incarnation="w"), _context()
             )
         await its.stack.settle()

@@ -39,8 +39,8 @@ from mlxd_shared.wire.convert import (
     sampling_from_pb,
     sampling_to_pb,
     timestamp_from_pb,
-    timestamp_to_pb,
 )
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 
 HUGE = (1 << 31) - 1
 

@@ -19,7 +19,7 @@ from mlxd.v1 import inference_pb2, model_pb2, worker_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb, load_from_pb
-from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_bounds import text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
 from mlxd_shared.wire.intake import Intake, Reader, paced
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, RELAYED, Limits, Size, plan_of
@@ -39,7 +39,7 @@ UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 CHECKS: dict[type[Message], Callable[..., object]] = {
     inference_pb2.GenerateRequest: generate_from_pb,
     inference_pb2.EmbedRequest: embed_from_pb,
-    inference_pb2.TokenizeRequest: check_text,
+    inference_pb2.TokenizeRequest: text_of,
     model_pb2.LoadModelRequest: lambda pb: load_from_pb(pb.options),
     worker_pb2.LoadRequest: job_from_pb,
 }

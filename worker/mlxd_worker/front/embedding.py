@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, ModelUnloaded
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.domain.requests import DEFAULTS, EmbedSpec, resolve
-from mlxd_worker.engine.request import Cancel, Finished, Submit
-from mlxd_worker.front.prompting import check_length
+from mlxd_worker.engine.request import Finished, Submit
+from mlxd_worker.front.prompting import check_ids, check_length
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
@@ -79,18 +79,7 @@ async def _prompt(worker: Worker, text: str, loaded: Loaded, *, field: str) -> t
     """Return a text's ids, which the context holds."""
     check_length(len(text), loaded, field=field)
     ids = await worker.tokens.encoded(loaded.tokenizer, text, field=field, kind="embed")
-    if not ids:
-        raise InvalidRequest.of(field, "the text has no tokens; at least one is needed")
-    if len(ids) >= loaded.context_length:
-        limit = (
-            f"the text has {len(ids)} tokens; the context of {loaded.context_length} "
-            f"takes at most {loaded.context_length - 1}"
-        )
-        raise InvalidRequest.of(field, limit)
-    if max(ids) >= loaded.vocab_size:
-        limit = f"token {max(ids)} is beyond the model's vocabulary of {loaded.vocab_size}"
-        raise InvalidRequest.of(field, limit)
-    return tuple(ids)
+    return check_ids(ids, loaded, field=field, what="text")
 
 
 async def _vector(
@@ -104,33 +93,24 @@ async def _vector(
     """Have one prompt evaluated."""
     request_id = uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
-        if worker.loaded is not loaded:
-            raise ModelUnloaded(loaded.job.name)
         reader = worker.engine.reader()
-        worker.engine.submit(
-            Submit(
-                stream=stream,
-                prompt=prompt,
-                sampling=resolve(DEFAULTS, seed=0),
-                max_tokens=1,
-                stop=(),
-                stop_token_ids=frozenset(),
-                eos_ids=frozenset(),
-                skip_special_tokens=True,
-                submitted_s=time.monotonic(),
-                sink=reader,
-                request_id=request_id,
-                deadline_s=deadline_s,
-                pooling=spec.pooling,
-            )
+        request = Submit(
+            stream=stream,
+            prompt=prompt,
+            sampling=resolve(DEFAULTS, seed=0),
+            max_tokens=1,
+            stop=(),
+            stop_token_ids=frozenset(),
+            eos_ids=frozenset(),
+            skip_special_tokens=True,
+            submitted_s=time.monotonic(),
+            sink=reader,
+            request_id=request_id,
+            deadline_s=deadline_s,
+            pooling=spec.pooling,
         )
-        ended = False
-        try:
+        with worker.running(request, loaded):
             event = await reader.next()
-            ended = True
-        finally:
-            if not ended:
-                worker.engine.cancel(Cancel(stream))
     assert isinstance(event, Finished), "nothing is drawn"
     return event.embedding
 

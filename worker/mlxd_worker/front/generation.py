@@ -14,12 +14,12 @@ import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from mlxd_shared.domain.errors import InvalidRequest, ModelUnloaded
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import paced
 from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.request import Cancel, Finished, Sink, StreamId, Submit, Tokens
+from mlxd_worker.engine.request import Finished, Sink, StreamId, Submit, Tokens
 from mlxd_worker.front.prompting import prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
@@ -61,8 +61,6 @@ async def generate(
         prompt = told.ids
         await paced(_check_resumed, spec, loaded, prompt)
         constraint = await _constraint(worker, spec, loaded)
-        if worker.loaded is not loaded:
-            raise ModelUnloaded(loaded.job.name)
         reader = worker.engine.reader()
         by_steps = len(spec.resumed) <= worker.replay_steps_max
         request = replace(
@@ -76,19 +74,15 @@ async def generate(
             resumed=0 if by_steps else len(spec.resumed),
             forced=spec.resumed if by_steps else (),
         )
-        worker.engine.submit(request)
         seed: int | None = request.sampling.seed
         ended = False
-        try:
+        with worker.running(request, loaded):
             while not ended:
                 event = await reader.next()
                 ended = isinstance(event, Finished)
                 part = Part(request_id, loaded.job.digest, event, seed)
                 yield part if told.answer is None else _told_apart(part, told.answer)
                 seed = None
-        finally:
-            if not ended:
-                worker.engine.cancel(Cancel(stream))
 
 
 def _told_apart(part: Part, answer: Answer) -> Part:

@@ -123,27 +123,39 @@ def _checked(
     prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
 ) -> tuple[int, ...]:
     """Return a prompt's ids if the model can read them, and answer behind them."""
-    if not prompt:
-        raise InvalidRequest.of(field, "the prompt has no tokens; at least one is needed")
-    if len(prompt) >= loaded.context_length:
-        limit = (
-            f"the prompt has {len(prompt)} tokens; the context of {loaded.context_length} "
-            f"takes at most {loaded.context_length - 1}"
-        )
-        raise InvalidRequest.of(field, limit)
+    ids = check_ids(prompt, loaded, field=field)
     if len(prompt) + spec.min_tokens > loaded.context_length:
         limit = (
             f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
             f"context of {loaded.context_length} has left behind the prompt"
         )
         raise InvalidRequest.of("min_tokens", limit)
-    if max(prompt) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
+    return ids
+
+
+def check_ids(
+    ids: Sequence[int], loaded: Loaded, *, field: str, what: str = "prompt"
+) -> tuple[int, ...]:
+    """Return a text's ids if the model can read them.
+
+    Raises:
+        InvalidRequest: there are none, or more than the context holds, or one that it lacks.
+    """
+    if not ids:
+        raise InvalidRequest.of(field, f"the {what} has no tokens; at least one is needed")
+    if len(ids) >= loaded.context_length:
         limit = (
-            f"the tokenizer makes it token {max(prompt)}, which the model does not have; "
+            f"the {what} has {len(ids)} tokens; the context of {loaded.context_length} "
+            f"takes at most {loaded.context_length - 1}"
+        )
+        raise InvalidRequest.of(field, limit)
+    if max(ids) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
+        limit = (
+            f"the tokenizer makes it token {max(ids)}, which the model does not have; "
             f"its vocabulary has {loaded.vocab_size} tokens"
         )
         raise InvalidRequest.of(field, limit)
-    return tuple(prompt)
+    return tuple(ids)
 
 
 def check_length(chars: int, loaded: Loaded, *, field: str) -> None:

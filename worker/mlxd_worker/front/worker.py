@@ -11,9 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mlxd_shared import config
@@ -27,13 +27,14 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
     WrongWorker,
 )
-from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.figures import LoadProgress, WorkerState
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.serving.server import Health
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.constraints.room import CompileRoom
+from mlxd_worker.engine.request import Cancel, Submit
 from mlxd_worker.front.streams import Streams
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.process.lifeline import Lifeline
@@ -44,17 +45,6 @@ from mlxd_worker.tokenizing.room import TokenRoom
 
 LOAD_RETRY_S = 1.0
 _log = get_logger("worker")
-
-
-class Phase(enum.Enum):
-    """What the worker's one model is doing."""
-
-    EMPTY = "empty"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    UNLOADING = "unloading"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ class Worker:
         """Set once the process has begun to stop; it takes no new stream then."""
         self.lifeline: Lifeline | None = None
         """What follows the controller; None where none started this process."""
-        self.phase = Phase.EMPTY
+        self.phase = WorkerState.UNLOADED
         self.progress = LoadProgress("")
         self.last_error = ""
         self.loaded: Loaded | None = None
@@ -138,7 +128,7 @@ class Worker:
         job = self._job
         if job is None or asked not in {"", job.name, job.digest}:
             raise ModelNotFound(asked, "" if job else "this worker has no model loaded")
-        if self.phase is Phase.LOADING:
+        if self.phase is WorkerState.LOADING:
             done = self.progress.bytes_read / max(self.progress.bytes_total, 1)
             raise ModelLoading(job.name, LOAD_RETRY_S, progress=done)
         if self.loaded is None:
@@ -156,9 +146,26 @@ class Worker:
         if self.stopping.is_set():
             raise ShuttingDown
         loaded = self.check_model(asked)
-        if self.phase is not Phase.READY:
+        if self.phase is not WorkerState.READY:
             raise ModelDraining(loaded.job.name)
         return loaded
+
+    @contextmanager
+    def running(self, request: Submit, loaded: Loaded) -> Iterator[None]:
+        """Have the engine run a stream; a body that leaves before its end has it cancelled.
+
+        Raises:
+            ModelUnloaded: `loaded` is gone.
+            QueueFull, ShuttingDown: as `EngineThread.submit`.
+        """
+        if self.loaded is not loaded:
+            raise ModelUnloaded(loaded.job.name)
+        self.engine.submit(request)
+        try:
+            yield
+        except BaseException:
+            self.engine.cancel(Cancel(request.stream))
+            raise
 
     async def load(self, job: LoadJob) -> AsyncGenerator[LoadProgress, None]:
         """Load `job` unless it is loaded, and yield the progress; the last stage is "ready".
@@ -174,8 +181,9 @@ class Worker:
             raise ShuttingDown
         if self._unloads:  # it would take what is begun now for what it has ended
             raise ModelDraining(job.name)
-        if self._job is None or self.phase is Phase.FAILED:
-            self._job, self.phase, self.progress = job, Phase.LOADING, LoadProgress("starting")
+        if self._job is None or self.phase is WorkerState.FAILED:
+            self._job, self.phase = job, WorkerState.LOADING
+            self.progress = LoadProgress("starting")
             coming = self.engine.load(job, self._note)  # now: it may be given up from here on
             self._loading = asyncio.create_task(self._load(job, coming))
             self._loading.add_done_callback(lambda _: self._wake())
@@ -200,7 +208,7 @@ class Worker:
             raise WrongWorker(job.name, self.identity.incarnation)
         if not self._meets(job.spec):
             raise InvalidRequest.of("options", "the model is loaded with others; unload it first")
-        if self.phase in {Phase.DRAINING, Phase.UNLOADING}:
+        if self.phase in {WorkerState.DRAINING, WorkerState.UNLOADING}:
             raise ModelDraining(mine.name)
 
     def _meets(self, spec: LoadSpec) -> bool:
@@ -227,10 +235,10 @@ class Worker:
             loaded = await coming
         except Exception as error:
             known = error.describe() if isinstance(error, MlxdError) else type(error).__name__
-            self.phase, self.last_error = Phase.FAILED, known
+            self.phase, self.last_error = WorkerState.FAILED, known
             _log.error("the load failed", model=job.name, reason=known)
             raise
-        self.loaded, self.phase, self.last_error = loaded, Phase.READY, ""
+        self.loaded, self.phase, self.last_error = loaded, WorkerState.READY, ""
         await self._health.set(f"models/{job.name}", serving=True)
         _log.info(
             "ready",
@@ -274,8 +282,8 @@ class Worker:
         return await self.streams.drained(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
 
     async def _close(self) -> None:
-        if self.loaded is not None and self.phase is Phase.READY:
-            self.phase = Phase.DRAINING
+        if self.loaded is not None and self.phase is WorkerState.READY:
+            self.phase = WorkerState.DRAINING
             await self._health.set(f"models/{self.loaded.job.name}", serving=False)
 
     async def unload(self) -> int:
@@ -295,11 +303,11 @@ class Worker:
                 await asyncio.wait([self._loading])
             name = self.model_name
             await self._close()
-            self.phase = Phase.UNLOADING
+            self.phase = WorkerState.UNLOADING
             if self.loaded is not None:
                 await self.tokens.forget(self.loaded.tokenizer, name)
             active_nbytes = await self.engine.unload(ModelUnloaded(name))
             self.loaded = self._job = self._loading = None
-            self.phase, self.progress = Phase.EMPTY, LoadProgress("")
+            self.phase, self.progress = WorkerState.UNLOADED, LoadProgress("")
         _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
         return active_nbytes

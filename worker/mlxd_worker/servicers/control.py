@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
-from mlxd.v1 import worker_pb2, worker_pb2_grpc
+from mlxd.v1 import worker_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.known_process import ProcessMark
@@ -22,7 +22,7 @@ from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import LoadJob
 
 
-class ControlServicer(worker_pb2_grpc.WorkerServiceServicer):
+class ControlServicer:
     """Load, unload, shrink, drain, shut down, follow another controller."""
 
     def __init__(self, worker: Worker) -> None:

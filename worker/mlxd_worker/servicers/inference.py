@@ -14,9 +14,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
@@ -27,10 +25,10 @@ from mlxd_shared.wire.convert import (
     duration_to_pb,
     generate_from_pb,
 )
-from mlxd_shared.wire.convert_bounds import check_text
+from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_chat import call_to_pb
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import is_checked, paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
@@ -58,7 +56,7 @@ class InferenceServicer:
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream one completion."""
         with self._metrics.request(self._worker.model_name) as record:
-            spec = await paced(generate_from_pb, request)
+            spec = await paced(generate_from_pb, request, is_checked=is_checked())
             self._worker.check_incarnation(spec.worker_incarnation)
             loaded = self._worker.admit(spec.model)
             left_s = context.time_remaining()
@@ -93,8 +91,7 @@ class InferenceServicer:
         """Return the text of ids."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
-        if len(request.token_ids) > config.TOKENIZE_IDS_MAX:
-            raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
+        check_ids(request)
         ids = await paced(ids_of, request.token_ids, vocab_size=loaded.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         text = await self._worker.tokens.decoded(
@@ -108,7 +105,7 @@ class InferenceServicer:
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
         """Return the vectors of texts."""
-        spec = await paced(embed_from_pb, request)
+        spec = await paced(embed_from_pb, request, is_checked=is_checked())
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
         done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
@@ -117,16 +114,6 @@ class InferenceServicer:
             prompt_tokens=done.prompt_tokens,
             model_digest=loaded.job.digest,
         )
-
-
-def text_of(request: inference_pb2.TokenizeRequest) -> str:
-    """Return the text of a request, which reads it anew each time.
-
-    Raises:
-        InvalidRequest: nobody would tokenise it; names the bound.
-    """
-    check_text(request)
-    return request.text
 
 
 def text_to_bytes(text: str, *, digest: str) -> bytes:
@@ -162,26 +149,6 @@ def ids_of(given: Sequence[int], *, vocab_size: int) -> array[int]:
             limit = f"{highest} is not a token id; the vocabulary has {vocab_size} tokens"
             raise InvalidRequest.of("token_ids", limit)
     return ids
-
-
-def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
-    """Register the methods; what may be large leaves as the bytes that it was made to."""
-    pb = inference_pb2
-    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Generate": stream(
-            servicer.Generate,
-            pb.GenerateRequest.FromString,
-            pb.GenerateResponse.SerializeToString,
-        ),
-        "Tokenize": unary(servicer.Tokenize, pb.TokenizeRequest.FromString, None),
-        "Detokenize": unary(servicer.Detokenize, pb.DetokenizeRequest.FromString, None),
-        "Embed": unary(
-            servicer.Embed, pb.EmbedRequest.FromString, pb.EmbedResponse.SerializeToString
-        ),
-    }
-    name = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:

@@ -8,17 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from mlxd.v1 import status_pb2
-from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.metrics import Counter, Histogram, labels
 from mlxd_shared.wire.convert_status import counter_to_pb, gauge_to_pb, histogram_to_pb
-from mlxd_shared.wire.status import code_of
+from mlxd_shared.wire.status import end_code
 from mlxd_worker.engine.request import Finished, Tokens
 from mlxd_worker.thread.facts import Figures
 
@@ -54,61 +51,44 @@ class RequestRecord:
             metrics.cached_tokens.add(event.usage.cached_tokens, model=model)
 
 
-@dataclass(slots=True)
 class WorkerMetrics:
     """The worker's counters and histograms."""
 
-    requests: Counter = field(
-        default_factory=lambda: Counter(
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.requests = Counter(
             "mlxd_requests_total", "Generate calls by model, status code and finish reason."
         )
-    )
-    prompt_tokens: Counter = field(
-        default_factory=lambda: Counter(
+        self.prompt_tokens = Counter(
             "mlxd_prompt_tokens_total", "Prompt tokens of finished streams, cached ones included."
         )
-    )
-    cached_tokens: Counter = field(
-        default_factory=lambda: Counter(
+        self.cached_tokens = Counter(
             "mlxd_cached_tokens_total", "Prompt tokens whose state was reused."
         )
-    )
-    generated_tokens: Counter = field(
-        default_factory=lambda: Counter("mlxd_generation_tokens_total", "Tokens sent to clients.")
-    )
-    first_token_s: Histogram = field(
-        default_factory=lambda: Histogram(
+        self.generated_tokens = Counter("mlxd_generation_tokens_total", "Tokens sent to clients.")
+        self.first_token_s = Histogram(
             "mlxd_time_to_first_token_seconds", "From the request's arrival to its first token."
         )
-    )
-    inter_token_s: Histogram = field(
-        default_factory=lambda: Histogram(
+        self.inter_token_s = Histogram(
             "mlxd_inter_token_latency_seconds",
             "Time between tokens, shared by those of one message.",
         )
-    )
-    queue_s: Histogram = field(
-        default_factory=lambda: Histogram(
+        self.queue_s = Histogram(
             "mlxd_queue_time_seconds", "From the request's arrival to its first prefill."
         )
-    )
 
     @contextmanager
     def request(self, model: str) -> Iterator[RequestRecord]:
         """Count one Generate call, however it ends."""
         record = RequestRecord(self, model)
-        code = "INTERNAL"
+        code = end_code(None)
         try:
             yield record
-            code = "OK"
-        except MlxdError as error:
-            code = code_of(error).name
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = "CANCELLED"
+        except BaseException as error:
+            code = end_code(error)
             raise
         finally:
-            self.requests.add(model=model, code=code, finish_reason=record.finish_reason)
+            self.requests.add(model=model, code=code.name, finish_reason=record.finish_reason)
 
     def families(self, figures: Figures, model: str) -> list[status_pb2.MetricFamily]:
         """Return everything for the wire, gauges as of `figures`."""

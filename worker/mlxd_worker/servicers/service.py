@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import grpc
 
-from mlxd.v1 import (
-    inference_pb2,
-    status_pb2,
-    status_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
+from mlxd.v1 import inference_pb2, status_pb2, worker_pb2
 from mlxd_shared.security.listeners import ListenerSecurity
-from mlxd_shared.serving.server import Health, make_server
+from mlxd_shared.serving.server import Health, add_service, make_server
+from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.wire_scan import RELAYED
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.control import ControlServicer
-from mlxd_worker.servicers.inference import InferenceServicer, add_to_server
+from mlxd_worker.servicers.inference import InferenceServicer
 from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.servicers.status import StatusServicer
 
@@ -27,20 +22,21 @@ SERVICES = (
 )
 
 
-def new_server(health: Health, security: ListenerSecurity) -> grpc.aio.Server:
-    """Return a server that offers the worker's services, without any of them yet."""
-    return make_server(health, SERVICES, security=security, limits=RELAYED)
+def new_server(health: Health, security: ListenerSecurity, proof: Proof) -> grpc.aio.Server:
+    """Return a server that offers the worker's services, without any of them yet.
+
+    proof: by which it knows the requests that its controller has checked.
+    """
+    return make_server(health, SERVICES, security=security, limits=RELAYED, proof=proof)
 
 
 def add_services(server: grpc.aio.Server, worker: Worker) -> None:
     """Put the worker behind the server; before it starts."""
     metrics = WorkerMetrics()
-    add_to_server(InferenceServicer(worker, metrics), server)
-    status_pb2_grpc.add_StatusServiceServicer_to_server(StatusServicer(worker, metrics), server)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(ControlServicer(worker), server)
-
-
-async def announce(health: Health) -> None:
-    """Say that the process and its services answer."""
-    for name in ("", *(service.full_name for service in SERVICES)):
-        await health.set(name, serving=True)
+    servicers = (
+        InferenceServicer(worker, metrics),
+        StatusServicer(worker, metrics),
+        ControlServicer(worker),
+    )
+    for service, servicer in zip(SERVICES, servicers, strict=True):
+        add_service(server, service, servicer)

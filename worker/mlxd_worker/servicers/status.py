@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from mlxd.v1 import status_pb2, status_pb2_grpc
+from mlxd.v1 import status_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.wire.convert import checked_duration_s
@@ -17,7 +17,7 @@ from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.servicers.status_report import status_to_pb
 
 
-class StatusServicer(status_pb2_grpc.StatusServiceServicer):
+class StatusServicer:
     """What this worker does and holds."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:

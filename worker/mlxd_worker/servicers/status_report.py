@@ -21,22 +21,12 @@ from mlxd_shared.domain.figures import (
     MemoryAccount,
     MemoryFigures,
     WorkerFigures,
-    WorkerState,
 )
-from mlxd_shared.wire.convert import timestamp_to_pb
+from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 from mlxd_shared.wire.convert_status import figures_to_pb
-from mlxd_worker.front.worker import Phase, Worker
+from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.thread.facts import Figures, Loaded
-
-STATES = {
-    Phase.EMPTY: WorkerState.UNLOADED,
-    Phase.LOADING: WorkerState.LOADING,
-    Phase.READY: WorkerState.READY,
-    Phase.DRAINING: WorkerState.DRAINING,
-    Phase.UNLOADING: WorkerState.UNLOADING,
-    Phase.FAILED: WorkerState.FAILED,
-}
 
 
 def status_to_pb(
@@ -79,7 +69,7 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         address=identity.address,
         incarnation=identity.incarnation,
         started_unix_s=identity.started_s,
-        state=STATES[worker.phase],
+        state=worker.phase,
         progress=worker.progress,
         last_error=worker.last_error,
         backend=identity.backend.distribution,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxd_shared import config
-from mlxd_shared.wire.retry_times import retry_after_s
+from mlxd_shared.domain.retry_times import retry_after_s
 
 PER_S = int(config.CALLS_RETRY_PER_S)
 ROUND = PER_S * int(config.CALLS_RETRY_MAX_S)
