@@ -36,57 +36,20 @@ from mlxd.messages import (
     Model,
     PositionLogprobs,
     Status,
-    TokenLogprob,
     Unloaded,
 )  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
-from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.chats import AnswerPart, Chat, answer_of
+from mlxd_shared.domain.formats import ResponseFormat
 from mlxd_shared.domain.requests import (
-    FinishReason,
-    KVFormat,
     LoadSpec,
     Pooling,
     SamplingOptions,
-    Weights,
 )
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.wire.convert_embed import POOLING_TO_PB
-from mlxd_shared.wire.status import RemoteError
-
-__all__ = [
-    "AnswerPart",
-    "BrokenStream",
-    "ChannelSecurity",
-    "Chat",
-    "ChatMessage",
-    "Client",
-    "Completion",
-    "Delta",
-    "FinishReason",
-    "Finished",
-    "FitReport",
-    "FormatKind",
-    "KVFormat",
-    "LoadSpec",
-    "LoadUpdate",
-    "MlxdError",
-    "Model",
-    "Pooling",
-    "PositionLogprobs",
-    "RemoteError",
-    "ResponseFormat",
-    "SamplingOptions",
-    "Status",
-    "Stream",
-    "TokenLogprob",
-    "ToolCall",
-    "Unloaded",
-    "Weights",
-]
 
 
 class Client:

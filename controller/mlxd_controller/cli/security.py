@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config

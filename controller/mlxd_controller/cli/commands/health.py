@@ -7,7 +7,7 @@ from typing import Annotated
 import grpc
 import typer
 
-from mlxd.client import RemoteError
+from mlxd import RemoteError
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import ExitCode, complain, run

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
