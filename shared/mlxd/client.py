@@ -119,7 +119,7 @@ class Client:
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
-        A stream whose worker dies goes on with another one, unless `migrate` is False. `resume` is
+        A stream whose worker dies continues on another one, unless `migrate` is False. `resume` is
         the output so far of a stream that broke off: this one gives what follows, if all else is as
         it was and `sampling` has that stream's seed. `reconnect` does so by itself when connection
         or server are lost, for up to RECONNECT_WINDOW_S without a token.
@@ -295,7 +295,7 @@ class Client:
     async def unload(
         self, model: str, *, grace_s: float | None = None, force: bool = False
     ) -> Unloaded:
-        """Unload `model`; streams in progress may go on for `grace_s`, or end at once by `force`.
+        """Unload `model`; streams in progress may continue for `grace_s`, or end at once by `force`.
 
         Returns when it is done. A model that is not loaded is a success; an empty name is refused.
         """

@@ -129,7 +129,7 @@ class Completion:
     finished: Finished
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
-    """What a chat's answer adds to it; None where none was told apart."""
+    """The message that a chat's answer adds to it; None if the output was not parsed."""
 
 
 class ModelState(enum.Enum):

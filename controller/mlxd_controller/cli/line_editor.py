@@ -36,7 +36,7 @@ class LineEditor:
     def message(self) -> str | None:
         """Return the next message, maybe of several lines; None where the input has ended.
 
-        A line goes on behind a backslash at its end, and from three quotes to the next three.
+        A backslash at its end continues a line; three quotes begin and end several lines.
 
         Raises:
             Interrupted: Ctrl-C at the prompt.

@@ -67,7 +67,7 @@ def pull(
     except MlxdError as error:
         _leave(f"{model}: {error.describe()}", exit_code_of(error))
     except KeyboardInterrupt:
-        _leave("interrupted; the next pull goes on from here", ExitCode.INTERRUPTED)
+        _leave("interrupted; the next pull resumes here", ExitCode.INTERRUPTED)
     if as_json:
         typer.echo(told(pulled))
         return

@@ -1,8 +1,8 @@
 """`mlxd run`: load a model if necessary, and chat with it.
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
-Ctrl-C stops the answer that is coming and the chat goes on; at the prompt it ends the chat. A model
-without a chat template goes on with each text instead, and that is said.
+Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
+without a chat template continues each text instead, and a note says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mlxd_shared.domain.requests import FinishReason, SamplingOptions
 
 HELP = (
     '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
-    " several lines; a line that ends with \\ goes on. Ctrl-C stops an answer."
+    " several lines; a final \\ continues a line. Ctrl-C stops an answer."
 )
 
 ModelOrPath = Annotated[
@@ -262,7 +262,7 @@ async def _answer(client: Client, talk: Talk, text: str) -> Finished:
         return await _streamed(client, talk, text)
     except NoChatTemplate:
         talk.chats = False
-        note = f"{talk.model} has no chat template: it goes on with your text, and forgets it"
+        note = f"{talk.model} has no chat template: it continues your text without history"
         complain(note)
         return await _streamed(client, talk, text)
 

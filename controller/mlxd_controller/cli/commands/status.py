@@ -104,7 +104,7 @@ def _show(status: Status, *, as_json: bool) -> None:
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
-    """Return the lines about a worker; one that has told nothing of itself has no figures."""
+    """Return the lines about a worker; one that has reported nothing has no figures."""
     return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
 
 
