@@ -295,7 +295,7 @@ class Client:
     async def unload(
         self, model: str, *, grace_s: float | None = None, force: bool = False
     ) -> Unloaded:
-        """Unload `model`; streams in progress may continue for `grace_s`, or end at once by `force`.
+        """Unload `model`; streams in progress have `grace_s` to end; `force` ends them at once.
 
         Returns when it is done. A model that is not loaded is a success; an empty name is refused.
         """
