@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mlxd.client import Client, Delta, Finished, MlxdError, SamplingOptions, Status
+from mlxd import Client, Delta, Finished, MlxdError, SamplingOptions, Status
 from mlxd_controller.cli.commands.serve import LISTENING
 from mlxd_shared.domain.units import format_bytes
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         HostMemory,
         LoadProgress,
         LoadUpdate,
-        MathLibrary,
-        MemoryAccount,
         MetricFamily,
         MetricKind,
         MetricPoint,
@@ -77,6 +75,7 @@ if TYPE_CHECKING:
         WorkerTimedOut,
         WrongWorker,
     )
+    from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
     from mlxd_shared.domain.formats import (
         FormatKind,
         ResponseFormat,
@@ -118,6 +117,7 @@ _HOMES = (
     "mlxd_shared.domain.cache_reasons",
     "mlxd_shared.domain.chats",
     "mlxd_shared.domain.errors",
+    "mlxd_shared.domain.figures",
     "mlxd_shared.domain.formats",
     "mlxd_shared.domain.requests",
     "mlxd_shared.security.secure_channel",

@@ -2,8 +2,8 @@
 
 Invariants:
 - A further call begins at the token after the last one that came, with the seed that the first
-  message told and the tokens so far; so nothing is missed, and nothing comes twice. `offset`s say
-  so, and whoever reads checks them.
+  message gave and the tokens so far; so nothing is missed, and nothing comes twice. `offset`s say
+  so, and the reader checks them.
 - Only what is lost is called for again: a connection, a server that shuts down, a worker that its
   controller could not replace. Whatever a server says about the request ends the stream.
 - Bounded: after `RECONNECT_WINDOW_S` without a token the next loss is the last. Calls that fail are
@@ -77,7 +77,7 @@ class ResumingCall:
             return message
 
     def cancel(self) -> bool:
-        """End the call in progress; none is begun any more."""
+        """End the call in progress; start no other."""
         self._cancelled.set()
         return self._call.cancel()
 
@@ -122,7 +122,7 @@ class ResumingCall:
         return min(pause_s, left_s, left_s if deadline_s is None else deadline_s)
 
     def _survives(self, found: MlxdError) -> bool:
-        """Tell whether the stream may go on after this."""
+        """Tell whether the stream may be resumed after this."""
         match found:
             case RemoteError(code):
                 return code is grpc.StatusCode.UNAVAILABLE

@@ -11,6 +11,7 @@ from mlxd._wire import (
     weights_from_pb,
 )
 from mlxd.v1 import status_pb2
+from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
 from mlxd_shared.wire.convert import duration_from_pb, sampling_from_pb
 
 _ROLES = {
@@ -82,7 +83,7 @@ def _worker(pb: status_pb2.WorkerStatus) -> m.WorkerStatus:
         kv_tokens_capacity=pb.kv_tokens_capacity,
         backend=pb.backend,
         mlx_version=pb.mlx_version,
-        math_library=m.MathLibrary(library.name, library.version, library.threads, library.reason),
+        math_library=MathLibrary(library.name, library.version, library.threads, library.reason),
         compiles=pb.compiles,
         weights=weights_from_pb(pb.weights),
         cpu_s=pb.cpu_seconds,
@@ -95,7 +96,7 @@ def _worker(pb: status_pb2.WorkerStatus) -> m.WorkerStatus:
 
 def _memory(pb: status_pb2.WorkerMemory) -> m.WorkerMemory:
     return m.WorkerMemory(
-        accounts=tuple(m.MemoryAccount(a.name, a.bytes, a.arrays) for a in pb.accounts),
+        accounts=tuple(MemoryAccount(a.name, a.bytes, a.arrays) for a in pb.accounts),
         total_nbytes=pb.total_bytes,
         mlx_active_nbytes=pb.mlx_active_bytes,
         mlx_cache_nbytes=pb.mlx_cache_bytes,

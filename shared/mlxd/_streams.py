@@ -50,7 +50,7 @@ class Reader(Protocol[_Pb_contra, _Item_co]):
 
 
 class Call(Protocol):
-    """A call that answers message by message: gRPC's own, or one that goes on after a loss."""
+    """A call that answers message by message: gRPC's own, or one that resumes after a loss."""
 
     async def read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
         """Return the next message, or EOF.

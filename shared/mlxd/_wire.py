@@ -121,7 +121,7 @@ def generate_to_pb(
     """Return the request; what is None stays absent.
 
     logprobs: how many alternatives to ask for beside each token's log-probability.
-    resume: the output so far, where an interrupted stream goes on.
+    resume: the output so far of an interrupted stream.
 
     Raises:
         InvalidRequest: a number, or half a character, that its field cannot carry.

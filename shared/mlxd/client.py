@@ -36,57 +36,20 @@ from mlxd.messages import (
     Model,
     PositionLogprobs,
     Status,
-    TokenLogprob,
     Unloaded,
 )  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
-from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.domain.chats import AnswerPart, Chat, answer_of
+from mlxd_shared.domain.formats import ResponseFormat
 from mlxd_shared.domain.requests import (
-    FinishReason,
-    KVFormat,
     LoadSpec,
     Pooling,
     SamplingOptions,
-    Weights,
 )
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.wire.convert_embed import POOLING_TO_PB
-from mlxd_shared.wire.status import RemoteError
-
-__all__ = [
-    "AnswerPart",
-    "BrokenStream",
-    "ChannelSecurity",
-    "Chat",
-    "ChatMessage",
-    "Client",
-    "Completion",
-    "Delta",
-    "FinishReason",
-    "Finished",
-    "FitReport",
-    "FormatKind",
-    "KVFormat",
-    "LoadSpec",
-    "LoadUpdate",
-    "MlxdError",
-    "Model",
-    "Pooling",
-    "PositionLogprobs",
-    "RemoteError",
-    "ResponseFormat",
-    "SamplingOptions",
-    "Status",
-    "Stream",
-    "TokenLogprob",
-    "ToolCall",
-    "Unloaded",
-    "Weights",
-]
 
 
 class Client:
@@ -156,7 +119,7 @@ class Client:
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
-        A stream whose worker dies goes on with another one, unless `migrate` is False. `resume` is
+        A stream whose worker dies continues on another one, unless `migrate` is False. `resume` is
         the output so far of a stream that broke off: this one gives what follows, if all else is as
         it was and `sampling` has that stream's seed. `reconnect` does so by itself when connection
         or server are lost, for up to RECONNECT_WINDOW_S without a token.
@@ -332,7 +295,7 @@ class Client:
     async def unload(
         self, model: str, *, grace_s: float | None = None, force: bool = False
     ) -> Unloaded:
-        """Unload `model`; streams in progress may go on for `grace_s`, or end at once by `force`.
+        """Unload `model`; streams in progress have `grace_s` to end; `force` ends them at once.
 
         Returns when it is done. A model that is not loaded is a success; an empty name is refused.
         """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.chats import AnswerPart, ChatMessage
+from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
 
@@ -128,7 +129,7 @@ class Completion:
     finished: Finished
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
-    """What a chat's answer adds to it; None where none was told apart."""
+    """The message that a chat's answer adds to it; None if the output was not parsed."""
 
 
 class ModelState(enum.Enum):
@@ -274,15 +275,6 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryAccount:
-    """One account of a worker's ledger."""
-
-    name: str
-    nbytes: int
-    arrays: int
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerMemory:
     """The exact account of a worker's memory. `devices` maps a device to the bytes on it."""
 
@@ -294,16 +286,6 @@ class WorkerMemory:
     unaccounted_nbytes: int
     devices: Mapping[str, int]
     resident_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MathLibrary:
-    """The library that multiplies matrices in a worker."""
-
-    name: str
-    version: str
-    threads: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

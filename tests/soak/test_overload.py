@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlxd.client import Client, LoadSpec
+from mlxd import Client, LoadSpec
 from mlxd_shared import config
 from tests.support.crowds import crowd, observed
 from tests.support.overload import Crowd, Observed

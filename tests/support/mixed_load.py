@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxd.client import Client, Delta, LoadSpec, SamplingOptions
+from mlxd import Client, Delta, LoadSpec, SamplingOptions
 from mlxd.v1 import status_pb2, types_pb2
 from tests.support.served import served
 from tests.support.tiny_model import VOCAB

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import grpc
 
-from mlxd.client import (
+from mlxd import (
     Client,
     Delta,
     Finished,

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd_shared import config
 from tests.bench.models import Shape
 from tests.support.random_model import (

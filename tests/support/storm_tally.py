@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mlxd.client import Delta, Finished
+from mlxd import Delta, Finished
 
 TOLD_MAX = 20
 """So many faults are told of; of more, only how many there were."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import grpc
 import psutil
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd.messages import ModelState, Status
 from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
 from mlxd_shared.security.net import CHANNEL_OPTIONS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd.client import Client, MlxdError, SamplingOptions
+from mlxd import Client, MlxdError, SamplingOptions
 from mlxd.messages import ModelState, WorkerStatus
 from mlxd.v1 import types_pb2
 from mlxd_shared.domain.errors import WorkerTimedOut

@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from mlxd.client import (
+from mlxd import (
     Client,
     Completion,
     Delta,

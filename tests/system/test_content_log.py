@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxd.client import Client, SamplingOptions
+from mlxd import Client, SamplingOptions
 from tests.support.served import served
 
 PROMPT = "Once upon a time there was a purple walrus"

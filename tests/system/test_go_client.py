@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd.client import Client, SamplingOptions
+from mlxd import Client, SamplingOptions
 from mlxd.v1 import inference_pb2
 from mlxd_shared.domain.errors import ModelNotFound
 from tests.fakes import replies

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxd.client import Client, Delta, LoadSpec, MlxdError, SamplingOptions
+from mlxd import Client, Delta, LoadSpec, MlxdError, SamplingOptions
 from tests.support.cli import LIMIT_S
 from tests.support.served import Served, served
 from tests.support.tiny_model import write_tiny_model

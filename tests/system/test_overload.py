@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd.client import Client, LoadSpec
+from mlxd import Client, LoadSpec
 from tests.support.crowds import crowd, observed
 from tests.support.served import served
 from tests.support.tiny_model import write_tiny_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxd.client import Client, Completion, Delta, Finished, SamplingOptions
+from mlxd import Client, Completion, Delta, Finished, SamplingOptions
 from tests.support.cli import LIMIT_S
 from tests.support.ports import own_port
 from tests.support.served import Served, served

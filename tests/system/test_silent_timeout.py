@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from mlxd.client import Client, SamplingOptions
+from mlxd import Client, SamplingOptions
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from tests.support.served import served

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from mlxd_controller.services.quarantine import DEATHS_MAX
 from mlxd_shared.domain.errors import InvalidRequest

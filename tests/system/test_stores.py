@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd.client import Client, SamplingOptions
+from mlxd import Client, SamplingOptions
 from mlxd.messages import ModelState
 from mlxd_controller.store.aliases import set_alias
 from tests.support.made_stores import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxd.client import Client, Delta, SamplingOptions
+from mlxd import Client, Delta, SamplingOptions
 from mlxd.v1 import worker_pb2
 from mlxd_shared import config
 from tests.support.calls import ids

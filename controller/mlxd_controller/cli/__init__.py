@@ -9,7 +9,7 @@ Exit codes, the same for every command:
     4    no server answers at the address
     5    the model does not fit (never, or not now)
     130  interrupted (Ctrl-C); the request was cancelled
-    141  whoever read our output went away
+    141  the reader of our output closed it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m mlxd_controller.cli` is `mlxd`, for where the script is not on PATH."""
+"""`python -m mlxd_controller.cli` is `mlxd`, for systems without the script on PATH."""
 
 from mlxd_controller.cli import main
 

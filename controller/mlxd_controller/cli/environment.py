@@ -3,7 +3,7 @@
 Invariants:
 - An option beats the variable, the variable beats the default.
 - A value that is no duration never stops a start: the default holds, and the log says so. An
-  option that is none is refused, since whoever typed it sees the refusal.
+  option that is none is refused, because its user sees the refusal.
 """
 
 from __future__ import annotations

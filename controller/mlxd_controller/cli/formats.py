@@ -19,18 +19,22 @@ JsonObject = Annotated[
 JsonSchema = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|TEXT", help="JSON of this schema; a file's name, or the schema itself.",
+        metavar="FILE|TEXT", help="JSON of this schema; a file, or the schema itself.",
         rich_help_panel=PANEL,
     ),
 ]  # fmt: skip
 Regex = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="A text that matches as a whole.", rich_help_panel=PANEL),
+    typer.Option(
+        metavar="TEXT",
+        help="A text that matches this expression as a whole.",
+        rich_help_panel=PANEL,
+    ),
 ]
 Grammar = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|TEXT", help="A text of this grammar in GBNF, or a file that holds it.",
+        metavar="FILE|TEXT", help="A text of this GBNF grammar; a file, or the grammar itself.",
         rich_help_panel=PANEL,
     ),
 ]  # fmt: skip
@@ -48,7 +52,7 @@ def response_format(
     grammar: str | None,
     choice: list[str] | None,
 ) -> ResponseFormat | None:
-    """Return the format that was asked for; exits with a message where there are several."""
+    """Return the requested format; exits with a message if several are given."""
     asked: list[ResponseFormat] = []
     if json_object:
         asked.append(ResponseFormat(FormatKind.JSON_OBJECT))

@@ -29,14 +29,14 @@ class LineEditor:
     """Asks for messages. Main thread."""
 
     def __init__(self) -> None:
-        """Have arrow keys edit and recall lines, where the library for it is there."""
+        """Enable line editing and history if readline is available."""
         with contextlib.suppress(ImportError):  # not on every system; then lines come as typed
             import readline  # noqa: F401, PLC0415 - `input` uses it once it is imported
 
     def message(self) -> str | None:
         """Return the next message, maybe of several lines; None where the input has ended.
 
-        A line goes on behind a backslash at its end, and from three quotes to the next three.
+        A backslash at its end continues a line; three quotes begin and end several lines.
 
         Raises:
             Interrupted: Ctrl-C at the prompt.
@@ -75,7 +75,7 @@ class LineEditor:
 
 
 class AnswerWriter:
-    """Writes one answer: thoughts pale, and only where somebody watches."""
+    """Writes one answer; reasoning is dimmed, and omitted if the output is not a terminal."""
 
     def __init__(self) -> None:
         self._watched = sys.stdout.isatty()
@@ -90,7 +90,7 @@ class AnswerWriter:
         self._write(text)
 
     def reasoning(self, text: str) -> None:
-        """Write what the model thinks before it answers."""
+        """Write reasoning."""
         if not self._watched:
             return
         if not self._thinking:
@@ -99,7 +99,7 @@ class AnswerWriter:
         self._write(text)
 
     def end(self) -> None:
-        """Have what follows begin on a line of its own."""
+        """End the current line."""
         if self._thinking:
             self._thinking = False
             self._write(_PLAIN, steering=True)

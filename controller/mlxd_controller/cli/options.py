@@ -51,14 +51,14 @@ GlobalAddress = Annotated[
         "--address",
         envvar="MLXD_ADDRESS",
         metavar="HOST:PORT|unix:PATH",
-        help="Where the server is; also good after the command.",
+        help="The server's address; also accepted after the command.",
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|unix:PATH",
-        help="Where the server is.  [env var: MLXD_ADDRESS]",
+        help="The server's address.  [env var: MLXD_ADDRESS]",
         show_default=False,
     ),
 ]
@@ -69,28 +69,28 @@ KeepAlive = Annotated[
         "--keep-alive",
         parser=duration,
         metavar="DURATION",
-        help="How long the model stays after its last use, such as 5m; -1 for ever, 0 not at all.",
+        help="How long the model stays after its last use, such as 5m; -1: forever, 0: not at all.",
     ),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="0 always takes the likeliest token.", rich_help_panel=SAMPLING_PANEL),
+    typer.Option(help="0 always takes the most likely token.", rich_help_panel=SAMPLING_PANEL),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(help="Keep the k likeliest tokens; 0 is off.", rich_help_panel=SAMPLING_PANEL),
+    typer.Option(help="Keep the k most likely tokens; 0 is off.", rich_help_panel=SAMPLING_PANEL),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Keep the likeliest tokens that make up p together; 1 is off.",
+        help="Keep the most likely tokens with total probability p; 1 is off.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 MinP = Annotated[
     float | None,
     typer.Option(
-        help="Drop tokens less likely than this share of the likeliest; 0 is off.",
+        help="Drop tokens less likely than this share of the best one; 0 is off.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -118,7 +118,7 @@ FrequencyPenalty = Annotated[
 RepeatLastN = Annotated[
     int | None,
     typer.Option(
-        help="How many last tokens the penalties look at; 0 is off, -1 all.",
+        help="How many of the last tokens the penalties consider; 0 is off, -1: all.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -126,7 +126,7 @@ XtcProbability = Annotated[
     float | None,
     typer.Option(
         "--xtc-probability",
-        help="Chance, at each position, of leaving out the top choices but the last; 0 is off.",
+        help="Probability, at each position, of excluding all top choices but the last; 0 is off.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -134,13 +134,13 @@ XtcThreshold = Annotated[
     float | None,
     typer.Option(
         "--xtc-threshold",
-        help="Probability from which on a token is a top choice.",
+        help="The least probability of a top choice.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Makes the draws repeatable.", rich_help_panel=SAMPLING_PANEL),
+    typer.Option(help="Make the draws repeatable.", rich_help_panel=SAMPLING_PANEL),
 ]
 LogitBias = Annotated[
     list[str] | None,

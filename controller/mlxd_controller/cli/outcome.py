@@ -1,4 +1,4 @@
-"""How a command ends: one event loop, one line on stderr, one exit code (see the package)."""
+"""The end of a command: one event loop, one line on stderr, one exit code (see the package)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlxd_shared.wire.status import RemoteError
 
 
 class ExitCode(enum.IntEnum):
-    """What a process ends with."""
+    """The exit code of a process."""
 
     OK = 0
     ERROR = 1
@@ -74,7 +74,7 @@ def _only_expected(group: ExceptionGroup[Exception]) -> e.MlxdError:
 
 
 def report(error: e.MlxdError, address: str) -> ExitCode:
-    """Tell of an error on stderr; return the exit code that says what kind it was."""
+    """Print an error on stderr; return its exit code."""
     if isinstance(error, RemoteError) and is_unreachable(error):
         complain(_unreachable(address, error.message))
     else:
@@ -83,7 +83,7 @@ def report(error: e.MlxdError, address: str) -> ExitCode:
 
 
 def complain(problem: str) -> None:
-    """Write one line to stderr; where that takes none, the exit code is all that tells."""
+    """Write one line to stderr; if that fails, only the exit code tells."""
     line = " ".join(problem.split())
     with suppress(OSError):
         typer.echo(f"mlxd: {escaped(line)}", err=True)
@@ -100,7 +100,7 @@ def usage_error(problem: str) -> NoReturn:
 
 
 def piped() -> str:
-    """Return what the standard input holds.
+    """Return the text of the standard input.
 
     Raises:
         typer.Exit: it is not UTF-8 text.
@@ -112,7 +112,7 @@ def piped() -> str:
 
 
 def exit_code_of(error: e.MlxdError) -> ExitCode:
-    """Return the exit code that says what kind of error it was."""
+    """Return the exit code of an error."""
     if is_unreachable(error):
         return ExitCode.UNREACHABLE
     match error:
@@ -127,7 +127,7 @@ def exit_code_of(error: e.MlxdError) -> ExitCode:
 
 
 def is_unreachable(error: e.MlxdError) -> bool:
-    """Return whether nobody answered: our own servers say UNAVAILABLE with a reason of ours."""
+    """Return whether no server answered: our own servers send UNAVAILABLE with a reason."""
     return isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAVAILABLE
 
 

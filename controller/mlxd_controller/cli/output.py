@@ -2,7 +2,7 @@
 
 Invariants:
 - A full disk behind stdout, a file or stderr gives no traceback, and never exit code 0.
-- Whoever stops reading our output hears nothing more of us: exit code 141.
+- If the reader closes our output, the process ends silently with exit code 141.
 """
 
 from __future__ import annotations

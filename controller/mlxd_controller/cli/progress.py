@@ -17,7 +17,7 @@ class ByteBar:
     """Shows each update while its block lasts; `quiet` shows nothing."""
 
     def __init__(self, waiting_for: str, *, quiet: bool = False) -> None:
-        """Begin with `waiting_for`, which stands there before the first update."""
+        """Show `waiting_for` until the first update."""
         console = show.console(err=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),

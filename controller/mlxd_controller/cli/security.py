@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
@@ -29,7 +29,7 @@ TlsCa = Annotated[
     Path | None,
     typer.Option(
         envvar="MLXD_TLS_CA",
-        help="Use TLS; who signed the server's certificate, as PEM.",
+        help="Use TLS; the authorities that signed the server's certificate, as PEM.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -37,7 +37,7 @@ TlsCert = Annotated[
     Path | None,
     typer.Option(
         envvar="MLXD_TLS_CERT",
-        help="The client's own certificate, for servers that ask for one.",
+        help="The client's certificate, for servers that require one.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -51,7 +51,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         envvar="MLXD_TOKEN_FILE",
-        help="A file with the token that the server wants.",
+        help="A file with the token that the server requires.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -98,8 +98,7 @@ Workers = Annotated[
     typer.Option(
         "--worker",
         metavar="NAME=ADDRESS",
-        help="Use this worker instead of starting processes; repeatable. It loads and unloads"
-        " models, and is never ended.",
+        help="Use this running worker instead of starting one; repeatable. mlxd never ends it.",
         rich_help_panel=WORKER_PANEL,
     ),
 ]
@@ -107,7 +106,7 @@ WorkerTlsCa = Annotated[
     Path | None,
     typer.Option(
         "--worker-tls-ca",
-        help="Reach workers over TLS; who signed their certificates.",
+        help="Reach workers over TLS; the authorities that signed their certificates.",
         rich_help_panel=WORKER_PANEL,
     ),
 ]
@@ -129,7 +128,7 @@ WorkerTokenFile = Annotated[
     Path | None,
     typer.Option(
         "--worker-token-file",
-        help="A file with the token that workers want.",
+        help="A file with the token that workers require.",
         rich_help_panel=WORKER_PANEL,
     ),
 ]
@@ -185,7 +184,7 @@ def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[N
         typer.Exit: one is none of that, or `security` is for workers that are not named.
     """
     if not texts and security != PLAIN:
-        usage_error("--worker-tls-* and --worker-token-file mean nothing without --worker")
+        usage_error("--worker-tls-* and --worker-token-file need --worker")
     found: list[Named] = []
     for text in texts or ():
         name, equals, address = text.partition("=")

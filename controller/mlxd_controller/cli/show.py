@@ -67,7 +67,7 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def _print(grid: Table) -> None:
-    """Print without the blanks that fill a last column up."""
+    """Print without trailing blanks."""
     screen = console()
     with screen.capture() as capture:
         screen.print(grid)
@@ -124,7 +124,7 @@ def _best(top: Sequence[TokenLogprob]) -> str:
 
 
 def short(digest: str) -> str:
-    """Return what is enough of a digest to tell models apart."""
+    """Return the abbreviated digest."""
     return digest.removeprefix("sha256:")[:DIGEST_CHARS]
 
 

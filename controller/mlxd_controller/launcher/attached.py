@@ -1,4 +1,4 @@
-"""Workers that somebody else started: found at an address, loaded and unloaded, never ended.
+"""Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
 
 Invariants:
 - Each attached worker is watched all the time; what it said last is as old as WATCH_INTERVAL_S, or
@@ -179,7 +179,7 @@ class Station:
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Let go of the connection; whoever still uses the worker has lost it."""
+        """Close the connection; to its remaining users the worker is lost."""
         if self.process is not None:
             self.process.lost("the controller has let go of it")
         await self._link.close()

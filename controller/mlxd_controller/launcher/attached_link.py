@@ -1,4 +1,4 @@
-"""The link to a worker that somebody else started.
+"""The link to a worker that was started elsewhere.
 
 A load takes the place of what is there, and the end of its use is not the end of its process.
 """
@@ -79,7 +79,7 @@ class AttachedLink:
         await self._link.unload(timeout_s=timeout_s)
 
     async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
-        """Pass it on; a worker that nobody here has started follows no controller, and says so."""
+        """Pass it on; a worker started elsewhere follows no controller, and refuses."""
         await self._link.adopt(controller, output_path=output_path, timeout_s=timeout_s)
 
     async def shutdown(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the process has its own

@@ -2,7 +2,7 @@
 
 Invariants:
 - It is started on a thread: until a child has become another program its parent stands still, and
-  where all processors are busy that is tens of milliseconds, in which nobody would be served.
+  where all processors are busy that is tens of milliseconds, in which no request would be served.
 - A start that is cancelled is waited for all the same, since it uses the caller's descriptors; its
   process is then ended and reaped.
 - The process is reaped once, by its one `wait`; a signal never reaches another one of its id.

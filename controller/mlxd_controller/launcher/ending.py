@@ -1,4 +1,4 @@
-"""The end of a worker process, whosever it is: seen by every waiter alike, brought about once.
+"""The end of a worker process, owned or not: seen by every waiter, brought about once.
 
 Invariants:
 - Every waiter waits for the same end, and none that is cancelled takes it from the others.

@@ -1,6 +1,6 @@
 """The environment of a worker: the controller's own, with the wheels' libraries found first.
 
-Large blocks of memory come in large pages where the kernel gives them to whoever asks: a GiB of
+Large blocks of memory come in large pages where the kernel grants them on request: a GiB of
 keys and values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021). They are
 mappings of their own, so that what is freed is gone.
 """

@@ -50,7 +50,7 @@ class Pipe:
             )
         )
         # Not to be cancelled itself: uvloop then closes the descriptor twice, the second time
-        # perhaps somebody else's.
+        # perhaps another process's.
         try:
             transport, _ = await asyncio.shield(connecting)
         except asyncio.CancelledError:

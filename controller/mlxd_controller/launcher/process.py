@@ -2,8 +2,8 @@
 
 Invariants:
 - The end is awaited by one task, so that the process is reaped whoever waits (see `ending`). It
-  ends after the output has been read to its end, or EOF_GRACE_S later where somebody else holds the
-  pipe open.
+  ends after the output has been read to its end, or EOF_GRACE_S later if another process holds
+  the pipe open.
 - Its files go with it, however it ended: a process that is killed leaves its socket behind.
 - close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap.
 - What does not listen yet is terminated instead: it has nothing to end, and Python tells at length

@@ -3,7 +3,7 @@
 Invariants:
 - Only this user can enter it (0700, owner checked), and a lock on a file in it is held as long as
   its controller lives; the system lets go of the lock however that ends. The folder itself is not
-  locked: whoever binds a socket in it does that for a moment.
+  locked: binding a socket in it takes a moment.
 - Names in it are this module's: nothing else is ever read or removed there.
 - The name of a default folder depends on the served address alone, so that the controller that is
   started next with the same options finds it.
@@ -54,7 +54,7 @@ class RunDir:
     def temporary(cls) -> RunDir:
         """Return a new folder that no other controller will find; it goes with this one.
 
-        The system makes it with mode 0700, under a name that nobody can foresee: where temporary
+        The system makes it with mode 0700, under an unpredictable name: where temporary
         files go, or in /tmp where that path is too long for sockets.
         """
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -122,7 +122,7 @@ def open_run_dir(given: Path | None, *, address: str, environment: Mapping[str, 
         parent = default_parent(environment)
         _make_private(parent)
     except InvalidRequest as error:
-        # Whoever has taken that name keeps nobody from serving.
+        # A process that has taken that name prevents no serving.
         _log.warning("no run directory that lasts: a restart will load anew", reason=str(error))
         return RunDir.temporary()
     return RunDir.claimed(parent / name, removed=True)

@@ -133,7 +133,7 @@ class SubprocessLauncher:
         """Leave word of a worker that has not ended already.
 
         Raises:
-            OSError: the system does not tell of it.
+            OSError: the system does not report it.
         """
         mark = mark_of(worker.pid)
         if mark is not None:

@@ -119,7 +119,7 @@ async def _configured(store: ModelStore, holding: Holding) -> ModelRef | None:
 
     By its name first: to read all that stores have may take longer than the worker waits.
     """
-    with suppress(MlxdError):  # the name may be another model's by now, or nobody's
+    with suppress(MlxdError):  # the name may be another model's by now, or unused
         ref = await store.resolve(holding.name)
         if ref.digest == holding.digest:
             return ref

@@ -2,7 +2,7 @@
 
 Invariants:
 - One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
-  request and METRICS_TIMEOUT_S for all of it; whoever goes beyond is answered or dropped.
+  request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped.
 - The listener's protection is the gRPC listener's: TLS, client certificates and the token work here
   too, and an address that others can reach needs them. A stranger learns nothing, not even whether
   a path exists.
@@ -111,7 +111,7 @@ class _Endpoint:
                 await self._exchange(reader, writer)
         except (TimeoutError, OSError, EOFError) as error:
             _log.debug("a scrape was dropped", reason=type(error).__name__)
-            writer.transport.abort()  # to close it would wait for whoever does not read
+            writer.transport.abort()  # closing would wait for a reader that does not read
         finally:
             self._serving.remove(task)
             writer.close()

@@ -1,4 +1,4 @@
-"""Why a model could not be pulled, in words for whoever asked."""
+"""Why a model could not be pulled, in words for the user."""
 
 from __future__ import annotations
 

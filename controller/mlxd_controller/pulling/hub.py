@@ -241,7 +241,7 @@ def _lock(stream: BinaryIO, path: Path, name: str) -> None:
     """Keep other pulls from a file that is being fetched.
 
     Raises:
-        PullFailed: one has it, or had it a moment ago: then it is no unfinished one any more.
+        PullFailed: one has it, or had it a moment ago: then it is no longer unfinished.
     """
     try:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

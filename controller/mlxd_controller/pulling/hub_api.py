@@ -33,7 +33,7 @@ _TRANSPORTS = frozenset({"httpcore", "httpcore2", "httpx", "httpx2"})
 class RemotePart:
     """Where a file's bytes are. `plain`: they can be asked for from any byte on.
 
-    The address may let in whoever knows it: errors tell the name alone.
+    The address may contain credentials: errors show the name alone.
     """
 
     name: str

@@ -34,8 +34,8 @@ class _Pooling:
 class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """The model's own: what modules.json and 1_Pooling/config.json say, else the last token's. One
-    that is not served is FAILED_PRECONDITION naming the file.
+    """The model's own: as modules.json and 1_Pooling/config.json say, otherwise the last token's. An
+    unsupported one is FAILED_PRECONDITION naming the file.
     """
     POOLING_LAST_TOKEN: _Pooling.ValueType  # 1
     """The last token's."""
@@ -45,8 +45,8 @@ class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """How the hidden states of a text's tokens, behind the last norm, become one vector."""
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""The model's own: what modules.json and 1_Pooling/config.json say, else the last token's. One
-that is not served is FAILED_PRECONDITION naming the file.
+"""The model's own: as modules.json and 1_Pooling/config.json say, otherwise the last token's. An
+unsupported one is FAILED_PRECONDITION naming the file.
 """
 POOLING_LAST_TOKEN: Pooling.ValueType  # 1
 """The last token's."""
@@ -85,7 +85,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """What the tool's answer names. In output it is made from request and place: 9 letters or digits."""
+    """Referenced by the tool's answer. In output: 9 letters or digits from request and position."""
     name: _builtins.str
     arguments_json: _builtins.str
     """A JSON object."""
@@ -106,8 +106,8 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation. Nothing in it becomes a control token of the model's, except that
-    an assistant's content may hold the marks of reasoning and calls that are no special tokens.
+    """One message of a conversation. Its text never becomes a control token, but an assistant's
+    content may hold markers of reasoning and calls that are not special tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -122,11 +122,11 @@ class ChatMessage(_message.Message):
     """system, developer, user, assistant or tool."""
     content: _builtins.str
     tool_call_id: _builtins.str
-    """For a tool's answer: the call that it answers."""
+    """For a tool's answer: the id of the call."""
     name: _builtins.str
-    """Who speaks, or the tool that answers. Absent where empty."""
+    """The speaker, or the tool that answers. Absent if empty."""
     reasoning: _builtins.str
-    """For an assistant's message: what it thought before."""
+    """For an assistant's message: the reasoning before its content."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """For an assistant's message: the tools that it called."""
@@ -169,25 +169,25 @@ class ChatPrompt(_message.Message):
     add_generation_prompt: _builtins.bool
     """Begin the assistant's next message. Default true, or false with continue_final_message."""
     continue_final_message: _builtins.bool
-    """Go on with the last message, an assistant's, rather than answer it. Default false; not with
+    """Continue the last message, an assistant's, instead of answering it. Default false; excludes
     add_generation_prompt.
     """
     parse_output: _builtins.bool
-    """Tell reasoning and calls of tools apart from the answer's text (GenerateResponse.parts). Calls
-    are looked for where tools are on offer. Default true.
+    """Separate reasoning and tool calls from the answer's text (GenerateResponse.parts). Calls are
+    parsed only if tools are on offer. Default true.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools on offer, one JSON object each: {"type": "function", "function": {"name", ...}}, or
-        what would stand at "function".
+        the value of "function" alone.
         """
 
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
-        """The time that the template is told where it asks, in the server's zone. Absent: when the
-        request came; a stream that is resumed needs that of its first request.
+        """The time that the template sees, in the server's zone. Absent: when the request arrived; a
+        resumed stream needs the time of its first request.
         """
 
     def __init__(
@@ -222,8 +222,8 @@ Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
 @_typing.final
 class OutputPart(_message.Message):
-    """A piece of an answer. Pieces of one index make up one part, in the order in which they come; a
-    part has one kind. A call comes whole. What looks like a call and cannot be read is text.
+    """A piece of an answer. Pieces with the same index form one part, in order of arrival; a part has
+    one kind. A call arrives whole. What looks like a call but cannot be parsed is text.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -258,10 +258,10 @@ Global___OutputPart: _TypeAlias = OutputPart  # noqa: Y015
 
 @_typing.final
 class ResponseFormat(_message.Message):
-    """What complete output looks like: no token is drawn that cannot lead to it, and the output ends
-    where nothing can follow (FINISH_REASON_EOS). Output that ends for another reason is as far as it
-    came. What is wrong with a format, or not served, is INVALID_ARGUMENT naming the field, with the
-    place in it (a JSON pointer, line:column, or the character).
+    """The required form of complete output: only tokens that can lead to it are drawn, and the output
+    ends where nothing can follow (FINISH_REASON_EOS). Output that ends for another reason may be
+    incomplete. An invalid or unsupported format is INVALID_ARGUMENT naming the field and the place
+    in it (a JSON pointer, line:column, or the character).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -273,9 +273,9 @@ class ResponseFormat(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON schema, as JSON text, of the draft that its $schema names: 4, 6, 7, 2019-09 or
-    2020-12, which is the default. Members come in the order of the schema. A keyword that is not
-    served is refused; one that no draft knows is an annotation, and so is a format's name that
-    none knows. Formats of strings are enforced, or refused like keywords.
+    2020-12 (the default). Members are generated in the order of the schema. Unsupported keywords
+    are refused; a keyword or format name that no draft defines is an annotation. String formats
+    are enforced, or refused like keywords.
     """
     json_object: _builtins.bool
     """Any JSON object."""
@@ -333,11 +333,11 @@ Global___ChoiceFormat: _TypeAlias = ChoiceFormat  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
-    """Guessing several tokens and checking them in one step. The tokens are those of plain decoding:
-    the distribution does not change, and with one seed neither do the draws. Guesses come from the
-    prompt and the output so far, and are made only while what was measured says that they pay. A
-    request for log-probabilities or with a response format, and a model with recurrent layers, is
-    decoded plainly, and so is a sliding window that has come around.
+    """Guessing several tokens and verifying them in one step. The tokens are those of plain decoding:
+    the distribution does not change, and with a seed neither do the draws. Guesses come from the
+    prompt and the output so far, and are made only while measurements show a gain. Requests with
+    log-probabilities or a response format, models with recurrent layers, and sliding windows that
+    have wrapped around are decoded plainly.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -392,7 +392,7 @@ class GenerateRequest(_message.Message):
     LOAD_DURATION_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name, alias or digest. Empty is good only where exactly one model is configured."""
+    """A name, alias or digest. Empty is valid only if exactly one model is configured."""
     text: _builtins.str
     max_tokens: _builtins.int
     """The most tokens to generate, at least 1. Absent: until the context is full."""
@@ -407,13 +407,13 @@ class GenerateRequest(_message.Message):
         """The older name of max_tokens; 0 and below mean until the context is full. Not both."""
 
     ignore_eos: _builtins.bool
-    """Go on past the model's end-of-sequence tokens, which then are part of the output. Not with
+    """Continue past the model's end-of-sequence tokens, which are then part of the output. Excludes
     response_format.
     """
     min_tokens: _builtins.int
     """No end-of-sequence, stop string or stop token before this many tokens: another token is drawn
-    instead, and a stop string that is complete before passes as text. At most max_tokens, and what
-    the context has left behind the prompt. Default 0.
+    instead, and an earlier stop string passes as text. At most max_tokens, and the context left
+    after the prompt. Default 0.
     """
     logprobs: _builtins.bool
     """Return the log-probability of each token, and of this many of the best ones (0 to 20)."""
@@ -422,7 +422,7 @@ class GenerateRequest(_message.Message):
     """Higher is served earlier. Default 0."""
     request_id: _builtins.str
     """An idempotency key: a second request with the same id in flight is refused. Absent: one is
-    made. At most 128 characters.
+    generated. At most 128 characters.
     """
     resume_from: _builtins.int
     """Continue an interrupted stream of this very request: how many of its tokens the client has, and
@@ -433,8 +433,8 @@ class GenerateRequest(_message.Message):
     are INVALID_ARGUMENT naming the first of them.
     """
     migrate: _builtins.bool
-    """Whether the stream goes on with a new worker when its worker dies. Default true. Else it ends
-    with UNAVAILABLE, and may be continued by resume_from.
+    """Continue the stream on a new worker if its worker dies. Default true. Otherwise it ends with
+    UNAVAILABLE, and can be continued with resume_from.
     """
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text (their ids are still reported). Default true."""
@@ -458,8 +458,8 @@ class GenerateRequest(_message.Message):
     def response_format(self) -> Global___ResponseFormat: ...
     @_builtins.property
     def keep_alive(self) -> _duration_pb2.Duration:
-        """How long the model stays after this request. Negative: for ever; zero: unload when idle.
-        Absent: what was said before.
+        """How long the model stays loaded after this request. Negative: forever; zero: unload when idle.
+        Absent: unchanged.
         """
 
     @_builtins.property
@@ -468,14 +468,14 @@ class GenerateRequest(_message.Message):
     def speculation(self) -> Global___SpeculationOptions: ...
     @_builtins.property
     def load_duration(self) -> _duration_pb2.Duration:
-        """What the request waited for its model; set by the controller, refused from its clients, told
-        in Usage.
+        """How long the request waited for its model; set by the controller, refused from its clients,
+        reported in Usage.
         """
 
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """How long ago the request came; set by the controller, refused from its clients. Streams that
-        wait are served by it where priority and deadline are equal.
+        """How long ago the request arrived; set by the controller, refused from its clients. Orders
+        waiting streams of equal priority and deadline.
         """
 
     def __init__(
@@ -572,7 +572,7 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     logprob: _builtins.float
     text_bytes: _builtins.bytes
-    """The token's own bytes, which may be a part of a character. A special token's are its spelling."""
+    """The token's bytes, possibly part of a character; for a special token, its spelling."""
     def __init__(
         self,
         *,
@@ -635,13 +635,13 @@ class GenerateResponse(_message.Message):
     offset: _builtins.int
     """Index, among the generated tokens, of this message's first token."""
     text: _builtins.str
-    """The text that became certain with these tokens. Never half a character. Text held back
-    because it may become a stop string comes with a later message. Of a chat whose output is
-    parsed it is that of the text parts alone.
+    """The text that became final with these tokens. Never half a character. Text held back because
+    it may become a stop string comes with a later message. For a chat whose output is parsed,
+    only the text of the text parts.
     """
     request_id: _builtins.str
     """Set on the first message only: the request's id, the model that answers, and the seed in force,
-    given or drawn, which continues this stream should it break off.
+    given or drawn, which is needed to resume this stream.
     """
     model_digest: _builtins.str
     seed: _builtins.int
@@ -649,7 +649,7 @@ class GenerateResponse(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
-        """One for each of token_ids where the request asks for logprobs, else none."""
+        """One for each of token_ids if the request asks for logprobs, otherwise none."""
 
     @_builtins.property
     def finish(self) -> _types_pb2.Finish:
@@ -659,8 +659,8 @@ class GenerateResponse(_message.Message):
     def usage(self) -> _types_pb2.Usage: ...
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
-        """The pieces of the answer that became certain with these tokens, for a chat whose output is
-        parsed; else none.
+        """The pieces of the answer that became final with these tokens, for a chat whose output is
+        parsed; otherwise none.
         """
 
     def __init__(
@@ -701,7 +701,7 @@ class TokenizeRequest(_message.Message):
     add_special_tokens: _builtins.bool
     """Add the tokens that the model expects at the start of a prompt. Default true."""
     parse_special_tokens: _builtins.bool
-    """Read the text of special tokens as those tokens. Default false."""
+    """Parse the text of special tokens as those tokens. Default false."""
     worker_incarnation: _builtins.str
     def __init__(
         self,
@@ -820,10 +820,10 @@ class EmbedRequest(_message.Message):
     worker_incarnation: _builtins.str
     pooling: Global___Pooling.ValueType
     normalize: _builtins.bool
-    """Scale each vector, as it is then, to length 1. Default: what modules.json says, else true."""
+    """Scale each resulting vector to length 1. Default: as modules.json says, otherwise true."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 256, none of them empty; each is read like a prompt, and fits the context."""
+        """1 to 256, none of them empty; each must fit the context."""
 
     def __init__(
         self,
@@ -880,11 +880,11 @@ class EmbedResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Of all texts."""
+    """The sum over all texts."""
     model_digest: _builtins.str
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
-        """One for each text, in their order."""
+        """One per text, in the same order."""
 
     def __init__(
         self,

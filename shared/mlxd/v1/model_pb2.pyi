@@ -119,17 +119,17 @@ class LoadModelRequest(_message.Message):
     model: _builtins.str
     """A name, alias or digest, or the path of a model folder on the controller's machine."""
     validate_only: _builtins.bool
-    """Only reckon: one message with the fit report, nothing is loaded or evicted."""
+    """Only plan: one message with the fit report, nothing is loaded or evicted."""
     cancel_on_disconnect: _builtins.bool
-    """End the load when this client goes away and nobody else waits for it."""
+    """Cancel the load if this client disconnects and no other waits for it."""
     name: _builtins.str
-    """The name to serve a path under; default: the folder's name. A folder has at most 8 names that
-    loads gave, all folders 512: for one more the name is forgotten that was used longest ago, of a
-    model that is neither in use nor pinned nor meant by an alias.
+    """The name to serve a path under; default: the folder's name. A folder has at most 8 such names,
+    all folders together 512; beyond that the least recently used name is dropped whose model is
+    not in use or pinned and that no alias points to.
     """
     require_full: _builtins.bool
-    """Place the whole model on one device or refuse. Default true. False allows a part of it
-    elsewhere; there are no partial placements, so both values do the same.
+    """Place the whole model on one device or refuse. Default true. False would allow
+    parts elsewhere; partial placement does not exist, so both values have the same effect.
     """
     @_builtins.property
     def options(self) -> _types_pb2.LoadOptions: ...
@@ -187,14 +187,14 @@ class UnloadModelRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name, alias or digest; required, also where exactly one model is configured: what a script
-    leaves empty by mistake takes no model from under its streams.
+    """A name, alias or digest; required, even if exactly one model is configured, so that a
+    variable left empty by mistake unloads nothing.
     """
     force: _builtins.bool
     """End streams in progress at once, with ABORTED."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long streams in progress may go on; default 30 s."""
+        """How long streams in progress may continue; default 30 s."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class UnloadModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     STREAMS_ABORTED_FIELD_NUMBER: _builtins.int
     streams_aborted: _builtins.int
-    """Streams that were ended by this call."""
+    """Streams that this call ended."""
     @_builtins.property
     def model(self) -> _types_pb2.Model: ...
     def __init__(
@@ -241,7 +241,7 @@ class ForgetModelRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """A name that a load gave; required."""
+    """A name that loading a folder created; required."""
     def __init__(
         self,
         *,
@@ -262,7 +262,7 @@ class ForgetModelResponse(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that the folder has left, if any, in alphabetical order."""
+        """The remaining names of the folder, in alphabetical order."""
 
     def __init__(
         self,

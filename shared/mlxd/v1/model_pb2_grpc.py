@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """The models a controller knows, and which of them live in memory.
+    """The models that a controller knows, and which of them are in memory.
     """
 
     def __init__(self, channel):
@@ -68,7 +68,7 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """The models a controller knows, and which of them live in memory.
+    """The models that a controller knows, and which of them are in memory.
     """
 
     def ListModels(self, request, context):
@@ -84,8 +84,8 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads a model and streams its progress; the last message says READY. The load is the
-        controller's job: a client that goes away does not end it, unless it asked for that.
+        """Loads a model and streams its progress; the last message says READY. The load
+        belongs to the controller: it continues without its client unless cancel_on_disconnect is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,9 +99,9 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgetModel(self, request, context):
-        """Takes a name away that a load gave to a folder; its files and other names stay. A name of
-        other origin (configuration, an alias, a store) is refused, and so is the last name of a model
-        that is not unloaded.
+        """Removes a name that loading a folder created; its files and other names stay. Names of other
+        origin (configuration, an alias, a store) are refused, and so is the last name of a model that
+        is not unloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,7 +156,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """The models a controller knows, and which of them live in memory.
+    """The models that a controller knows, and which of them are in memory.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """The models a controller knows, and which of them live in memory."""
+    """The models that a controller knows, and which of them are in memory."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,42 +36,42 @@ class ModelServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetModelRequest, _model_pb2.GetModelResponse]
     LoadModel: _grpc.UnaryStreamMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]
-    """Loads a model and streams its progress; the last message says READY. The load is the
-    controller's job: a client that goes away does not end it, unless it asked for that.
+    """Loads a model and streams its progress; the last message says READY. The load
+    belongs to the controller: it continues without its client unless cancel_on_disconnect is set.
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
     """Idempotent: a model that is not loaded is a success."""
     ForgetModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.ForgetModelRequest, _model_pb2.ForgetModelResponse]
-    """Takes a name away that a load gave to a folder; its files and other names stay. A name of
-    other origin (configuration, an alias, a store) is refused, and so is the last name of a model
-    that is not unloaded.
+    """Removes a name that loading a folder created; its files and other names stay. Names of other
+    origin (configuration, an alias, a store) are refused, and so is the last name of a model that
+    is not unloaded.
     """
     WatchModels: _grpc.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]
     """Sends every model once, then each change."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """The models a controller knows, and which of them live in memory."""
+    """The models that a controller knows, and which of them are in memory."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetModel: _aio.UnaryUnaryMultiCallable[_model_pb2.GetModelRequest, _model_pb2.GetModelResponse]  # type: ignore[assignment]
     LoadModel: _aio.UnaryStreamMultiCallable[_model_pb2.LoadModelRequest, _model_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads a model and streams its progress; the last message says READY. The load is the
-    controller's job: a client that goes away does not end it, unless it asked for that.
+    """Loads a model and streams its progress; the last message says READY. The load
+    belongs to the controller: it continues without its client unless cancel_on_disconnect is set.
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Idempotent: a model that is not loaded is a success."""
     ForgetModel: _aio.UnaryUnaryMultiCallable[_model_pb2.ForgetModelRequest, _model_pb2.ForgetModelResponse]  # type: ignore[assignment]
-    """Takes a name away that a load gave to a folder; its files and other names stay. A name of
-    other origin (configuration, an alias, a store) is refused, and so is the last name of a model
-    that is not unloaded.
+    """Removes a name that loading a folder created; its files and other names stay. Names of other
+    origin (configuration, an alias, a store) are refused, and so is the last name of a model that
+    is not unloaded.
     """
     WatchModels: _aio.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]  # type: ignore[assignment]
     """Sends every model once, then each change."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The models a controller knows, and which of them live in memory."""
+    """The models that a controller knows, and which of them are in memory."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -93,8 +93,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_model_pb2.LoadModelResponse], _abc.AsyncIterator[_model_pb2.LoadModelResponse]]:
-        """Loads a model and streams its progress; the last message says READY. The load is the
-        controller's job: a client that goes away does not end it, unless it asked for that.
+        """Loads a model and streams its progress; the last message says READY. The load
+        belongs to the controller: it continues without its client unless cancel_on_disconnect is set.
         """
 
     @_abc_1.abstractmethod
@@ -111,9 +111,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.ForgetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.ForgetModelResponse, _abc.Awaitable[_model_pb2.ForgetModelResponse]]:
-        """Takes a name away that a load gave to a folder; its files and other names stay. A name of
-        other origin (configuration, an alias, a store) is refused, and so is the last name of a model
-        that is not unloaded.
+        """Removes a name that loading a folder created; its files and other names stay. Names of other
+        origin (configuration, an alias, a store) are refused, and so is the last name of a model that
+        is not unloaded.
         """
 
     @_abc_1.abstractmethod

@@ -241,7 +241,7 @@ class DeviceStatus(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     PRODUCT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """cpu, gpu0, ...; what Model.device and FitReport.device name."""
+    """cpu, gpu0, ...; as in Model.device and FitReport.device."""
     kind: _builtins.str
     """cpu, cuda or metal."""
     total_bytes: _builtins.int
@@ -250,15 +250,15 @@ class DeviceStatus(_message.Message):
     reserved_bytes: _builtins.int
     """Promised to models, loading ones included."""
     usable_bytes: _builtins.int
-    """What of the budget other programs leave now: models may use it in all."""
+    """The part of the budget that other programs leave now, for all models together."""
     held_bytes: _builtins.int
-    """What workers were measured to hold, or say that they do."""
+    """What workers hold, measured or reported by themselves."""
     pressed: _builtins.bool
-    """From when workers pass the hard mark until they are below the soft one: no load begins here."""
+    """Set when workers exceed the hard mark, until they are below the soft one; no load starts here."""
     id: _builtins.str
-    """The driver's id of a GPU, as CUDA_VISIBLE_DEVICES takes it; empty where there is none."""
+    """The driver's id of a GPU, as CUDA_VISIBLE_DEVICES takes it; empty if there is none."""
     product: _builtins.str
-    """For example NVIDIA H200; empty where it is not known."""
+    """For example NVIDIA H200; empty if unknown."""
     def __init__(
         self,
         *,
@@ -383,7 +383,7 @@ Global___WorkerMemory: _TypeAlias = WorkerMemory  # noqa: Y015
 
 @_typing.final
 class MathLibrary(_message.Message):
-    """The library that multiplies matrices, and how it came to be there."""
+    """The library for matrix products, and why it was chosen."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,7 +395,7 @@ class MathLibrary(_message.Message):
     version: _builtins.str
     threads: _builtins.int
     reason: _builtins.str
-    """Why this one."""
+    """Why it was chosen."""
     def __init__(
         self,
         *,
@@ -474,7 +474,7 @@ class WorkerStatus(_message.Message):
     context_length_max: _builtins.int
     kv_format: _types_pb2.KvFormat.ValueType
     prefix_cache_bytes: _builtins.int
-    """What snapshots of former prompts may take at most; the account `prefix` is what they do take."""
+    """The limit for snapshots of earlier prompts; the account `prefix` is what they take now."""
     @_builtins.property
     def progress(self) -> _types_pb2.LoadProgress: ...
     @_builtins.property

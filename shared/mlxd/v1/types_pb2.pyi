@@ -41,7 +41,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_CONTEXT: _FinishReason.ValueType  # 5
     """The model's effective context is full."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 6
-    """The stream was ended by the server's operator before it was complete."""
+    """The server's operator ended the stream before it was complete."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a stream ended."""
@@ -60,7 +60,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 4
 FINISH_REASON_CONTEXT: FinishReason.ValueType  # 5
 """The model's effective context is full."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 6
-"""The stream was ended by the server's operator before it was complete."""
+"""The server's operator ended the stream before it was complete."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _CacheReason:
@@ -73,11 +73,11 @@ class _CacheReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheReas
     CACHE_REASON_NONE: _CacheReason.ValueType  # 1
     """Nothing: the rest of the prompt was never cached."""
     CACHE_REASON_DIVERGED: _CacheReason.ValueType  # 2
-    """What was cached goes on with other tokens."""
+    """The cached prompt continues with other tokens."""
     CACHE_REASON_NON_TRIMMABLE_DIVERGENCE: _CacheReason.ValueType  # 3
-    """More tokens matched, but a layer whose state cannot be cut was not kept at that length."""
+    """More tokens matched, but a layer whose state cannot be trimmed has no snapshot at that length."""
     CACHE_REASON_EVICTED: _CacheReason.ValueType  # 4
-    """More was cached once and had to make room."""
+    """More was cached once, but has been evicted."""
 
 class CacheReason(_CacheReason, metaclass=_CacheReasonEnumTypeWrapper):
     """What kept a worker from reusing more of a prompt. At least one token is always evaluated."""
@@ -86,11 +86,11 @@ CACHE_REASON_UNSPECIFIED: CacheReason.ValueType  # 0
 CACHE_REASON_NONE: CacheReason.ValueType  # 1
 """Nothing: the rest of the prompt was never cached."""
 CACHE_REASON_DIVERGED: CacheReason.ValueType  # 2
-"""What was cached goes on with other tokens."""
+"""The cached prompt continues with other tokens."""
 CACHE_REASON_NON_TRIMMABLE_DIVERGENCE: CacheReason.ValueType  # 3
-"""More tokens matched, but a layer whose state cannot be cut was not kept at that length."""
+"""More tokens matched, but a layer whose state cannot be trimmed has no snapshot at that length."""
 CACHE_REASON_EVICTED: CacheReason.ValueType  # 4
-"""More was cached once and had to make room."""
+"""More was cached once, but has been evicted."""
 Global___CacheReason: _TypeAlias = CacheReason  # noqa: Y015
 
 class _ModelState:
@@ -102,12 +102,12 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
     MODEL_STATE_UNLOADED: _ModelState.ValueType  # 1
     MODEL_STATE_QUEUED: _ModelState.ValueType  # 2
-    """A load was asked for and waits for memory."""
+    """A load was requested and waits for memory."""
     MODEL_STATE_LOADING: _ModelState.ValueType  # 3
     MODEL_STATE_READY: _ModelState.ValueType  # 4
-    """Said only after it is true."""
+    """Reported only once it is true."""
     MODEL_STATE_DRAINING: _ModelState.ValueType  # 5
-    """Takes no new stream; said before it stops being ready."""
+    """Accepts no new stream; reported before it stops being ready."""
     MODEL_STATE_UNLOADING: _ModelState.ValueType  # 6
     MODEL_STATE_FAILED: _ModelState.ValueType  # 7
     """The last load or worker failed; the next request tries again."""
@@ -118,12 +118,12 @@ class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
 MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
 MODEL_STATE_UNLOADED: ModelState.ValueType  # 1
 MODEL_STATE_QUEUED: ModelState.ValueType  # 2
-"""A load was asked for and waits for memory."""
+"""A load was requested and waits for memory."""
 MODEL_STATE_LOADING: ModelState.ValueType  # 3
 MODEL_STATE_READY: ModelState.ValueType  # 4
-"""Said only after it is true."""
+"""Reported only once it is true."""
 MODEL_STATE_DRAINING: ModelState.ValueType  # 5
-"""Takes no new stream; said before it stops being ready."""
+"""Accepts no new stream; reported before it stops being ready."""
 MODEL_STATE_UNLOADING: ModelState.ValueType  # 6
 MODEL_STATE_FAILED: ModelState.ValueType  # 7
 """The last load or worker failed; the next request tries again."""
@@ -142,9 +142,9 @@ class _WeightsFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights
     WEIGHTS_FORMAT_BFLOAT16: _WeightsFormat.ValueType  # 3
     WEIGHTS_FORMAT_FLOAT16: _WeightsFormat.ValueType  # 4
     WEIGHTS_FORMAT_Q8: _WeightsFormat.ValueType  # 5
-    """Those below are packed while they are loaded, but for embeddings, heads, routers, norms and
-    what makes keys and values of latents; what is stored packed stays as it is stored. Integers of
-    8 or 4 bits, a scale and an offset for each group of 64.
+    """The forms below are packed during the load, except embeddings, heads, routers, norms and the
+    projections of latent keys and values; weights stored packed stay as stored. Integers of 8 or
+    4 bits, with a scale and an offset for each group of 64.
     """
     WEIGHTS_FORMAT_Q4: _WeightsFormat.ValueType  # 6
     WEIGHTS_FORMAT_MXFP8: _WeightsFormat.ValueType  # 7
@@ -154,7 +154,7 @@ class _WeightsFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights
     """Floats of 4 bits, times one of 8 bits for each group of 16."""
 
 class WeightsFormat(_WeightsFormat, metaclass=_WeightsFormatEnumTypeWrapper):
-    """How the weights live in memory."""
+    """The form of the weights in memory."""
 
 WEIGHTS_FORMAT_UNSPECIFIED: WeightsFormat.ValueType  # 0
 """Chosen by the residency plan."""
@@ -163,9 +163,9 @@ WEIGHTS_FORMAT_FLOAT32: WeightsFormat.ValueType  # 2
 WEIGHTS_FORMAT_BFLOAT16: WeightsFormat.ValueType  # 3
 WEIGHTS_FORMAT_FLOAT16: WeightsFormat.ValueType  # 4
 WEIGHTS_FORMAT_Q8: WeightsFormat.ValueType  # 5
-"""Those below are packed while they are loaded, but for embeddings, heads, routers, norms and
-what makes keys and values of latents; what is stored packed stays as it is stored. Integers of
-8 or 4 bits, a scale and an offset for each group of 64.
+"""The forms below are packed during the load, except embeddings, heads, routers, norms and the
+projections of latent keys and values; weights stored packed stay as stored. Integers of 8 or
+4 bits, with a scale and an offset for each group of 64.
 """
 WEIGHTS_FORMAT_Q4: WeightsFormat.ValueType  # 6
 WEIGHTS_FORMAT_MXFP8: WeightsFormat.ValueType  # 7
@@ -182,7 +182,7 @@ class _KvFormat:
 class _KvFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvFormat.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KV_FORMAT_UNSPECIFIED: _KvFormat.ValueType  # 0
-    """As the model computes, unless an earlier load has fixed another."""
+    """As the model computes, unless an earlier load chose another."""
     KV_FORMAT_MODEL: _KvFormat.ValueType  # 1
     """As the model computes."""
     KV_FORMAT_Q8: _KvFormat.ValueType  # 2
@@ -191,12 +191,12 @@ class _KvFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvFormat.Val
     """4 bits, likewise."""
 
 class KvFormat(_KvFormat, metaclass=_KvFormatEnumTypeWrapper):
-    """How keys and values live in memory, in layers that remember every position; sliding windows and
-    recurrent states are kept as the model computes them.
+    """The form of keys and values in memory, in layers that remember every position; sliding windows
+    and recurrent states are kept as the model computes them.
     """
 
 KV_FORMAT_UNSPECIFIED: KvFormat.ValueType  # 0
-"""As the model computes, unless an earlier load has fixed another."""
+"""As the model computes, unless an earlier load chose another."""
 KV_FORMAT_MODEL: KvFormat.ValueType  # 1
 """As the model computes."""
 KV_FORMAT_Q8: KvFormat.ValueType  # 2
@@ -207,9 +207,9 @@ Global___KvFormat: _TypeAlias = KvFormat  # noqa: Y015
 
 @_typing.final
 class SamplingOptions(_message.Message):
-    """How a token is chosen. Every scalar is optional: absent is not zero. An absent value is taken,
-    in this order, from the options given at load, the model's generation_config.json, and the
-    default named here. GetModel shows the values in force.
+    """How a token is chosen. Every scalar is optional: absent is not zero. An absent value comes from
+    the load options, else the model's generation_config.json, else the default named here. GetModel
+    shows the values in force.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -261,7 +261,7 @@ class SamplingOptions(_message.Message):
     Default 0.
     """
     seed: _builtins.int
-    """Draws depend on the seed and the position alone. Absent: one is drawn and told in Usage."""
+    """Draws depend on the seed and the position alone. Absent: one is drawn and reported in Usage."""
     repetition_penalty: _builtins.float
     """Divides positive and multiplies negative logits of recent tokens. 1 means off. Default 1.
     Range [0.0625, 10].
@@ -271,17 +271,17 @@ class SamplingOptions(_message.Message):
     frequency_penalty: _builtins.float
     """Subtracted per occurrence of each recent token. 0 means off. Range [-10, 10]. Default 0."""
     repeat_last_n: _builtins.int
-    """How many last tokens the penalties look at. 0 switches them off, -1 means the whole context.
-    Default 64.
+    """How many of the last tokens the penalties consider. 0 switches them off, -1 means the whole
+    context. Default 64.
     """
     xtc_probability: _builtins.float
-    """Chance, at each position, of excluding the top choices but the least likely of them. It goes by
-    seed and position alone. 0 means off, 1 always; without effect at temperature 0, and where it
+    """Probability, at each position, of excluding all top choices but the least likely one. Depends
+    on seed and position alone. 0 means off, 1 always; no effect at temperature 0, or where it
     would exclude a token that ends the stream. Range [0, 1]. Default 0.
     """
     xtc_threshold: _builtins.float
-    """Probability, after the other cuts, from which on a token is a top choice. 0 makes each token
-    that is left one. Range [0, 0.5]. Default 0.1.
+    """The least probability, after the other cuts, of a top choice. 0 makes every remaining token
+    one. Range [0, 0.5]. Default 0.1.
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
@@ -415,28 +415,28 @@ class Usage(_message.Message):
     seed: _builtins.int
     """The seed in force, given or drawn."""
     migrations: _builtins.int
-    """How often the stream moved to a new worker; durations but load_duration are then the last
-    one's.
+    """How often the stream moved to a new worker; all durations but load_duration are then those of
+    the last one.
     """
     near_ties: _builtins.int
-    """Positions since the last move, or behind resume_from, at which the two best final scores
+    """Positions after the last move, or after resume_from, at which the two best final scores
     (penalised logit over temperature, plus noise; greedy: the logit) differ by less than 0.001, so
-    that rounding may have called them otherwise than before.
+    that rounding may have decided them differently than before.
     """
     cache_reason: Global___CacheReason.ValueType
     """Why no more than cached_tokens was reused."""
     drafted_tokens: _builtins.int
-    """Guesses that the model has judged for this request, and those that were right; see
-    SpeculationOptions. Every token generated was drawn: accepted guesses among them.
+    """Guesses that the model verified for this request, and those it accepted; see
+    SpeculationOptions. completion_tokens includes the accepted ones.
     """
     accepted_draft_tokens: _builtins.int
     @_builtins.property
     def queue_duration(self) -> _duration_pb2.Duration:
-        """From the worker's acceptance to the first prefill."""
+        """From acceptance by the worker to the first prefill."""
 
     @_builtins.property
     def load_duration(self) -> _duration_pb2.Duration:
-        """What the request waited for its model to become ready."""
+        """How long the request waited for its model to become ready."""
 
     @_builtins.property
     def prompt_duration(self) -> _duration_pb2.Duration:
@@ -474,7 +474,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class LoadOptions(_message.Message):
-    """What a load may fix for all requests of a model."""
+    """Options of a load, for all requests of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -497,10 +497,10 @@ class LoadOptions(_message.Message):
     priority: _builtins.int
     """Higher is evicted later."""
     kv_format: Global___KvFormat.ValueType
-    """Refused for a model whose heads no group divides."""
+    """Refused if no group size divides the model's heads."""
     prefix_cache_bytes: _builtins.int
-    """What snapshots of former prompts may take, so that a prompt which begins alike need not be
-    evaluated again; 0 keeps none. Default: a twentieth of the device's memory, or what fits.
+    """Memory for snapshots of earlier prompts, so that a shared beginning is not evaluated again; 0
+    keeps none. Default: a twentieth of the device's memory, or what fits.
     """
     @_builtins.property
     def sampling(self) -> Global___SamplingOptions:
@@ -508,7 +508,7 @@ class LoadOptions(_message.Message):
 
     @_builtins.property
     def keep_alive(self) -> _duration_pb2.Duration:
-        """How long the model stays after its last use. Negative: for ever; zero: unload when idle."""
+        """How long the model stays after its last use. Negative: forever; zero: unload when idle."""
 
     def __init__(
         self,
@@ -562,7 +562,7 @@ class LoadProgress(_message.Message):
     bytes_read: _builtins.int
     bytes_total: _builtins.int
     stage: _builtins.str
-    """What is going on: "starting", "reading weights", "warming up", "ready"."""
+    """The current stage: "starting", "reading weights", "warming up", "ready"."""
     def __init__(
         self,
         *,
@@ -591,7 +591,7 @@ class FitTerm(_message.Message):
     """weights, kv, prefix, activations, pool or process."""
     bytes: _builtins.int
     note: _builtins.str
-    """How it was reckoned, for people; begins with "measured" where it was."""
+    """How it was computed, for people; starts with "measured" if it was measured."""
     def __init__(
         self,
         *,
@@ -633,14 +633,14 @@ class FitReport(_message.Message):
     model: _builtins.str
     model_digest: _builtins.str
     fits_now: _builtins.bool
-    """Fits now, without evicting anybody."""
+    """Fits now, without evicting anything."""
     fits_ever: _builtins.bool
-    """Fits once everything that may be evicted is gone."""
+    """Fits once everything evictable is gone."""
     need_bytes: _builtins.int
     budget_bytes: _builtins.int
     """Memory that the controller may use in all, after its reserve."""
     available_bytes: _builtins.int
-    """What is free of it now."""
+    """The part of it that is free now."""
     reserve_bytes: _builtins.int
     device: _builtins.str
     weights: Global___WeightsFormat.ValueType
@@ -747,13 +747,13 @@ class Model(_message.Message):
     pinned: _builtins.bool
     priority: _builtins.int
     worker_incarnation: _builtins.str
-    """The worker process that serves it now; empty while none does."""
+    """The worker process that serves it now; empty if none."""
     kv_format: Global___KvFormat.ValueType
     """In force; UNSPECIFIED and 0 while not loaded."""
     prefix_cache_bytes: _builtins.int
     store: _builtins.str
-    """What keeps it: "folder" (named to the server), "models" (mlxd's own directory), "hub" (Hugging
-    Face's cache) or "ollama". Of one digest in several stores, the one that is read.
+    """The store: "folder" (named to the server), "models" (mlxd's own directory), "hub" (Hugging
+    Face's cache) or "ollama". If several stores hold the digest, the one that is read.
     """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -761,13 +761,13 @@ class Model(_message.Message):
     def progress(self) -> Global___LoadProgress: ...
     @_builtins.property
     def effective_sampling(self) -> Global___SamplingOptions:
-        """The values used where a request leaves them absent."""
+        """The values used if a request leaves them absent."""
 
     @_builtins.property
     def last_used_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it will be unloaded if nobody uses it; absent: never."""
+        """When it will be unloaded if unused; absent: never."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class LoadRequest(_message.Message):
     digest: _builtins.str
     @_builtins.property
     def options(self) -> _types_pb2.LoadOptions:
-        """The plan, with nothing left open but what the worker must measure."""
+        """The complete plan, except what only the worker can measure."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class DrainResponse(_message.Message):
 
     STREAMS_LEFT_FIELD_NUMBER: _builtins.int
     streams_left: _builtins.int
-    """Streams still running when the grace was over; 0 means drained."""
+    """Streams still running when the grace period ended; 0 means drained."""
     def __init__(
         self,
         *,
@@ -242,15 +242,11 @@ class AdoptRequest(_message.Message):
     OUTPUT_PATH_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     controller_pid: _builtins.int
-    """The controller's process, on this machine. When it ends, the worker is without a controller."""
+    """The controller's process, on this machine. When it ends, the worker is orphaned."""
     controller_start: _builtins.str
-    """What tells that process from later ones of the same id. Opaque: as mlxd makes it on this
-    machine.
-    """
+    """Distinguishes that process from later ones with the same id. Opaque, valid on this machine."""
     output_path: _builtins.str
-    """A named pipe, with a reader, for what the worker writes to stdout and stderr from now on;
-    empty: that goes where it went.
-    """
+    """A named pipe, with a reader, for the worker's stdout and stderr from now on; empty: unchanged."""
     def __init__(
         self,
         *,

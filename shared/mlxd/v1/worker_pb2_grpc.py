@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     def __init__(self, channel):
@@ -69,13 +69,13 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     def Load(self, request, context):
-        """Loads the model and streams the progress; the last message has stage "ready". Loading what is
-        loaded already is a success, loading something else is refused.
+        """Loads the model and streams the progress; the last message has stage "ready". Loading the
+        loaded model again is a success, loading another one is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,21 +96,21 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new stream; answers when the last one has ended or the grace is over.
+        """Accepts no new stream; answers when the last one has ended or the grace period is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Shutdown(self, request, context):
-        """Ends the process after it has answered.
+        """Ends the process after answering.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Adopt(self, request, context):
-        """Follows this controller from now on, in place of the one that started the worker and is gone.
+        """Makes this controller the worker's own, in place of the one that started it and is gone.
         Refused while that one lives, and by a worker that no controller started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -159,8 +159,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     @_typing.overload
@@ -36,49 +36,49 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Load: _grpc.UnaryStreamMultiCallable[_worker_pb2.LoadRequest, _worker_pb2.LoadResponse]
-    """Loads the model and streams the progress; the last message has stage "ready". Loading what is
-    loaded already is a success, loading something else is refused.
+    """Loads the model and streams the progress; the last message has stage "ready". Loading the
+    loaded model again is a success, loading another one is refused.
     """
     Unload: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadResponse]
     """Drops the model and every byte it pinned; the process stays."""
     Shrink: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShrinkRequest, _worker_pb2.ShrinkResponse]
     """Gives memory back until at most the target is held, without ending any stream."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Takes no new stream; answers when the last one has ended or the grace is over."""
+    """Accepts no new stream; answers when the last one has ended or the grace period is over."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]
-    """Ends the process after it has answered."""
+    """Ends the process after answering."""
     Adopt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AdoptRequest, _worker_pb2.AdoptResponse]
-    """Follows this controller from now on, in place of the one that started the worker and is gone.
+    """Makes this controller the worker's own, in place of the one that started it and is gone.
     Refused while that one lives, and by a worker that no controller started.
     """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Load: _aio.UnaryStreamMultiCallable[_worker_pb2.LoadRequest, _worker_pb2.LoadResponse]  # type: ignore[assignment]
-    """Loads the model and streams the progress; the last message has stage "ready". Loading what is
-    loaded already is a success, loading something else is refused.
+    """Loads the model and streams the progress; the last message has stage "ready". Loading the
+    loaded model again is a success, loading another one is refused.
     """
     Unload: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadRequest, _worker_pb2.UnloadResponse]  # type: ignore[assignment]
     """Drops the model and every byte it pinned; the process stays."""
     Shrink: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShrinkRequest, _worker_pb2.ShrinkResponse]  # type: ignore[assignment]
     """Gives memory back until at most the target is held, without ending any stream."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Takes no new stream; answers when the last one has ended or the grace is over."""
+    """Accepts no new stream; answers when the last one has ended or the grace period is over."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]  # type: ignore[assignment]
-    """Ends the process after it has answered."""
+    """Ends the process after answering."""
     Adopt: _aio.UnaryUnaryMultiCallable[_worker_pb2.AdoptRequest, _worker_pb2.AdoptResponse]  # type: ignore[assignment]
-    """Follows this controller from now on, in place of the one that started the worker and is gone.
+    """Makes this controller the worker's own, in place of the one that started it and is gone.
     Refused while that one lives, and by a worker that no controller started.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a worker's controller, and nobody else, asks of it. Every request names the worker's
-    incarnation; another's is refused with FAILED_PRECONDITION.
+    """Requests that only a worker's own controller may send. Every request names the worker's
+    incarnation; another one is refused with FAILED_PRECONDITION.
     """
 
     @_abc_1.abstractmethod
@@ -87,8 +87,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.LoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.LoadResponse], _abc.AsyncIterator[_worker_pb2.LoadResponse]]:
-        """Loads the model and streams the progress; the last message has stage "ready". Loading what is
-        loaded already is a success, loading something else is refused.
+        """Loads the model and streams the progress; the last message has stage "ready". Loading the
+        loaded model again is a success, loading another one is refused.
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +113,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Takes no new stream; answers when the last one has ended or the grace is over."""
+        """Accepts no new stream; answers when the last one has ended or the grace period is over."""
 
     @_abc_1.abstractmethod
     def Shutdown(
@@ -121,7 +121,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ShutdownRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ShutdownResponse, _abc.Awaitable[_worker_pb2.ShutdownResponse]]:
-        """Ends the process after it has answered."""
+        """Ends the process after answering."""
 
     @_abc_1.abstractmethod
     def Adopt(
@@ -129,7 +129,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AdoptRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AdoptResponse, _abc.Awaitable[_worker_pb2.AdoptResponse]]:
-        """Follows this controller from now on, in place of the one that started the worker and is gone.
+        """Makes this controller the worker's own, in place of the one that started it and is gone.
         Refused while that one lives, and by a worker that no controller started.
         """
 

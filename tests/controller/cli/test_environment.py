@@ -9,7 +9,7 @@ import pytest
 import typer
 from structlog.testing import capture_logs
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd.messages import ModelState
 from mlxd_controller.cli import options
 from mlxd_controller.cli.environment import (

@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import pytest
 
-from mlxd.client import (
+from mlxd import (
     BrokenStream,
     Client,
     KVFormat,

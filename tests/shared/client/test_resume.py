@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from mlxd import BrokenStream, Client, Delta, Finished, RemoteError, SamplingOptions
 from mlxd._resuming import ResumingCall
 from mlxd._streams import GenerationReader, Stream
-from mlxd.client import BrokenStream, Client, Delta, Finished, RemoteError, SamplingOptions
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.domain import errors

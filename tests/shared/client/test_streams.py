@@ -8,7 +8,7 @@ import math
 import grpc
 import pytest
 
-from mlxd.client import (
+from mlxd import (
     BrokenStream,
     Client,
     Completion,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mlxd.client import Client, Stream
+from mlxd import Client, Stream
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving

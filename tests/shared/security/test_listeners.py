@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
 from mlxd_shared.security import bearer

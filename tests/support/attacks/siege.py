@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from mlxd.client import Client, LoadSpec
+from mlxd import Client, LoadSpec
 from tests.support.attacks.hostile import MODEL
 from tests.support.attacks.tally import Tally, together
 from tests.support.attacks.watcher import Probed, Streamed

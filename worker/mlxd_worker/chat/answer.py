@@ -1,7 +1,7 @@
 """One answer as its client is told of it: numbered parts, and calls with ids.
 
 Invariants:
-- What it says after some text depends on that text alone, so a stream that is resumed goes on with
+- What it says after some text depends on that text alone, so a resumed stream continues with
   the same parts: the text before is read again, and not told again.
 - An id is made of the request's and of the call's place, so it is the same on any worker.
 """

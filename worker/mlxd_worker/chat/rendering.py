@@ -92,7 +92,7 @@ class _Rendering:
             field = self._field(messages, index, forms)
             raise TemplateFault(f"{type(error).__name__}: {error}", line, field) from error
         if forms.alone is None:
-            # It would be rendered, but not without something that nobody has said.
+            # It would be rendered, but not without text that no message contains.
             for index, message in enumerate(messages):
                 if "tool_calls" in message and message["content"] is None:
                     problem = "the template takes no calls without content beside them"

@@ -1,7 +1,7 @@
 """Where streams wait for their conversations to be rendered, off the event loop.
 
 Invariants:
-- At most CHAT_RENDERS_MAX conversations are rendered at once, whoever has left meanwhile, and at
+- At most CHAT_RENDERS_MAX conversations are rendered at once, abandoned ones included, and at
   most CHAT_RENDERS_WAITING_MAX more wait.
 - The event loop looks at no text that was rendered, nor at its ids: whatever takes time in
   proportion to them is done on the thread that asked for the text, or that has the ids found.
@@ -47,7 +47,7 @@ class RenderRoom:
         """Start no process yet."""
         self._children = Pool(COMMAND)
         self._turns = asyncio.Semaphore(renders_max)
-        # Of their own: the event loop's are few, and whoever has other work there would wait.
+        # Of their own: the event loop's are few, and other work there would wait.
         self._threads = ThreadPoolExecutor(renders_max, "render")
         self._room = renders_max + waiting_max
         self._waiting_max = waiting_max
@@ -76,7 +76,7 @@ class RenderRoom:
         except BaseException:
             self._room += 1
             raise
-        # It keeps its turn to its end, whoever has left: a thread cannot be stopped.
+        # It keeps its turn to its end, even if abandoned: a thread cannot be stopped.
         task = asyncio.create_task(self._rendered(wanted, chat))
         task.add_done_callback(self._over)
         text, nonce, prompt = await asyncio.shield(task)
@@ -90,7 +90,7 @@ class RenderRoom:
         return replace(prompt, ids=ids)
 
     async def close(self) -> None:
-        """End the children; nothing is rendered any more."""
+        """End the children; render no more."""
         self._closed = True
         await asyncio.to_thread(self._children.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -100,7 +100,7 @@ class RenderRoom:
         self._turns.release()
         self._room += 1
         if not task.cancelled():
-            task.exception()  # whoever waits has it; where nobody does, nobody is to be warned
+            task.exception()  # a waiter has it; without one there is nothing to warn of
 
     async def _rendered(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
         if self._closed:

@@ -31,7 +31,7 @@ def check_join(
 ) -> None:
     """Make sure that a row of `tokens` tokens may join, `coming` like it being about to.
 
-    tokens_max: what it may become, None where nobody knows.
+    tokens_max: what it may become, None if unknown.
 
     Raises:
         KVOverrun: it would exceed what is reserved.

@@ -192,12 +192,12 @@ class Engine:
 
     @property
     def _calm(self) -> bool:
-        """Whether no prompt can be evaluated in the next step, as far as anybody knows."""
+        """Whether no prompt can be evaluated in the next step, as far as is known."""
         full = len(self._rows) == self.limits.rows_max
         return (full or not self._waiting) and all(row.decoding for row in self._rows.values())
 
     def _drop_late(self, now_s: float) -> None:
-        """End the streams that nobody wants any more."""
+        """End the streams that no client waits for."""
         for request in self._waiting.take_late(now_s):
             request.sink.put(Failed(DeadlinePassed()))
         for row in [row for row in self._rows.values() if row.request.late(now_s)]:
@@ -215,7 +215,7 @@ class Engine:
                 self._caches, tokens=tokens, tokens_max=longest, coming=coming, nbytes_max=most
             )
             if not self._caches.join(row_id, tokens=tokens, tokens_max=longest, coming=coming):
-                return  # nobody overtakes: there is room once rows have moved or left
+                return  # no stream overtakes: there is room once rows have moved or left
             self._next_row += 1
             self._waiting.pop()
             try:

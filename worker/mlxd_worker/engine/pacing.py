@@ -2,11 +2,11 @@
 
 Invariants:
 - Pure: all times come from the caller, on one clock. Equal calls give equal answers.
-- While nobody decodes a step has one whole chunk. While somebody does, it has as many tokens as
+- While no row decodes, a step has one whole chunk. While one does, it has as many tokens as
   bring what waits to its end in `BACKLOG_STEPS`, but no more than fit between a decode step and the
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
-  single prompt goes by in small pieces, which nobody notices, and a crowd of them at full speed.
-- Prefill always goes on: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
+  single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
+- Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
   `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
 - One step never evaluates more than one whole chunk, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.

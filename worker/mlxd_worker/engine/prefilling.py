@@ -77,7 +77,7 @@ class Prefill:
     def run(self, rows: Sequence[Row]) -> list[Carried]:
         """Evaluate as many prompt tokens of `rows`, oldest first, as the step may.
 
-        Return what the decode step is to take along; whoever has evaluated that calls `carried`.
+        Return what the decode step is to take along; call `carried` once that is evaluated.
         """
         joined: list[Carried] = []
         waiting = [row for row in rows if not row.decoding]
@@ -113,7 +113,7 @@ class Prefill:
             self._prefix.advanced(it.row.id)
 
     def evaluate(self, alone: Sequence[Carried]) -> None:
-        """Evaluate what `run` returned in passes of their own: nobody decodes after all."""
+        """Evaluate what `run` returned in passes of their own: no row decodes after all."""
         for it in alone:
             prefill(self._model, self._caches, it.row, it.tokens)
         self.carried(alone)

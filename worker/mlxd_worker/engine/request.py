@@ -116,7 +116,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A stream to generate, checked against the model by whoever submits it.
+    """A stream to generate, checked against the model by the caller that submits it.
 
     `prompt` has at least one token and fewer than the effective context; where a stream is resumed,
     its last `resumed` tokens are the output so far. `eos_ids` is empty where end-of-sequence is
@@ -145,7 +145,7 @@ class Submit:
     priority: int = 0
     """Higher is served earlier."""
     deadline_s: float | None = None
-    """When nobody wants the stream any more."""
+    """When the stream is no longer wanted."""
     constraint: Constraint | None = None
     """What complete output must match; compiled for this model."""
     age_s: float = 0.0
@@ -162,12 +162,12 @@ class Submit:
 
     @property
     def came_s(self) -> float:
-        """When the request came, to whomever."""
+        """When the request arrived, at the controller if it came through one."""
         return self.submitted_s - self.age_s
 
     @property
     def continues(self) -> bool:
-        """Whether it goes on where another worker stopped."""
+        """Whether it resumes where another worker stopped."""
         return bool(self.resumed or self.forced)
 
     @property

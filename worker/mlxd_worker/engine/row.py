@@ -103,7 +103,7 @@ class Row:
 
     @property
     def forcing(self) -> bool:
-        """Whether the next token is known, whatever is drawn; nobody is told of it again."""
+        """Whether the next token is known, whatever is drawn; it is not emitted again."""
         return self.generated < len(self.request.forced)
 
     @property
@@ -158,7 +158,7 @@ class Row:
     def foreseeable(self) -> bool:
         """Whether the draw after the next one needs nothing of the token that is drawn first.
 
-        Nor is a row that goes on drawn ahead: its draws are watched.
+        Nor is a resumed row drawn ahead: its draws are watched.
         """
         request = self.request
         plain = self.matcher is None and request.top_logprobs is None

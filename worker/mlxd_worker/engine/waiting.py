@@ -1,7 +1,7 @@
 """Who is served next: the streams that wait for a row, and the rows that wait for their prefill.
 
 Invariants:
-- Pure: times come from the caller; nobody is evaluated, told or looked up here.
+- Pure: times come from the caller; no stream is evaluated, notified or looked up here.
 - Streams go by priority, higher first, then deadline, earlier first and none last, then age. Age is
   that of the request: who waited at a worker that died does not stand behind who came since.
 - Nobody starves: after `OVERTAKES_MAX` turns in a row that passed the oldest one over, the next is

@@ -37,7 +37,7 @@ async def embed(
 ) -> Embedded:
     """Return each text's vector.
 
-    left_s: after so many seconds nobody wants it any more.
+    left_s: seconds until the deadline.
 
     Raises:
         FieldNotServed: the model makes no vectors.

@@ -44,7 +44,7 @@ async def generate(
 ) -> AsyncGenerator[Part, None]:
     """Yield one stream's events, joined where the reader is slow, the first token alone.
 
-    left_s: after so many seconds nobody wants it any more; None: it may take as long as it takes.
+    left_s: seconds until the deadline; None: no deadline.
 
     Raises:
         InvalidRequest: something this model cannot honour; names the field and the limit.
@@ -101,7 +101,7 @@ async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Con
 
 
 def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:
-    """Refuse to go on from tokens that this request cannot have brought forth."""
+    """Refuse to resume from tokens that this request cannot have generated."""
     resumed = spec.resumed
     if not resumed:
         return

@@ -2,8 +2,8 @@
 
 Invariants:
 - Event loop only; everything about arrays goes through the engine thread.
-- One load at a time, and it runs to its end whoever waits for it; anybody may watch it. So does
-  an unload: one that stopped half way would leave a model that is neither there nor gone.
+- One load at a time, and it runs to its end with or without waiters; any client may watch it. So
+  does an unload: one that stopped half way would leave a model that is neither there nor gone.
 - The model is said to be ready after it is, and to drain before it stops being so.
 - A new stream is let in only while ready.
 """
@@ -187,7 +187,7 @@ class Worker:
             coming = self.engine.load(job, self._note)  # now: it may be given up from here on
             self._loading = asyncio.create_task(self._load(job, coming))
             self._loading.add_done_callback(lambda _: self._wake())
-            self._loading.add_done_callback(asyncio.Task.exception)  # maybe nobody waits for it
+            self._loading.add_done_callback(asyncio.Task.exception)  # maybe without a waiter
         else:
             self._check_same(job)
         loading = self._loading

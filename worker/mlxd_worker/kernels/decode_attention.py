@@ -2,7 +2,7 @@
 
 Invariants:
 - Keys and values are written IN PLACE, into arrays that MLX knows as inputs. That is sound where
-  the caller owns them alone: nobody else holds a view, and what reads them next either waits for
+  the caller owns them alone: no other view exists, and what reads them next either waits for
   this kernel's result or comes after it has been evaluated. In return a step may be dispatched
   while another is under way without copying the caches.
 - A row reads its own positions, not all of its arena's capacity, and needs no mask.

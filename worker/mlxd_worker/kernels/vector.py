@@ -3,7 +3,7 @@
 Invariants:
 - A row alone is bound by reading the matrix, so nothing is waited for before reading begins: not
   the input, nor its norm, whose factor the sums are multiplied by.
-- The norm is reckoned by every block anew: the input is a few kilobytes, and a kernel less.
+- Every block computes the norm anew: the input is a few kilobytes, and a kernel less.
 - What is normalised is not rounded before the product; gate and up are, as the separate operations
   round them.
 """

@@ -1,7 +1,7 @@
 """Which tokens steer a chat, and how a user's text is kept from becoming one.
 
 A template mixes its own text, whose control tokens are meant, with what people wrote, where the
-same characters are text. So people's texts are marked before they are rendered: digits that nobody
+same characters are text. So people's texts are marked before they are rendered: digits that no one
 can guess go into each spelling of a control token, and where a text could become a part of one
 beside others'. Behind the rendering the spellings that are whole are the template's. Each becomes
 a private spelling, under which a twin of the tokenizer knows the token; the twin reads the others
@@ -34,11 +34,11 @@ CONTROL_TOKEN_CHARS_MAX: Final = 128
 """Of any added token of a model that chats."""
 _NONCE_DIGITS: Final = 24
 _LIKE_CONTROL: Final = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-"""What nobody writes in a text by chance."""
+"""What no text contains by chance."""
 
 
 def new_nonce() -> str:
-    """Return digits that nobody can guess: they survive trimming, quoting and either case."""
+    """Return digits that no one can guess: they survive trimming, quoting and either case."""
     return "".join(secrets.choice("0123456789") for _ in range(_NONCE_DIGITS))
 
 
@@ -178,7 +178,7 @@ def _controls(token: AddedToken, *, written: str, named: Collection[str]) -> boo
     if len(text) > CONTROL_TOKEN_CHARS_MAX:
         problem = f"an added token of {len(text)} characters; above {CONTROL_TOKEN_CHARS_MAX}"
         raise InvalidModel(problem, "tokenizer.json", "added_tokens")
-    if len(text) < 2 or not text.strip():  # a blank, or a letter: nobody could do without
+    if len(text) < 2 or not text.strip():  # a blank, or a letter: no text does without
         return False
     looks = token.special or text in named or _LIKE_CONTROL.fullmatch(text) is not None
     return looks or text in written

@@ -1,4 +1,4 @@
-"""What a tokenizer.json may cost: refused where it is absurd, tried first where nobody can tell.
+"""What a tokenizer.json may cost: refused if absurd, tried first if it cannot be foreseen.
 
 A tokenizer is data that came with a model, and the library runs it as it is: a normaliser that
 makes a thousand letters of one, twice, or a pattern that looks at a text over and over. What it
@@ -90,7 +90,7 @@ LINEAR: Final = frozenset(
         "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff\\r\\n]+", "[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+",
     }
 )  # fmt: skip
-"""Expressions of tokenizers in wide use, that look at a text once. Of others nobody can tell."""
+"""Expressions of tokenizers in wide use, that scan a text once. The cost of others is unknown."""
 
 
 def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Judgement:
     is_modest: bool
     """Whether it takes known memory, too, however long the text."""
     piece_chars_max: int | None
-    """The longest spelling in its vocabulary; None: nobody but the library can tell."""
+    """The longest spelling in its vocabulary; None: only the library knows."""
 
 
 def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> Judgement:

@@ -86,7 +86,7 @@ class Tokenizer:
 
         content: the tokenizer.json that it was read from; None: it was made otherwise.
         is_plain, is_modest: what it costs (`tokenizing.rules.Judgement`).
-        piece_chars_max: of the vocabulary; None: to be looked up once somebody asks.
+        piece_chars_max: of the vocabulary; None: looked up at first use.
         """
         raw.encode_special_tokens = True
         self._raw = raw
@@ -120,7 +120,7 @@ class Tokenizer:
     @property
     def piece_chars_max(self) -> int:
         """The longest spelling in the vocabulary; no id stands for more characters of a text."""
-        if self._piece_chars_max is None:  # whoever looks it up at once finds the same
+        if self._piece_chars_max is None:  # a concurrent look-up finds the same
             vocabulary = self._raw.get_vocab(with_added_tokens=True)
             self._piece_chars_max = max(map(len, vocabulary), default=1)
         return self._piece_chars_max

@@ -149,7 +149,7 @@ class EngineThread:
     def load(self, job: LoadJob, report: Callable[[LoadProgress], None]) -> Awaitable[Loaded]:
         """Load a model once it is awaited; `report` is called on the event loop.
 
-        It may be abandoned from now on, before anybody awaits it.
+        It may be abandoned from now on, before it is awaited.
 
         Raises:
             InvalidModel, InvalidRequest: as `ModelHost.load`.
@@ -192,7 +192,7 @@ class EngineThread:
             await self._call(lambda _: None)
 
     async def _call(self, act: Callable[[ModelHost], T], *, recoverable: bool = False) -> T:
-        """Run `act` on the engine thread between two steps; it runs even if nobody waits.
+        """Run `act` on the engine thread between two steps; it runs even without a waiter.
 
         What it raises reaches the caller. Unless `recoverable` it also ends the thread: caches and
         snapshots may then be half changed.
@@ -216,7 +216,7 @@ class EngineThread:
         return await asyncio.wrap_future(future, loop=self._loop)
 
     def _post(self, message: _Message) -> bool:
-        """Put a message into the mailbox; False where nobody will read it any more."""
+        """Put a message into the mailbox; False if it will not be read."""
         with self._gate:
             if not self._ended:
                 self._mailbox.put(message)
@@ -283,7 +283,7 @@ class EngineThread:
         self._figures = host.figures()
 
     def _end(self, host: ModelHost | None, error: MlxdError) -> None:
-        """Answer everybody who still waits; nobody is let in from now on."""
+        """Answer all remaining waiters; admit none from now on."""
         with self._gate:
             self._ended = True
         if host is not None:

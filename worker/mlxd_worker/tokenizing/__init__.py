@@ -1,1 +1,1 @@
-"""Text to tokens and back, for whoever asks: bounded in time, in memory and in how much at once."""
+"""Text to tokens and back, bounded in time, in memory and in concurrency."""

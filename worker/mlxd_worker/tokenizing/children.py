@@ -39,7 +39,7 @@ class Children:
             InvalidRequest: it takes too long or too much memory, or its text is too long; names
                 `field`.
             InvalidModel: the tokenizer fails on it, or cannot be read; names its file.
-            Stopped, Closed: nobody wants the answer any more.
+            Stopped, Closed: the answer is no longer wanted.
         """
         try:
             answer = self._pool.ask(message(how, content), limit_s=limit_s, stop=stop)
@@ -62,7 +62,7 @@ class Children:
         self._pool.rest()
 
     def close(self) -> None:
-        """End all of them, and start none any more; waits until they are gone."""
+        """End all of them and start no more; waits until they are gone."""
         self._pool.close()
 
     def _told_first(self) -> bytes:

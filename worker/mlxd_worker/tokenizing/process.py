@@ -2,7 +2,7 @@
 
 The library cannot be interrupted, takes some 100 bytes for each byte of a text, and runs what came
 with a model. So it does that here, in a process that limits its memory, gives way to whatever
-computes, and is killed when it is late or nobody wants its answer (`killable`).
+computes, and is killed when it is late or its answer is not wanted (`killable`).
 
 First it is told of a tokenizer, then it is asked. A message is a line of JSON and bytes behind it:
 UTF-8 of a text, or ids of 32 bits in the machine's order. An answer begins with GOOD, or with BAD

@@ -12,7 +12,7 @@ Invariants:
 - A tokenizer that is forgotten is read with no more: what was under way or waited ends at once with
   an error that says so, its children are gone when `forget` returns, and no other is started.
 - The threads are the room's own, as many as have turns and one to keep house: a turn never waits
-  for a thread behind work of somebody else, nor the other way round.
+  for a thread behind unrelated work, nor the other way round.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TokenRoom:
         self._under_way: dict[asyncio.Task[Any], Tokenizer] = {}
         """Texts that are read or wait, and by what."""
         self._forgotten: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
-        """The models of those that no text is read with any more."""
+        """The models of those that read no more texts."""
         self._is_closed = False
 
     async def encoded(
@@ -156,9 +156,9 @@ class TokenRoom:
         return await self._unless_forgotten(tokenizer, asked)
 
     async def forget(self, tokenizer: Tokenizer, model: str) -> None:
-        """Read no text with a tokenizer any more: its model is on its way out.
+        """Read no more texts with a tokenizer: its model is being unloaded.
 
-        model: the name by which whoever has a text under way is told.
+        model: its name, for the errors of texts under way.
         """
         self._forgotten[tokenizer] = model
         await self._give_up([task for task, its in self._under_way.items() if its is tokenizer])
@@ -166,7 +166,7 @@ class TokenRoom:
             await self._end_children()
 
     async def close(self) -> None:
-        """Read no text any more; waits for what threads have begun, which is short."""
+        """Read no more texts; waits for what threads have begun, which is short."""
         self._is_closed = True
         await self._give_up(list(self._under_way))
         await self._end_children()
@@ -189,7 +189,7 @@ class TokenRoom:
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if me is None or not me.cancelling():
-                self._check(tokenizer)  # whoever waits is still there: it was given up here
+                self._check(tokenizer)  # the waiter is still there: it was given up here
             raise
 
     def _check(self, tokenizer: Tokenizer) -> None:
@@ -204,7 +204,7 @@ class TokenRoom:
             raise ModelUnloaded(self._forgotten[tokenizer])
 
     async def _give_up(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """End texts that are under way; a thread that reads one goes on to its end, unheard."""
+        """End texts that are under way; a thread that reads one runs to its end, unheard."""
         for task in tasks:
             task.cancel()
         if tasks:
@@ -218,7 +218,7 @@ class TokenRoom:
             await self._on_thread(children.close)
 
     async def _to_its_end(self, work: Callable[[], _T], over: Callable[[], None]) -> _T:
-        """Return what work on a thread comes to; at its end `over`, whoever has left meanwhile."""
+        """Return the result of work on a thread; call `over` at its end, even without a waiter."""
         try:
             begun = self._on_thread(work)
         except BaseException:
@@ -228,7 +228,7 @@ class TokenRoom:
         def end(done: asyncio.Future[_T]) -> None:
             over()
             if not done.cancelled():
-                done.exception()  # whoever waits has it; where nobody does, nobody is to be warned
+                done.exception()  # a waiter has it; without one there is nothing to warn of
 
         begun.add_done_callback(end)
         return await asyncio.shield(begun)
@@ -324,7 +324,7 @@ class TokenRoom:
         return self._children, before
 
     def _rest_later(self, delay_s: float | None) -> None:
-        """End idle children after a while; None: not any more."""
+        """End idle children after a while; None: no longer."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None

@@ -1,4 +1,4 @@
-"""Whether a tokenizer that nobody can judge by looking at it reads texts at all: a child tries."""
+"""Whether a tokenizer that inspection cannot judge reads texts at all: a child tries it."""
 
 from __future__ import annotations
 

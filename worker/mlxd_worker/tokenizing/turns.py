@@ -29,7 +29,7 @@ class Turns:
     def __init__(
         self, name: str, *, turns_max: int, waiting_max: int, waiting_nbytes_max: int
     ) -> None:
-        """Let nobody wait yet; `name` is what errors call the queue."""
+        """Start empty; `name` is the queue's name in errors."""
         self._name = name
         self._free = turns_max
         self._waiting_max = waiting_max
@@ -41,11 +41,11 @@ class Turns:
 
     @property
     def are_idle(self) -> bool:
-        """Whether nobody waits."""
+        """Whether the queue is empty."""
         return self._waiting == 0
 
     async def acquire(self, kind: str, nbytes: int) -> None:
-        """Wait for a turn; whoever has one gives it back by `release`.
+        """Wait for a turn; give it back by `release`.
 
         Raises:
             QueueFull: too many wait, or what they hold is too much.
@@ -70,7 +70,7 @@ class Turns:
             raise
 
     def release(self) -> None:
-        """Give a turn to the next, or keep it for whoever comes."""
+        """Give a turn to the next waiter, or keep it for a later one."""
         while self._queues:
             kind = next(iter(self._queues))
             queue = self._queues.pop(kind)

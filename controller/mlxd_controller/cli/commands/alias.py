@@ -1,4 +1,4 @@
-"""`mlxd alias`: other names for models, in mlxd's own directory; needs no server that runs."""
+"""`mlxd alias`: other names for models, in mlxd's own directory; needs no running server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mlxd_controller.cli.stores import models_dir_of
 from mlxd_controller.store.aliases import read_aliases, remove_alias, set_alias
 from mlxd_shared.domain.errors import MlxdError
 
-Alias = Annotated[str | None, typer.Argument(help="The other name; without it, all are listed.")]
+Alias = Annotated[str | None, typer.Argument(help="The new name; absent: list all aliases.")]
 Target = Annotated[
     str | None, typer.Argument(metavar="[MODEL]", help="The model's name, such as ORG/NAME.")
 ]
-Remove = Annotated[bool, typer.Option("--remove", help="Forget the alias.")]
+Remove = Annotated[bool, typer.Option("--remove", help="Remove the alias.")]
 ModelsDir = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="mlxd's own directory.  [default: as `mlxd serve`]"),
@@ -34,10 +34,10 @@ def alias(
     models_dir: ModelsDir = None,
     as_json: o.Json = False,
 ) -> None:
-    """Give a model another name, or list or remove such names. A server knows it at once."""
+    """Give a model another name, or list or remove aliases. Running servers see them at once."""
     folder = models_dir or models_dir_of(os.environ)
     if folder is None:
-        usage_error("there is no directory of models: name one with --models-dir")
+        usage_error("no models directory: set one with --models-dir")
     folder = folder.expanduser().absolute()
     try:
         if alias is None and not remove:

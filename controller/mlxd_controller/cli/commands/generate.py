@@ -21,12 +21,12 @@ from mlxd_shared.ops.terminal import without_steering
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help='A name, alias or digest; "" where the server has one model.'
+        metavar="MODEL", help='A name, alias or digest; "" if the server has one model.'
     ),
 ]
 Prompt = Annotated[
     str | None,
-    typer.Argument(help="The text to continue; absent: standard input, less one last newline."),
+    typer.Argument(help="The text to continue; absent: standard input, without a final newline."),
 ]
 MaxTokens = Annotated[
     int | None,
@@ -39,23 +39,23 @@ StopTokenId = Annotated[
     list[int] | None, typer.Option(metavar="ID", help="End before this token; repeatable.")
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence tokens.")
+    bool, typer.Option("--ignore-eos", help="Continue past the model's end-of-sequence tokens.")
 ]
 MinTokens = Annotated[
-    int | None, typer.Option(help="End neither by itself nor at a stop before this many tokens.")
+    int | None, typer.Option(help="Ignore every end and stop before this many tokens.")
 ]
 Logprobs = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Print a line a token instead: its log-probability, and the N (0 to 20) best tokens.",
+        help="Print one line per token: its log-probability, and the N (0 to 20) best tokens.",
     ),
 ]
 Speculate = Annotated[
     int | None,
     typer.Option(
         metavar="DEPTH",
-        help="The most tokens guessed at once, 0 to 16; the text does not depend on it.",
+        help="Guess at most this many tokens at once (0 to 16); the text stays the same.",
     ),
 ]
 Priority = Annotated[
@@ -64,15 +64,15 @@ Priority = Annotated[
 ]
 NoMigrate = Annotated[
     bool,
-    typer.Option("--no-migrate", help="Fail when the worker dies, rather than go on with another."),
+    typer.Option("--no-migrate", help="Fail if the worker dies, instead of continuing on another."),
 ]
-RequestId = Annotated[str, typer.Option(help="A name for the server's log.", show_default=False)]
-Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr what the request cost.")]
+RequestId = Annotated[str, typer.Option(help="An id for the server's log.", show_default=False)]
+Stats = Annotated[bool, typer.Option("--stats", help="Print usage and timings on stderr.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One completion that the user asked for."""
+    """One requested completion."""
 
     model: str
     prompt: str
@@ -128,7 +128,7 @@ def generate(
     as_json: o.Json = False,
     address: o.Address = None,
 ) -> None:
-    """Continue a text and print it as it comes. --json prints one object per message."""
+    """Stream a completion. --json prints one object per message."""
     job = Job(
         model=model,
         prompt=_prompt(prompt),
@@ -216,7 +216,7 @@ async def _generate(where: Server, job: Job, *, as_json: bool, stats: bool) -> E
 
 
 def summary(finished: Finished) -> str:
-    """Return in one line what a request cost."""
+    """Return the usage and timings of a request as one line."""
     usage = finished.usage
     speed = usage.tokens_per_s
     matched = "" if finished.matched is None else f" {finished.matched!r}"
@@ -251,11 +251,11 @@ def tokenize(
     model: ModelName,
     text: Annotated[
         str | None,
-        typer.Argument(help="Absent: standard input, less one last newline."),
+        typer.Argument(help="Absent: standard input, without a final newline."),
     ] = None,
     *,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Add what the model expects at a start.")
+        bool, typer.Option("--special/--no-special", help="Add the model's tokens for a start.")
     ] = True,
     as_json: o.Json = False,
     address: o.Address = None,

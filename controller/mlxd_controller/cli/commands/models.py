@@ -1,4 +1,4 @@
-"""`mlxd models`, `ps`, `unload`, `forget`: which models there are, and which live in memory."""
+"""`mlxd models`, `ps`, `unload`, `forget`: list models, and unload or rename them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Grace = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help=f"How long streams may go on.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
+        help=f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
@@ -61,7 +61,7 @@ async def _models(where: Server, *, as_json: bool) -> ExitCode:
 
 
 def ps(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
-    """List the models that are in memory, or on their way in or out."""
+    """List the models that are loaded, loading or unloading."""
     where = server(context, address)
     run(_ps(where, as_json=as_json), address=where.address)
 
@@ -111,7 +111,7 @@ def unload(
     as_json: o.Json = False,
     address: o.Address = None,
 ) -> None:
-    """Take a model out of memory; one that is not loaded is no error."""
+    """Unload a model; succeeds if it is not loaded."""
     where = server(context, address)
     run(_unload(where, model, grace_s=grace, force=force, as_json=as_json), address=where.address)
 
@@ -132,12 +132,12 @@ async def _unload(
 
 def forget(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` gave.")],
+    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` created.")],
     *,
     as_json: o.Json = False,
     address: o.Address = None,
 ) -> None:
-    """Take a name away that a load gave to a folder. Its files stay."""
+    """Remove a name that loading a folder created. The files stay."""
     where = server(context, address)
     run(_forget(where, name, as_json=as_json), address=where.address)
 

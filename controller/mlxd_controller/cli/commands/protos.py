@@ -20,12 +20,12 @@ PACKAGE = Path("mlxd", "v1")
 
 Out = Annotated[
     Path,
-    typer.Option(metavar="DIR", help="Where to write mlxd/v1/*.proto; made where it is missing."),
+    typer.Option(metavar="DIR", help="Where to write mlxd/v1/*.proto; created if missing."),
 ]
 
 
 def protos(*, out: Out) -> None:
-    """Write the .proto files, and print where. Files of the same name are replaced."""
+    """Write the .proto files and print their paths. Existing files are overwritten."""
     folder = out.expanduser() / PACKAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def protos(*, out: Out) -> None:
 
 
 def sources() -> list[Traversable]:
-    """Return the files that this installation carries, sorted by name."""
+    """Return the .proto files of this installation, sorted by name."""
     folder = resources.files("mlxd_shared") / "protos" / PACKAGE.as_posix()
     found = (file for file in folder.iterdir() if file.name.endswith(".proto"))
     return sorted(found, key=lambda file: file.name)

@@ -22,17 +22,19 @@ _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _REVISION = re.compile(r"\w(?:[\w./-]*\w)?", re.ASCII)
 
-Model = Annotated[str, typer.Argument(metavar="ORG/NAME[@REVISION]", help="What the hub calls it.")]
+Model = Annotated[
+    str, typer.Argument(metavar="ORG/NAME[@REVISION]", help="The model's name on the hub.")
+]
 Include = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATTERN",
-        help="Take these files too, such as '*.md'; repeatable. Pickles are never taken.",
+        help="Also download these files, such as '*.md'; repeatable. Pickles are never downloaded.",
     ),
 ]
 HubCache = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where to.  [default: as `mlxd serve`]"),
+    typer.Option(metavar="FOLDER", help="The cache to fill.  [default: as `mlxd serve`]"),
 ]
 
 
@@ -43,7 +45,7 @@ def pull(
     hub_cache: HubCache = None,
     as_json: o.Json = False,
 ) -> None:
-    """Get a model from the hub (HF_ENDPOINT). A pull that was cut off goes on where it stopped."""
+    """Download a model from the hub (HF_ENDPOINT). An interrupted pull resumes where it stopped."""
     # Imported here: other commands need nothing of it.
     from mlxd_controller.pulling.failure import PullFailed, Reason  # noqa: PLC0415
     from mlxd_controller.pulling.hub import Wanted, told  # noqa: PLC0415
@@ -53,7 +55,7 @@ def pull(
     repository, revision = _named(model)
     cache = hub_cache or hub_cache_of(os.environ)
     if cache is None:
-        usage_error("there is no cache to pull into: name one with --hub-cache")
+        usage_error("no cache to pull into: set one with --hub-cache")
     wanted = Wanted(repository, revision, cache.expanduser().absolute(), tuple(include or ()))
     try:
         hub = Hub(endpoint=os.environ.get("HF_ENDPOINT") or None)
@@ -65,7 +67,7 @@ def pull(
     except MlxdError as error:
         _leave(f"{model}: {error.describe()}", exit_code_of(error))
     except KeyboardInterrupt:
-        _leave("interrupted; the next pull goes on from here", ExitCode.INTERRUPTED)
+        _leave("interrupted; the next pull resumes here", ExitCode.INTERRUPTED)
     if as_json:
         typer.echo(told(pulled))
         return

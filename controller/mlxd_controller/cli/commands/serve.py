@@ -51,7 +51,7 @@ LISTENING = "mlxd listens on "
 
 
 class LogLevel(enum.Enum):
-    """How much is logged."""
+    """The least level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -71,7 +71,7 @@ Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|unix:PATH",
-        help="Where to listen; port 0 lets the system choose.  [env var: MLXD_ADDRESS]",
+        help="Where to listen; port 0 picks a free port.  [env var: MLXD_ADDRESS]",
         show_default=False,
     ),
 ]
@@ -87,7 +87,7 @@ ModelsDir = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER|none",
-        help="mlxd's own directory: a model a folder, and other names in aliases.json."
+        help="mlxd's own directory: one folder per model, and aliases.json."
         f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]",
         show_default=False,
     ),
@@ -114,14 +114,14 @@ OllamaModels = Annotated[
 MemoryLimit = Annotated[
     int | None,
     typer.Option(
-        parser=o.size, metavar="SIZE", help="What all models on a device may use, such as 12G."
+        parser=o.size, metavar="SIZE", help="Memory for all models on a device, such as 12G."
     ),
 ]
 Reserve = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE|PERCENT",
-        help="Memory kept free beside what others hold, such as 2G or 10%."
+        help="Memory to keep free, beyond what other programs use, such as 2G or 10%."
         f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
     ),
 ]
@@ -129,7 +129,7 @@ GpuOverhead = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE|PERCENT",
-        help="Memory left free on each GPU besides, such as 1G or 5%; nothing on a CPU."
+        help="Memory to keep free on each GPU in addition, such as 1G or 5%; ignored on a CPU."
         "  [default: 0]",
         show_default=False,
     ),
@@ -139,7 +139,7 @@ KeepAlive = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help="How long an idle model stays; -1 for ever, 0 not at all."
+        help="How long an idle model stays loaded; -1: forever, 0: not at all."
         f"  [env var: {KEEP_ALIVE_VARIABLE}]"
         f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
     ),
@@ -152,8 +152,8 @@ WaitingMax = Annotated[
     typer.Option(
         min=0,
         max=config.WAITING_STREAMS_LIMIT,
-        help="How many streams of a model may wait while others run; more are told when to come"
-        f" back.  [default: {config.WAITING_STREAMS_MAX}]",
+        help="How many streams of a model may wait for a row; more are refused with a retry time."
+        f"  [default: {config.WAITING_STREAMS_MAX}]",
     ),
 ]
 LoadTimeout = Annotated[
@@ -161,7 +161,7 @@ LoadTimeout = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help="Give a load up that makes no progress for so long; 0 and -1 never."
+        help="Abort a load without progress for this long; 0 and -1: never."
         f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
         f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
     ),
@@ -171,37 +171,35 @@ SilentTimeout = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help="End a worker that has answered nothing for so long; its streams go on with another. 0"
-        f" and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
+        help="End a worker that is silent for this long; its streams move on. 0 and -1: never."
+        f"  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
         show_default=False,
     ),
 ]
 Preload = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
+    list[str] | None, typer.Option(metavar="NAME", help="Load this model at start; repeatable.")
 ]
 AllowRemote = Annotated[
     bool,
     typer.Option(
-        "--allow-remote", help="Serve whoever can reach the address, without TLS or a token."
+        "--allow-remote", help="Serve everyone who can reach the address, without TLS or a token."
     ),
 ]
 Metrics = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Serve metrics for Prometheus here, at /metrics, protected like the rest.",
+        help="Serve Prometheus metrics here, at /metrics, with the same TLS and token.",
     ),
 ]
 VllmAliases = Annotated[
     bool,
-    typer.Option(
-        "--metrics-vllm-aliases", help="Add the vllm: names that inference routers look for."
-    ),
+    typer.Option("--metrics-vllm-aliases", help="Add the vllm: names that inference routers read."),
 ]
 RunDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where the workers' sockets are, and what the next controller must know of them."
+        help="Folder for the workers' sockets and the records for the next controller."
         "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
     ),
 ]
@@ -210,12 +208,15 @@ OrphanGrace = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help="How long models stay when this process is killed, for the next one to take over."
+        help="How long workers survive if this process is killed, for the next one to adopt."
         f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
     ),
 ]
 LogContent = Annotated[
-    bool, typer.Option("--log-content", help="Put prompts and outputs into the log; else never.")
+    bool,
+    typer.Option(
+        "--log-content", help="Log prompts and outputs; by default they are never logged."
+    ),
 ]
 
 
@@ -309,9 +310,11 @@ def _with_kept_free(
 def _checked(settings: ServeSettings) -> ServeSettings:
     """Return the settings; refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
-        usage_error("--metrics-vllm-aliases means nothing without --metrics")
+        usage_error("--metrics-vllm-aliases needs --metrics")
     if settings.workers and settings.waiting_max is not None:
-        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
+        usage_error(
+            "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
+        )
     return settings
 
 
@@ -320,7 +323,9 @@ def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
     if given_s is None:
         return config.ORPHAN_GRACE_S
     if attached:
-        usage_error("--orphan-grace is for workers that mlxd starts; those of --worker stay")
+        usage_error(
+            "--orphan-grace applies to workers that mlxd starts; those of --worker always stay"
+        )
     if given_s > config.LOAD_TOTAL_TIMEOUT_S:
         usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
     return given_s

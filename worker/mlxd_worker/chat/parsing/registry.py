@@ -95,7 +95,7 @@ class OutputFormat:
         """Return what reads one answer.
 
         prompt: the end of the rendered conversation, which may have opened the reasoning.
-        continued: the content that the answer goes on with; None where it is a new message.
+        continued: the content that the answer continues; None for a new message.
         """
         begin = self._begin(prompt, continued)
         if self.family.make is not None:

@@ -10,7 +10,7 @@ Invariants:
   text where it is complete. A token without text is never allowed.
 - No token is consumed that a mask has not allowed: the library bounds by its own counts what it
   does for a mask (`limits_of`), and so what a token takes that is in one. A resumed stream meets
-  the same bounds as the stream that it goes on with.
+  the same bounds as the stream that it continues.
 - The library does not raise: a matcher that it gives up on is found out after each call, and fails
   its own row.
 """
@@ -150,7 +150,7 @@ class Matcher:
         self._check()
 
     def try_accept(self, token_id: int) -> bool:
-        """Go on with a token of which nobody knows that the mask allows it; False if it does not.
+        """Advance by a token that the mask may not allow; False if it does not.
 
         Raises:
             InvalidRequest, ConstraintFault: as `accept`.
@@ -161,7 +161,7 @@ class Matcher:
         return True
 
     def leave(self) -> None:
-        """Keep nobody waiting any more: its row cannot go on, whoever still refers to it."""
+        """Release all waiters: its row cannot continue, even if it is still referenced."""
         self.constraint.turns.slow.discard(self)
 
     def too_slow(self, limit: str) -> InvalidRequest:
@@ -208,7 +208,7 @@ class Advance:
     passed: bool = False
     """Whether steps go on without waiting for it."""
     abandoned: bool = False
-    """Set where nobody wants the result any more: it ends with the call at hand."""
+    """Set if the result is no longer wanted: it ends with the current call."""
 
     def perform(self, clock: Callable[[], float]) -> None:
         """Go on with the tokens, as far as they are allowed, and make the mask behind them."""

@@ -5,7 +5,7 @@ Invariants:
   at most CONSTRAINT_MASK_WAIT_S, and once for an `Advance` that a thread is at. Where a row's masks
   are slow (`Matcher.is_slow`), it is not waited for at all beside others.
 - Slow rows share one thread, in the order in which they ask. The threads that are passed by in the
-  middle of a mask are replaced, so that they keep nobody else waiting, and end with it; there are
+  middle of a mask are replaced, so that they block no other work, and end with it; there are
   at most CONSTRAINT_STUCK_MAX. What they are in the middle of is known by the lane, not by who
   waits: that row may have gone, or have been passed by before its work began.
 - All threads have one priority: one that was preempted with the interpreter would hold all others.
@@ -50,7 +50,7 @@ class MaskThreads:
             self._quick.add(work)
 
     def wait(self, works: Iterable[Advance]) -> None:
-        """Wait for those that nobody has waited for yet."""
+        """Wait for those not yet waited for."""
         self._make_way()
         self._quick.call()
         fresh = [work for work in works if not work.passed and not work.done]
@@ -58,7 +58,7 @@ class MaskThreads:
             self._pass_by(fresh)
 
     def wait_for_any(self, works: Sequence[Advance]) -> None:
-        """Wait, not for long, until one of them is done: nobody else has anything to do."""
+        """Wait, not for long, until one of them is done: no other row can step."""
         self._quick.call()
         self._arrive(works, 1)
 
@@ -83,7 +83,7 @@ class MaskThreads:
             work.passed = True
 
     def _make_way(self) -> bool:
-        """Have other threads do what waits behind work that was passed by; False: nobody can."""
+        """Have other threads do what waits behind work that was passed by; False: none can."""
         held = [work for work in self._quick.at if work.passed and not work.done]
         stuck = [work for work in self._stuck if not work.done]
         room = len(stuck) + len(held) <= config.CONSTRAINT_STUCK_MAX

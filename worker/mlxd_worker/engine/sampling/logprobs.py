@@ -29,7 +29,7 @@ class Logprobs:
     chosen: mx.array
     """float32 [A], one for each of `rows`."""
     top_ids: mx.array | None
-    """uint32 [A, K], best first; None where nobody asks for any."""
+    """uint32 [A, K], best first; None if no row asks for any."""
     top: mx.array | None
     """float32 [A, K]."""
 

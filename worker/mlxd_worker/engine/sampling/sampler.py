@@ -228,7 +228,7 @@ def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
 
 
 def _slices(path: str, rows: Sequence[int], vocab_size: int) -> list[Sequence[int]]:
-    """Cut a group's rows so that what is made up for one slice stays small, and near the CPU."""
+    """Cut a group's rows so that the temporaries of one slice stay small, and near the CPU."""
     if path == "greedy" or not runs_cpu():  # one large call is cheapest
         return [rows]
     width = max(SLICE_VALUES // vocab_size, 1)

@@ -3,7 +3,7 @@
 Invariants:
 - Time comes in as seconds measured by the caller. One stalled step moves an estimate by 7.5 % at
   most.
-- What was not measured is reckoned from what was, or taken to be cheap: so it is tried.
+- What was not measured is estimated from what was, or assumed cheap, so that it is tried.
 """
 
 from __future__ import annotations

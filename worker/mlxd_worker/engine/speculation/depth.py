@@ -3,7 +3,7 @@
 Invariants:
 - All rows of a pass have one width: the tokens a row takes in it, its guesses and one more. Rows
   that guess nothing share the pass of those that do, or take a plain one of their own in the same
-  step. What is chosen gives most tokens a second, reckoned from what was measured here; width 1 is
+  step. What is chosen gives most tokens a second, computed from measurements made here; width 1 is
   plain decoding, and is left only where the gain is more than noise.
 - One stalled step neither starts guessing nor ends it where the difference is clear (`costs`).
 - Where wider steps do not pay they are tried again, ever more seldom: costs change, and nobody

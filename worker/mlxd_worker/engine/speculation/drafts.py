@@ -37,7 +37,7 @@ _ID_BITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next, and how sure whoever proposed them was."""
+    """Tokens that may come next, and how confident the drafter was."""
 
     tokens: tuple[int, ...]
     """At least one."""

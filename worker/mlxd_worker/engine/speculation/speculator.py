@@ -7,7 +7,7 @@ Invariants:
   that do it takes its one token of the step.
 - A row that cannot go back (a window of its has wrapped) steps plainly. A model that never can (a
   recurrent state) has no speculator at all (`stepping.choose`).
-- A step in which nobody guesses is the plain stepper's, the whole of it; that one knows of no
+- A step without guesses is the plain stepper's, the whole of it; that one knows of no
   guesses. Here is only measured what it took.
 - A step that is ahead of its tokens leaves no room for guesses: what is chosen meanwhile is run
   after it, and no step is ahead of that.

@@ -44,7 +44,7 @@ def decode_wide(
     """Evaluate each row's next token and its guesses; return the rows' runs, in the rows' order.
 
     Each row has reserved `width` tokens, may be cut back from them, and guesses fewer. The rows'
-    offsets are left as they were: whoever judges the runs tells `settle`.
+    offsets are left as they were: the caller that judges the runs calls `settle`.
     """
     runs = [(row.next_token(), *guesses.get(row.id, ())) for row in rows]
     logits = model.logits(_hidden(model, caches, rows, runs, width))

@@ -3,7 +3,7 @@
 Invariants:
 - Where a step writes the caches in place (`overlaps_steps`) the next one is dispatched at once.
   Elsewhere a step that is dispatched while another is under way copies all keys and values
-  (decision 0019): on a CPU the next one is only made up meanwhile, as a graph, and dispatched as
+  (decision 0019): on a CPU the next one is only prepared meanwhile, as a graph, and dispatched as
   soon as the last one's tokens are read; they are told while it runs (decision 0041). Nowhere does
   it hold more bytes than the tokens under way.
 - A row is never ahead of anything that the host must decide first: a constraint, penalties,
@@ -68,7 +68,7 @@ class Ahead:
 
     @property
     def ahead(self) -> bool:
-        """Whether a step is under way that nobody has taken up."""
+        """Whether a step is under way whose tokens are not read yet."""
         return self._under_way is not None
 
     def step(

@@ -1,7 +1,7 @@
 """What the step loop knows of steps: one that draws tokens, what it takes and what it gives.
 
 Invariants:
-- The loop, and whoever reads prompts for it, knows no stepper but by this Protocol; which one there
+- The loop and its prompt reader know no stepper but by this Protocol; which one there
   is was chosen when the model was loaded (`choose`).
 - Of what a step has drawn nothing stands until the loop has judged it and called `settle`.
 """
@@ -64,7 +64,7 @@ class Stepper(Protocol):
 
     @property
     def ahead(self) -> bool:
-        """Whether a step is under way that nobody has taken up."""
+        """Whether a step is under way whose tokens are not read yet."""
         ...
 
     def step(
@@ -74,7 +74,7 @@ class Stepper(Protocol):
 
         The runs are in an order of their own; `carried` rows that draw have runs, too, but for
         those whose prompts were evaluated apart. ahead: whether the same rows will step next, as
-        far as anybody knows.
+        far as is known.
         """
         ...
 

@@ -28,7 +28,7 @@ class Way:
     """How the rows of one model and its caches are stepped."""
 
     lead: Lead | None
-    """How far steps run ahead; None where each is read before the next is made up."""
+    """How far steps run ahead; None where each is read before the next is prepared."""
     joins: bool
     """Whether a step's pass takes prompts' tokens along."""
     guesses: bool

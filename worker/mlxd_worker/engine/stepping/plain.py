@@ -1,4 +1,4 @@
-"""The plain step: one pass for all rows, whose tokens are read before the next one is made up.
+"""The plain step: one pass for all rows, whose tokens are read before the next one is prepared.
 
 Invariants:
 - Nothing is under way between two steps.
