@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.commands.generate import ModelName
-from mlxd_controller.cli.outcome import ExitCode, piped, run, usage_error
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, piped, usage_error
+from mlxd_controller.cli.security import Server
 from mlxd_shared.config import EMBED_TEXTS_MAX
 from mlxd_shared.domain.requests import Pooling
 
@@ -40,8 +41,8 @@ Normalize = Annotated[
 ]
 
 
+@ask_server
 def embed(
-    context: typer.Context,
     model: ModelName,
     text: Texts = None,
     *,
@@ -49,11 +50,10 @@ def embed(
     dimensions: Dimensions = None,
     normalize: Normalize = None,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
+    where: Server,
+) -> Coroutine[Any, Any, ExitCode]:
     """Print the vector of each text on a line of its own; the model is loaded if need be."""
-    where = server(context, address)
-    work = _embed(
+    return _embed(
         where,
         model,
         text or _lines(),
@@ -62,7 +62,6 @@ def embed(
         normalize=normalize,
         as_json=as_json,
     )
-    run(work, address=where.address)
 
 
 def _lines() -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -20,6 +20,7 @@ from mlxd.client import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
+from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
 from mlxd_controller.cli.outcome import (
     ExitCode,
@@ -29,9 +30,8 @@ from mlxd_controller.cli.outcome import (
     report,
     usage_error,
 )
-from mlxd_controller.cli.outcome import run as run_to_end
 from mlxd_controller.cli.progress import ByteBar
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.security import Server
 from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
 from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
 from mlxd_shared.domain.requests import FinishReason, SamplingOptions
@@ -87,50 +87,33 @@ class Talk:
         return Chat(messages, variables_json=self.variables_json)
 
 
+@ask_server
 def run(
-    context: typer.Context,
     model: ModelOrPath,
     prompt: Message = None,
     *,
     system: System = "",
     max_tokens: MaxTokens = None,
     variable: Variable = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    repeat_last_n: o.RepeatLastN = None,
-    xtc_probability: o.XtcProbability = None,
-    xtc_threshold: o.XtcThreshold = None,
-    seed: o.Seed = None,
-    logit_bias: o.LogitBias = None,
+    sampling: o.Sampling,
     keep_alive: o.KeepAlive = None,
     stats: Stats = False,
-    address: o.Address = None,
-) -> None:
+    where: Server,
+) -> Coroutine[Any, Any, ExitCode]:
     """Load a model if need be, and chat with it; or answer one PROMPT."""
     talk = Talk(
         model=model_argument(model),
-        sampling=o.sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, repeat_last_n=repeat_last_n,
-            xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, logit_bias=logit_bias,
-        ),
+        sampling=sampling.values(),
         max_tokens=max_tokens,
         keep_alive_s=keep_alive,
         variables_json=_variables(variable or []),
         stats=stats,
         system=system,
-    )  # fmt: skip
-    where = server(context, address)
+    )
     text = _one_message(prompt)
     if text is None:
         _chat(where, talk)
-    run_to_end(_answer_once(where, talk, text), address=where.address)
+    return _answer_once(where, talk, text)
 
 
 def _one_message(argument: str | None) -> str | None:
