@@ -4,6 +4,7 @@ Invariants:
 - The exit code is not ours to see, and told as END_UNKNOWN.
 - A signal goes to that very process, or to none.
 - However its end comes, its files go with it.
+- close() is interrupt, a grace, kill. One that cannot be ended is let go of.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
+from mlxd_controller.launcher.ending import END_UNKNOWN, Ending, LocalProcess
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
-from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 from mlxd_shared.ops.known_process import KnownProcess
 from mlxd_shared.ops.logs import get_logger
@@ -27,20 +27,18 @@ END_S_MAX = 10.0
 _log = get_logger("launcher")
 
 
-class AdoptedWorker:
+class AdoptedWorker(LocalProcess):
     """Implements ports.WorkerProcess over a process that is known by its mark."""
 
     def __init__(self, known: KnownProcess, incarnation: str, files: WorkerFiles) -> None:
         """Take over `known` and `files`; inside the event loop."""
-        self.files = files
         self._known = known
-        self._incarnation = incarnation
         self._log = _log.bind(incarnation=incarnation)
-        self._output = Output(self._log)
         self._reading: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         known.watch(self._gone.set)
-        self._ending = Ending(asyncio.create_task(self._follow()), self._close)
+        ending = Ending(asyncio.create_task(self._follow()), self._close)
+        super().__init__(incarnation, ending, files=files, output=Output(self._log))
 
     @property
     def pid(self) -> int:
@@ -51,33 +49,6 @@ class AdoptedWorker:
     def address(self) -> str:
         """What gRPC dials."""
         return self.files.address
-
-    @property
-    def incarnation(self) -> str:
-        """The identity that its first controller gave it."""
-        return self._incarnation
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; then END_UNKNOWN."""
-        return self._ending.code
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of output since it was adopted, oldest first."""
-        return self._output.last_lines()
-
-    def remember(self, holding: Holding | None) -> None:
-        """Write its record anew; see the port."""
-        if self._ending.code is None:
-            self.files.holds(holding)
-
-    async def wait_exited(self) -> int:
-        """Return the exit code once the process has ended."""
-        return await self._ending.wait()
-
-    async def close(self) -> int:
-        """End the process: interrupt, a grace, kill. One that cannot be ended is let go of."""
-        return await self._ending.close()
 
     async def take_over(self, adopt: Callable[[str], Awaitable[None]]) -> None:
         """Have `adopt` tell the worker of a named pipe for its output, and read from that.

@@ -18,15 +18,14 @@ import signal
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher.child import Child
-from mlxd_controller.launcher.ending import Ending
+from mlxd_controller.launcher.ending import Ending, LocalProcess
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
-from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 
 
-class SubprocessWorker:
+class SubprocessWorker(LocalProcess):
     """Implements ports.WorkerProcess over a child of this process."""
 
     def __init__(
@@ -41,13 +40,11 @@ class SubprocessWorker:
     ) -> None:
         """Take over `process`, its output and files, and the pipe by which it knows we live."""
         self._process = process
-        self._incarnation = incarnation
         self._life = life
-        self.files = files
         self._log = log
         self._address = ""
-        self._output = Output(log)
-        self._ending = Ending(asyncio.create_task(self._follow(output)), self._close)
+        ending = Ending(asyncio.create_task(self._follow(output)), self._close)
+        super().__init__(incarnation, ending, files=files, output=Output(log))
 
     @property
     def pid(self) -> int:
@@ -59,36 +56,9 @@ class SubprocessWorker:
         """What gRPC dials; empty before the process listens."""
         return self._address
 
-    @property
-    def incarnation(self) -> str:
-        """The identity given at launch."""
-        return self._incarnation
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal."""
-        return self._ending.code
-
     def listens_on(self, address: str) -> None:
         """Note the address that the process has told."""
         self._address = address
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of output, oldest first."""
-        return self._output.last_lines()
-
-    def remember(self, holding: Holding | None) -> None:
-        """Write its record anew; see the port."""
-        if self._ending.code is None:
-            self.files.holds(holding)
-
-    async def wait_exited(self) -> int:
-        """Return the exit code once the process has ended and is reaped."""
-        return await self._ending.wait()
-
-    async def close(self) -> int:
-        """End the process; see the file's invariants."""
-        return await self._ending.close()
 
     async def _follow(self, output: PipeReader) -> int:
         reading = asyncio.create_task(self._output.follow(output.stream))
