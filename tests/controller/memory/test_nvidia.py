@@ -57,7 +57,9 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(total=TOTAL, free=FREE if handle == FIRST else FREE_BESIDE)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(  # noqa: N802
+        self, handle: str
+    ) -> list[SimpleNamespace]:
         """Tell who holds how much."""
         return [] if handle == FIRST else [SimpleNamespace(pid=PID, usedGpuMemory=self._held)]
 
