@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.tidy.folders import FOLDER_FILES_MAX, crowded_folders
 from tests.tidy.imports import unreachable
 from tests.tidy.rules import RULES, Rule
 from tests.tidy.tree import ROOT, Source, is_generated, sources
@@ -109,6 +110,24 @@ def test_a_dead_module_is_found() -> None:
     deader = Source("shared/mlxd/deader.py", "")
 
     assert unreachable([client, used, dead, deader]) == [dead, deader]
+
+
+def test_no_folder_is_crowded() -> None:
+    """A folder of source holds few enough files to be looked over."""
+    crowded = crowded_folders(sources())
+
+    assert not crowded, "\n" + "\n".join(crowded)
+
+
+def test_a_crowded_folder_is_found() -> None:
+    """Modules are counted a folder; tests and `__init__.py` are not."""
+    full = [Source(f"worker/a/m{number}.py", "") for number in range(FOLDER_FILES_MAX)]
+    others = [Source("worker/a/__init__.py", ""), Source("worker/b/m.py", "")]
+    others += [Source(f"tests/a/m{number}.py", "") for number in range(FOLDER_FILES_MAX + 1)]
+
+    assert crowded_folders(full + others) == []
+    (finding,) = crowded_folders([*full, *others, Source("worker/a/one_more.py", "")])
+    assert finding.startswith(f"worker/a: {FOLDER_FILES_MAX + 1} files")
 
 
 def test_every_test_folder_is_a_package() -> None:

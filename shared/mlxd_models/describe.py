@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import some_names
+from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BLOCK_SCALES,
     BYTE_DTYPE,

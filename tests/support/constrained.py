@@ -140,4 +140,4 @@ def accepts(constraint: Constraint, text: str) -> bool:
         if not mask[token_id >> 3] >> (token_id & 7) & 1:
             return False
         matcher.accept(token_id)
-    return matcher.is_complete
+    return matcher.native.is_accepting()

@@ -59,7 +59,7 @@ class Walker:
         matcher = constraint.start()
         output: list[bytes] = []
         for step in range(WALK_TOKENS_MAX):
-            if matcher.is_complete and (matcher.is_over or rng.random() < 0.5):
+            if matcher.native.is_accepting() and (matcher.is_over or rng.random() < 0.5):
                 return b"".join(output)
             words = np.frombuffer(matcher.mask(), dtype=np.uint8)
             allowed = np.flatnonzero(np.unpackbits(words, bitorder="little"))

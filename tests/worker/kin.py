@@ -11,6 +11,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlxd_models.families.common.decoder import DecoderConfig
+from mlxd_models.families.common.rope_kinds import YarnScaling
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
@@ -189,15 +190,15 @@ def built(folder: Path, *, packed: bool = False, **changes: Any) -> Model:
 
 def without_gain(config: DecoderConfig) -> dict[str, Any]:
     """Return a change: yarn rotates, and multiplies by nothing."""
-    assert config.rope.yarn is not None
-    return {"rope": replace(config.rope, yarn=replace(config.rope.yarn, gain=1.0))}
+    assert isinstance(config.rope.scaling, YarnScaling)
+    return {"rope": replace(config.rope, scaling=replace(config.rope.scaling, gain=1.0))}
 
 
 def with_betas(config: DecoderConfig) -> dict[str, Any]:
     """Return a change: yarn blends where it does by default."""
-    assert config.rope.yarn is not None
-    yarn = replace(config.rope.yarn, beta_fast=32.0, beta_slow=1.0)
-    return {"rope": replace(config.rope, yarn=yarn)}
+    assert isinstance(config.rope.scaling, YarnScaling)
+    yarn = replace(config.rope.scaling, beta_fast=32.0, beta_slow=1.0)
+    return {"rope": replace(config.rope, scaling=yarn)}
 
 
 def experts_with(config: DecoderConfig, **changes: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.kv import KVCache
-from mlxd_worker.cache.layers.shapes import AttentionShape, shapes_of
+from mlxd_worker.cache.layers.shapes import AttentionShape
 from mlxd_worker.cache.rows import RowCaches
+from tests.worker.cache.pass_shapes import shapes_of
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 SCALE = HEAD_DIM**-0.5

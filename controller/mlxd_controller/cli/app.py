@@ -19,8 +19,9 @@ from mlxd_controller.cli.commands.pull import pull
 from mlxd_controller.cli.commands.run import run
 from mlxd_controller.cli.commands.serve import serve
 from mlxd_controller.cli.commands.status import status
+from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.output import Commands
-from mlxd_controller.cli.security import TlsCa, TlsCert, TlsKey, TokenFile
+from mlxd_controller.cli.security import Credentials
 from mlxd_shared import config
 
 EPILOG = (
@@ -49,13 +50,11 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with 
 
 
 @app.callback()
+@spread_groups
 def mlxd(
     *,
     address: o.GlobalAddress = config.DEFAULT_ADDRESS,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    token_file: TokenFile = None,
+    credentials: Credentials,
     show_version: Annotated[
         bool,
         typer.Option(

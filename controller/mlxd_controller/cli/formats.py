@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,60 +14,47 @@ from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 
 PANEL = "What the output looks like (one of these)"
 
-JsonObject = Annotated[
-    bool, typer.Option("--json-object", help="A JSON object.", rich_help_panel=PANEL)
-]
-JsonSchema = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|TEXT", help="JSON of this schema; a file, or the schema itself.",
-        rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-Regex = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="A text that matches this expression as a whole.",
-        rich_help_panel=PANEL,
-    ),
-]
-Grammar = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|TEXT", help="A text of this GBNF grammar; a file, or the grammar itself.",
-        rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-Choice = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="One of these texts; repeatable.", rich_help_panel=PANEL),
-]
+
+def _form(help_text: str, *names: str, metavar: str | None = None) -> Any:  # noqa: ANN401
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=PANEL)
 
 
-def response_format(
-    *,
-    json_object: bool,
-    json_schema: str | None,
-    regex: str | None,
-    grammar: str | None,
-    choice: list[str] | None,
-) -> ResponseFormat | None:
-    """Return the requested format; exits with a message if several are given."""
-    asked: list[ResponseFormat] = []
-    if json_object:
-        asked.append(ResponseFormat(FormatKind.JSON_OBJECT))
-    if json_schema is not None:
-        asked.append(ResponseFormat(FormatKind.JSON_SCHEMA, _text_of(json_schema, begin="{")))
-    if regex is not None:
-        asked.append(ResponseFormat(FormatKind.REGEX, regex))
-    if grammar is not None:
-        asked.append(ResponseFormat(FormatKind.EBNF_GRAMMAR, _text_of(grammar, contains="::=")))
-    if choice:
-        asked.append(ResponseFormat(FormatKind.CHOICE, choices=tuple(choice)))
-    if len(asked) > 1:
-        usage_error("give one of --json-object, --json-schema, --regex, --grammar and --choice")
-    return asked[0] if asked else None
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The options, of which one at most is given."""
+
+    json_object: Annotated[bool, _form("A JSON object.", "--json-object")] = False
+    json_schema: Annotated[
+        str | None,
+        _form("JSON of this schema; a file's name, or the schema itself.", metavar="FILE|TEXT"),
+    ] = None
+    regex: Annotated[str | None, _form("A text that matches as a whole.", metavar="TEXT")] = None
+    grammar: Annotated[
+        str | None,
+        _form("A text of this grammar in GBNF, or a file that holds it.", metavar="FILE|TEXT"),
+    ] = None
+    choice: Annotated[
+        list[str] | None, _form("One of these texts; repeatable.", metavar="TEXT")
+    ] = None
+
+    def chosen(self) -> ResponseFormat | None:
+        """Return the format that was asked for; exits with a message where there are several."""
+        asked: list[ResponseFormat] = []
+        if self.json_object:
+            asked.append(ResponseFormat(FormatKind.JSON_OBJECT))
+        if self.json_schema is not None:
+            schema = _text_of(self.json_schema, begin="{")
+            asked.append(ResponseFormat(FormatKind.JSON_SCHEMA, schema))
+        if self.regex is not None:
+            asked.append(ResponseFormat(FormatKind.REGEX, self.regex))
+        if self.grammar is not None:
+            grammar = _text_of(self.grammar, contains="::=")
+            asked.append(ResponseFormat(FormatKind.EBNF_GRAMMAR, grammar))
+        if self.choice:
+            asked.append(ResponseFormat(FormatKind.CHOICE, choices=tuple(self.choice)))
+        if len(asked) > 1:
+            usage_error("give one of --json-object, --json-schema, --regex, --grammar and --choice")
+        return asked[0] if asked else None
 
 
 def _text_of(given: str, *, begin: str = "", contains: str = "") -> str:

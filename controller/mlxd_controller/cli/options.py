@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -51,14 +52,14 @@ GlobalAddress = Annotated[
         "--address",
         envvar="MLXD_ADDRESS",
         metavar="HOST:PORT|unix:PATH",
-        help="The server's address; also accepted after the command.",
+        help="Where the server is; also good after the command.",
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|unix:PATH",
-        help="The server's address.  [env var: MLXD_ADDRESS]",
+        help="Where the server is.  [env var: MLXD_ADDRESS]",
         show_default=False,
     ),
 ]
@@ -69,123 +70,64 @@ KeepAlive = Annotated[
         "--keep-alive",
         parser=duration,
         metavar="DURATION",
-        help="How long the model stays after its last use, such as 5m; -1: forever, 0: not at all.",
-    ),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="0 always takes the most likely token.", rich_help_panel=SAMPLING_PANEL),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option(help="Keep the k most likely tokens; 0 is off.", rich_help_panel=SAMPLING_PANEL),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Keep the most likely tokens with total probability p; 1 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        help="Drop tokens less likely than this share of the best one; 0 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Divide positive and multiply negative logits of recent tokens; 1 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-PresencePenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Subtract once from every recent token's logit; 0 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Subtract for every occurrence of a recent token; 0 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-RepeatLastN = Annotated[
-    int | None,
-    typer.Option(
-        help="How many of the last tokens the penalties consider; 0 is off, -1: all.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-XtcProbability = Annotated[
-    float | None,
-    typer.Option(
-        "--xtc-probability",
-        help="Probability, at each position, of excluding all top choices but the last; 0 is off.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-XtcThreshold = Annotated[
-    float | None,
-    typer.Option(
-        "--xtc-threshold",
-        help="The least probability of a top choice.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Make the draws repeatable.", rich_help_panel=SAMPLING_PANEL),
-]
-LogitBias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ID=BIAS",
-        help="Add to the logit of one token; repeatable.",
-        rich_help_panel=SAMPLING_PANEL,
+        help="How long the model stays after its last use, such as 5m; -1 for ever, 0 not at all.",
     ),
 ]
 
 
-def sampling(
-    *,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    presence_penalty: float | None,
-    frequency_penalty: float | None,
-    repeat_last_n: int | None,
-    xtc_probability: float | None,
-    xtc_threshold: float | None,
-    seed: int | None,
-    logit_bias: list[str] | None,
-) -> SamplingOptions:
-    """Return the values that were given.
+def _drawing(help_text: str, *, metavar: str | None = None) -> Any:  # noqa: ANN401 - typer's own
+    return typer.Option(metavar=metavar, help=help_text, rich_help_panel=SAMPLING_PANEL)
 
-    Raises:
-        typer.BadParameter: a bias that is not ID=BIAS.
-    """
-    return SamplingOptions(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repeat_last_n=repeat_last_n,
-        xtc_probability=xtc_probability,
-        xtc_threshold=xtc_threshold,
-        seed=seed,
-        logit_bias=tuple(bias(text) for text in logit_bias or ()),
-    )
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The options of every command that may say how tokens are drawn."""
+
+    temperature: Annotated[float | None, _drawing("0 always takes the likeliest token.")] = None
+    top_k: Annotated[int | None, _drawing("Keep the k likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[
+        float | None, _drawing("Keep the likeliest tokens that make up p together; 1 is off.")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        _drawing("Drop tokens less likely than this share of the likeliest; 0 is off."),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _drawing("Divide positive and multiply negative logits of recent tokens; 1 is off."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _drawing("Subtract once from every recent token's logit; 0 is off.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _drawing("Subtract for every occurrence of a recent token; 0 is off.")
+    ] = None
+    repeat_last_n: Annotated[
+        int | None, _drawing("How many last tokens the penalties look at; 0 is off, -1 all.")
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        _drawing(
+            "Chance, at each position, of leaving out the top choices but the last; 0 is off."
+        ),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None, _drawing("Probability from which on a token is a top choice.")
+    ] = None
+    seed: Annotated[int | None, _drawing("Makes the draws repeatable.")] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        _drawing("Add to the logit of one token; repeatable.", metavar="ID=BIAS"),
+    ] = None
+
+    def values(self) -> SamplingOptions:
+        """Return the values that were given.
+
+        Raises:
+            typer.BadParameter: a bias that is not ID=BIAS.
+        """
+        biases = tuple(bias(text) for text in self.logit_bias or ())
+        return SamplingOptions(**asdict(self) | {"logit_bias": biases})
 
 
 def server_address(context: typer.Context, own: str | None) -> str:

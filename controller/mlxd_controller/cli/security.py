@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from mlxd import Client
+from mlxd.client import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
@@ -23,115 +23,34 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 Named: TypeAlias = tuple[str, str]
 PANEL = "Security"
+WORKER_PANEL = "Workers that run already"
 TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key")
 
-TlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="MLXD_TLS_CA",
-        help="Use TLS; the authorities that signed the server's certificate, as PEM.",
-        rich_help_panel=PANEL,
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="MLXD_TLS_CERT",
-        help="The client's certificate, for servers that require one.",
-        rich_help_panel=PANEL,
-    ),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="MLXD_TLS_KEY", help="The key of --tls-cert, as PEM.", rich_help_panel=PANEL
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="MLXD_TOKEN_FILE",
-        help="A file with the token that the server requires.",
-        rich_help_panel=PANEL,
-    ),
-]
 
-ServeCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", help="Serve TLS: the server's certificates as PEM.", rich_help_panel=PANEL
-    ),
-]
-ServeKey = Annotated[
-    Path | None,
-    typer.Option("--tls-key", help="The key of --tls-cert, as PEM.", rich_help_panel=PANEL),
-]
-ServeClientCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-client-ca",
-        help="Serve only clients with a certificate that these authorities signed.",
-        rich_help_panel=PANEL,
-    ),
-]
-ServeTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        help="Serve only clients that send the token in this file.  [env var: MLXD_TOKEN_FILE]",
-        rich_help_panel=PANEL,
-    ),
-]
-OpenHealth = Annotated[
-    bool,
-    typer.Option(
-        "--open-health",
-        help="Answer health checks without the token.",
-        rich_help_panel=PANEL,
-    ),
-]
+def _file(help_text: str, panel: str = PANEL, *, envvar: str | None = None) -> Any:  # noqa: ANN401
+    return typer.Option(envvar=envvar, help=help_text, rich_help_panel=panel)
 
 
-WORKER_PANEL = "Workers that run already"
-Workers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--worker",
-        metavar="NAME=ADDRESS",
-        help="Use this running worker instead of starting one; repeatable. mlxd never ends it.",
-        rich_help_panel=WORKER_PANEL,
-    ),
-]
-WorkerTlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--worker-tls-ca",
-        help="Reach workers over TLS; the authorities that signed their certificates.",
-        rich_help_panel=WORKER_PANEL,
-    ),
-]
-WorkerTlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--worker-tls-cert",
-        help="The certificate to show to workers.",
-        rich_help_panel=WORKER_PANEL,
-    ),
-]
-WorkerTlsKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--worker-tls-key", help="The key of --worker-tls-cert.", rich_help_panel=WORKER_PANEL
-    ),
-]
-WorkerTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--worker-token-file",
-        help="A file with the token that workers require.",
-        rich_help_panel=WORKER_PANEL,
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a client command shows, and whom it trusts."""
+
+    tls_ca: Annotated[
+        Path | None,
+        _file("Use TLS; who signed the server's certificate, as PEM.", envvar="MLXD_TLS_CA"),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        _file(
+            "The client's own certificate, for servers that ask for one.", envvar="MLXD_TLS_CERT"
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, _file("The key of --tls-cert, as PEM.", envvar="MLXD_TLS_KEY")
+    ] = None
+    token_file: Annotated[
+        Path | None, _file("A file with the token that the server wants.", envvar="MLXD_TOKEN_FILE")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,28 +72,79 @@ def server(context: typer.Context, own_address: str | None) -> Server:
     return Server(server_address(context, own_address), ChannelSecurity(**files))
 
 
-def listener_files(
-    context: typer.Context,
-    *,
-    cert: Path | None,
-    key: Path | None,
-    client_ca: Path | None,
-    token_file: Path | None,
-    open_health: bool,
-) -> ListenerFiles:
-    """Return what `mlxd serve` was given; a token file before the command is good too.
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """How `mlxd serve` protects what it listens on."""
 
-    Raises:
-        typer.Exit: a client's TLS option stands before the command, where it says nothing.
-    """
-    root = context.find_root()
-    for name in TLS_OPTIONS:
-        source = root.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            flag = "--" + name.replace("_", "-")
-            usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
-    token = token_file or root.params["token_file"]
-    return ListenerFiles(cert, key, client_ca, token, open_health)
+    tls_cert: Annotated[Path | None, _file("Serve TLS: the server's certificates as PEM.")] = None
+    tls_key: Annotated[Path | None, _file("The key of --tls-cert, as PEM.")] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        _file("Serve only clients with a certificate that these authorities signed."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        _file("Serve only clients that send the token in this file.  [env var: MLXD_TOKEN_FILE]"),
+    ] = None
+    open_health: Annotated[
+        bool,
+        typer.Option(
+            "--open-health",
+            help="Answer health checks without the token.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+
+    def files(self, context: typer.Context) -> ListenerFiles:
+        """Return what `mlxd serve` was given; a token file before the command is good too.
+
+        Raises:
+            typer.Exit: a client's TLS option stands before the command, where it says nothing.
+        """
+        root = context.find_root()
+        for name in TLS_OPTIONS:
+            source = root.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                flag = "--" + name.replace("_", "-")
+                usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
+        token = self.token_file or root.params["token_file"]
+        return ListenerFiles(
+            self.tls_cert, self.tls_key, self.tls_client_ca, token, self.open_health
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Workers that run already, and how to reach them."""
+
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=ADDRESS",
+            help="Use this worker instead of starting processes; repeatable. It loads and unloads"
+            " models, and is never ended.",
+            rich_help_panel=WORKER_PANEL,
+        ),
+    ] = None
+    worker_tls_ca: Annotated[
+        Path | None, _file("Reach workers over TLS; who signed their certificates.", WORKER_PANEL)
+    ] = None
+    worker_tls_cert: Annotated[
+        Path | None, _file("The certificate to show to workers.", WORKER_PANEL)
+    ] = None
+    worker_tls_key: Annotated[Path | None, _file("The key of --worker-tls-cert.", WORKER_PANEL)] = (
+        None
+    )
+    worker_token_file: Annotated[
+        Path | None, _file("A file with the token that workers want.", WORKER_PANEL)
+    ] = None
+
+    @property
+    def channel(self) -> ChannelSecurity:
+        """How they are reached."""
+        return ChannelSecurity(
+            self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key, self.worker_token_file
+        )
 
 
 def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[Named, ...]:
@@ -184,7 +154,7 @@ def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[N
         typer.Exit: one is none of that, or `security` is for workers that are not named.
     """
     if not texts and security != PLAIN:
-        usage_error("--worker-tls-* and --worker-token-file need --worker")
+        usage_error("--worker-tls-* and --worker-token-file mean nothing without --worker")
     found: list[Named] = []
     for text in texts or ():
         name, equals, address = text.partition("=")

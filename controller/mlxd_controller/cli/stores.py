@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.settings import StorePlaces
@@ -22,22 +26,48 @@ LEFT_OUT = "none"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
-def store_places(
-    environment: Mapping[str, str],
-    models_dir: str | None,
-    hub_cache: str | None,
-    ollama: str | None,
-) -> StorePlaces:
-    """Return where to look; options that are None were not given.
+def _place(help_text: str) -> Any:  # noqa: ANN401 - typer's own
+    return typer.Option(metavar="FOLDER|none", help=help_text, show_default=False)
 
-    Raises:
-        typer.Exit: an option names no directory.
-    """
-    return StorePlaces(
-        models_dir=_given("--models-dir", models_dir, models_dir_of(environment)),
-        hub_cache=_given("--hub-cache", hub_cache, hub_cache_of(environment)),
-        ollama=_given("--ollama-models", ollama, _ollama_of(environment)),
-    )
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The options that say where `mlxd serve` looks for models."""
+
+    models_dir: Annotated[
+        str | None,
+        _place(
+            "mlxd's own directory: a model a folder, and other names in aliases.json."
+            f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]"
+        ),
+    ] = None
+    hub_cache: Annotated[
+        str | None,
+        _place(
+            "The cache of Hugging Face's libraries, whose models are offered as ORG/NAME."
+            f"  [env var: {HUB_CACHE_VARIABLE}, HF_HUB_CACHE, HF_HOME]"
+            "  [default: ~/.cache/huggingface/hub]"
+        ),
+    ] = None
+    ollama_models: Annotated[
+        str | None,
+        _place(
+            "Ollama's directory, whose models of tensors are offered as MODEL:TAG."
+            f"  [env var: {OLLAMA_VARIABLE}, OLLAMA_MODELS]  [default: ~/.ollama/models]"
+        ),
+    ] = None
+
+    def places(self, environment: Mapping[str, str]) -> StorePlaces:
+        """Return where to look; options that are None were not given.
+
+        Raises:
+            typer.Exit: an option names no directory.
+        """
+        return StorePlaces(
+            models_dir=_given("--models-dir", self.models_dir, models_dir_of(environment)),
+            hub_cache=_given("--hub-cache", self.hub_cache, hub_cache_of(environment)),
+            ollama=_given("--ollama-models", self.ollama_models, _ollama_of(environment)),
+        )
 
 
 def models_dir_of(environment: Mapping[str, str]) -> Path | None:

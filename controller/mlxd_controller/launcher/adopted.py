@@ -3,7 +3,8 @@
 Invariants:
 - The exit code is not ours to see, and told as END_UNKNOWN.
 - A signal goes to that very process, or to none.
-- However its end comes, its files go with it. One that cannot be ended is let go of.
+- However its end comes, its files go with it.
+- close() is interrupt, a grace, kill. One that cannot be ended is let go of.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
+from mlxd_controller.launcher.ending import END_UNKNOWN, Ending, LocalProcess
+from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
-from mlxd_controller.launcher.process import LocalWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_shared import config
 from mlxd_shared.ops.known_process import KnownProcess
@@ -26,18 +27,19 @@ END_S_MAX = 10.0
 _log = get_logger("launcher")
 
 
-class AdoptedWorker(LocalWorker):
+class AdoptedWorker(LocalProcess):
     """Implements ports.WorkerProcess over a process that is known by its mark."""
 
     def __init__(self, known: KnownProcess, record: Record, files: WorkerFiles) -> None:
         """Take over `known`, of which `record` tells, and `files`; inside the event loop."""
-        super().__init__(record.incarnation, files, _log.bind(incarnation=record.incarnation))
-        self._proof = record.proof
         self._known = known
+        self._log = _log.bind(incarnation=record.incarnation)
         self._reading: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         known.watch(self._gone.set)
-        self._ending = Ending(asyncio.create_task(self._follow()), self._close)
+        ending = Ending(asyncio.create_task(self._follow()), self._close)
+        super().__init__(record.incarnation, ending, files=files, output=Output(self._log))
+        self._proof = record.proof
 
     @property
     def pid(self) -> int:

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from mlxd_controller.launcher.attached_link import AttachedLink
-from mlxd_controller.launcher.ending import END_UNKNOWN, Ending
+from mlxd_controller.launcher.ending import END_UNKNOWN, Ending, EndingProcess
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import Holding, WorkerLink
 from mlxd_controller.runtime.worker_link import GrpcLink
@@ -48,17 +48,16 @@ class AttachedWorker:
     address: str
 
 
-class AttachedProcess:
+class AttachedProcess(EndingProcess):
     """Implements ports.WorkerProcess for as long as one model uses an attached worker."""
 
     def __init__(self, station: Station, worker: WorkerFigures) -> None:
         """Take the station's worker, as it is now."""
         self._station = station
         self._pid = worker.pid
-        self._incarnation = worker.incarnation
         self._lines: tuple[str, ...] = ()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._ending = Ending(self._ended, self._close)
+        super().__init__(worker.incarnation, Ending(self._ended, self._close))
 
     @property
     def pid(self) -> int:
@@ -69,16 +68,6 @@ class AttachedProcess:
     def address(self) -> str:
         """What gRPC dials."""
         return self._station.worker.address
-
-    @property
-    def incarnation(self) -> str:
-        """The identity that it gave itself."""
-        return self._incarnation
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it is used; 0 given back; END_UNKNOWN lost."""
-        return self._ending.code
 
     def last_lines(self) -> tuple[str, ...]:
         """Return how it was lost; its output is not ours to see."""
@@ -91,14 +80,6 @@ class AttachedProcess:
     def remember(self, holding: Holding | None) -> None:
         """Nothing: an attached worker says itself what it holds."""
 
-    async def wait_exited(self) -> int:
-        """Return once it has been given back or lost."""
-        return await self._ending.wait()
-
-    async def close(self) -> int:
-        """Give the worker back; see the file's invariants."""
-        return await self._ending.close()
-
     def lost(self, reason: str) -> None:
         """Note that the process has gone."""
         self._lines = (f"worker {self._station.worker.name} at {self.address}: {reason}",)
@@ -106,7 +87,7 @@ class AttachedProcess:
 
     async def _close(self) -> int:
         if not self._ended.done():
-            await self._station.unload(self._incarnation)
+            await self._station.unload(self.incarnation)
             self._end(0)
         return self._ended.result()
 

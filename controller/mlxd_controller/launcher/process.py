@@ -18,65 +18,15 @@ import signal
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher.child import Child
-from mlxd_controller.launcher.ending import Ending
+from mlxd_controller.launcher.ending import Ending, LocalProcess
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import WorkerFiles
-from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 from mlxd_shared.wire.proof import Proof
 
 
-class LocalWorker:
-    """What is alike of every worker on this machine: who it is, what it says, how it ends.
-
-    Whoever derives from it sets `_ending`.
-    """
-
-    _ending: Ending
-
-    def __init__(self, incarnation: str, files: WorkerFiles, log: FilteringBoundLogger) -> None:
-        """Take over its files."""
-        self.files = files
-        self._incarnation = incarnation
-        self._proof: Proof | None = None
-        self._log = log
-        self._output = Output(log)
-
-    @property
-    def incarnation(self) -> str:
-        """The identity that was given at launch."""
-        return self._incarnation
-
-    @property
-    def proof(self) -> Proof | None:
-        """What the process has told its controller, if it checks requests as this one does."""
-        return self._proof
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal; END_UNKNOWN: not ours to see."""
-        return self._ending.code
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of output that came here, oldest first."""
-        return self._output.last_lines()
-
-    def remember(self, holding: Holding | None) -> None:
-        """Write its record anew; see the port."""
-        if self._ending.code is None:
-            self.files.holds(holding, self._proof)
-
-    async def wait_exited(self) -> int:
-        """Return the exit code once the process has ended, and is reaped if it is a child."""
-        return await self._ending.wait()
-
-    async def close(self) -> int:
-        """End the process: interrupt, a grace, kill."""
-        return await self._ending.close()
-
-
-class SubprocessWorker(LocalWorker):
+class SubprocessWorker(LocalProcess):
     """Implements ports.WorkerProcess over a child of this process."""
 
     def __init__(
@@ -90,11 +40,12 @@ class SubprocessWorker(LocalWorker):
         log: FilteringBoundLogger,
     ) -> None:
         """Take over `process`, its output and files, and the pipe by which it knows we live."""
-        super().__init__(incarnation, files, log)
         self._process = process
         self._life = life
+        self._log = log
         self._address = ""
-        self._ending = Ending(asyncio.create_task(self._follow(output)), self._close)
+        ending = Ending(asyncio.create_task(self._follow(output)), self._close)
+        super().__init__(incarnation, ending, files=files, output=Output(log))
 
     @property
     def pid(self) -> int:

@@ -21,8 +21,7 @@ from typing import Protocol
 import psutil
 
 from mlxd_controller.core.fit import Device
-from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, nvidia_gpus, visible
-from mlxd_controller.memory.nvml import GpuUse, open_nvml
+from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nvml, visible
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
 
@@ -234,7 +233,9 @@ def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
     if not any(_installed(name) for name in _CUDA_BACKENDS):
         return ()
-    return visible(nvidia_gpus(), environment.get(VISIBLE_VARIABLE))
+    driver = open_nvml()
+    gpus = () if driver is None else driver.gpus()
+    return visible(gpus, environment.get(VISIBLE_VARIABLE))
 
 
 def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | CudaProbe:

@@ -4,25 +4,25 @@ Invariants:
 - A GPU is known by the driver's id, which is the same however few of them a process sees, and named
   by its place in nvidia-smi: gpu0, gpu1, ...
 - What the controller's own CUDA_VISIBLE_DEVICES hides is not there.
+- The driver is asked through NVML: a question takes microseconds, and no memory of any GPU, for
+  nothing of CUDA is touched. What it cannot say is None, never a guess.
 """
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
 
-NVIDIA_SMI_TIMEOUT_S = 10.0
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_FIELDS = "index,uuid,name,memory.total,memory.free"
 _log = get_logger("device")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as nvidia-smi told at the start, before any worker of this controller ran."""
+    """One GPU as it was at the start, before any worker of this controller ran."""
 
     index: int
     id: str
@@ -36,35 +36,72 @@ class Gpu:
         return f"gpu{self.index}"
 
 
-def nvidia_gpus() -> tuple[Gpu, ...]:
-    """Return each GPU that nvidia-smi names; () without it. Blocks."""
-    command = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.info("nvidia-smi gave nothing", reason=str(error))
-        return ()
-    gpus = (_gpu(line) for line in found.stdout.splitlines() if line.strip())
-    return tuple(gpu for gpu in gpus if gpu is not None)
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU at one moment: `held` is what each process holds, by its id as the driver sees it."""
+
+    free_bytes: int
+    held: Mapping[int, int]
 
 
-def _gpu(line: str) -> Gpu | None:
-    """Return what a line says; None where it has no figures, as of memory shared with the host.
+class Nvml:
+    """Answers for the GPUs of this machine."""
 
-    Nor has a warning, which nvidia-smi writes between the lines that it was asked for.
+    def __init__(self, library: Any) -> None:  # noqa: ANN401 - pynvml, which has no types
+        """Start the library.
+
+        Raises:
+            pynvml.NVMLError: there is none, or no driver behind it.
+        """
+        library.nvmlInit()
+        self._library = library
+        self._handles: dict[str, object] = {}
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return each GPU with a memory of its own, by its place."""
+        gpus = map(self._gpu, range(self._library.nvmlDeviceGetCount()))
+        return tuple(gpu for gpu in gpus if gpu is not None)
+
+    def read(self, gpu_id: str) -> GpuUse | None:
+        """Return what a GPU holds now; None where the driver does not tell."""
+        library = self._library
+        try:
+            if gpu_id not in self._handles:
+                self._handles[gpu_id] = library.nvmlDeviceGetHandleByUUID(gpu_id)
+            handle = self._handles[gpu_id]
+            # Processes first: what is taken between the two then counts as somebody else's.
+            processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+            free_bytes = library.nvmlDeviceGetMemoryInfo(handle).free
+        except library.NVMLError as error:
+            _log.debug("NVML does not tell", gpu=gpu_id, reason=str(error))
+            return None
+        held = {its.pid: its.usedGpuMemory for its in processes if its.usedGpuMemory is not None}
+        return GpuUse(free_bytes, held)
+
+    def _gpu(self, index: int) -> Gpu | None:
+        library = self._library
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            memory = library.nvmlDeviceGetMemoryInfo(handle)
+            names = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
+        except library.NVMLError as error:
+            _log.warning("a GPU without figures is left out", index=index, reason=str(error))
+            return None
+        return Gpu(index, *names, memory.total, memory.free)
+
+
+def open_nvml(library: Any = None) -> Nvml | None:  # noqa: ANN401 - as above
+    """Return this machine's driver; None without one that can be asked. Blocks.
+
+    library: what is asked in place of pynvml.
     """
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) < _FIELDS.count(",") + 1 or not parts[0].isdecimal():
-        _log.warning("nvidia-smi says what is no GPU", line=line.strip())
+    import pynvml  # noqa: PLC0415 - where there is no GPU nobody pays for it
+
+    try:
+        return Nvml(library or pynvml)
+    except pynvml.NVMLError as error:
+        _log.info("the driver of GPUs cannot be asked", reason=str(error))
         return None
-    index, uuid, *name, total, free = parts
-    if not (total.isdecimal() and free.isdecimal()):
-        _log.warning("a GPU without a memory of its own is left out", gpu=line.strip())
-        return None
-    sizes = (int(total) * config.MIB, int(free) * config.MIB)
-    return Gpu(int(index), uuid, ", ".join(name), *sizes)
 
 
 def visible(gpus: tuple[Gpu, ...], said: str | None) -> tuple[Gpu, ...]:

@@ -121,15 +121,8 @@ class Metrics:
 
     def counters(self) -> tuple[Counter, ...]:
         """Return every counter, empty ones too."""
-        return (
-            self.requests, self.prompt_tokens, self.cached_tokens, self.generated_tokens,
-            self.cache_hits, self.cache_misses, self.loads, self.cold_starts, self.evictions,
-            self.restarts, self.migrations, self.shrinks, self.shrunk_bytes,
-        )  # fmt: skip
+        return tuple(its for its in vars(self).values() if isinstance(its, Counter))
 
     def histograms(self) -> tuple[Histogram, ...]:
         """Return every histogram, empty ones too."""
-        return (
-            self.first_token, self.inter_token, self.queue, self.load_wait, self.duration,
-            self.load_seconds, self.age_at_eviction,
-        )  # fmt: skip
+        return tuple(its for its in vars(self).values() if isinstance(its, Histogram))

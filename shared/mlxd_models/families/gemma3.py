@@ -22,11 +22,12 @@ from mlxd_models.families.common.decoder import (
     WIDTH_MAX,
     Activation,
     DecoderConfig,
+    llama_tensors,
     parse_decoder,
 )
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.families.common.rope_fields import parse_rope, refuse_longrope
 from mlxd_models.families.common.windows import FULL, SLIDING, named_sliding, windows_of

@@ -12,16 +12,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import HEADS_MAX, WIDTH_MAX, DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import (
-    EXPERT_LINEARS,
+from mlxd_models.families.common.decoder import (
+    HEADS_MAX,
+    WIDTH_MAX,
+    DecoderConfig,
     layer_prefix,
-    llama_footprint,
     llama_tensors,
+    parse_decoder,
 )
-from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig, GateClamp
+from mlxd_models.families.common.experts import (
+    EXPERT_LINEARS,
+    EXPERTS_MAX,
+    ExpertsConfig,
+    GateClamp,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packing, PackingMode
 from mlxd_models.families.common.tensors import WHOLE, Operation, Source, TensorSpec, Turn
 from mlxd_models.families.common.windows import named_sliding, windows_of

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors, parse_decoder
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.windows import qwen_windows
 
 

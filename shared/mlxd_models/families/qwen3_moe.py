@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig, llama_tensors
 from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.windows import refuse_sliding
 from mlxd_models.families.qwen3 import parse_unbiased
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from mlxd_controller.cli.stores import hub_cache_of, store_places
+from mlxd_controller.cli.stores import Stores, hub_cache_of
 from mlxd_controller.settings import StorePlaces
 from tests.support.cli import mlxd
 
@@ -17,8 +17,7 @@ HOME = Path.home()
 
 def places(environment: dict[str, str], **given: str | None) -> StorePlaces:
     """Return what these settings come to."""
-    options = {"models_dir": None, "hub_cache": None, "ollama": None} | given
-    return store_places(environment, **options)
+    return Stores(**given).places(environment)
 
 
 def test_stores_lie_where_their_owners_put_them() -> None:
@@ -45,7 +44,7 @@ def test_stores_lie_where_their_owners_put_them() -> None:
 
 def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:
     """`none` leaves a store out; what is given and is not there is a mistake."""
-    given = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama="none")
+    given = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama_models="none")
     assert (given.hub_cache, given.ollama) == (tmp_path, None)
     with pytest.raises(typer.Exit):
         places({}, models_dir=str(tmp_path / "none"))

@@ -19,8 +19,7 @@ from mlxd_controller.memory.device import (
     resident_bytes,
     usage_of,
 )
-from mlxd_controller.memory.nvidia import Gpu, nvidia_gpus, visible
-from mlxd_controller.memory.nvml import GpuUse
+from mlxd_controller.memory.nvidia import Gpu, GpuUse, visible
 from mlxd_shared.config import GIB, MIB
 
 NO_PROCESS = 2**22 + 1
@@ -146,47 +145,14 @@ def test_the_system_tells_what_a_process_uses() -> None:
     assert usage_of(NO_PROCESS) is None
 
 
-def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program of that name in front of all others."""
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-
-
 FIRST = "GPU-6bee2bb7-44a4-97a1-ae8d-9c873cd740c5"
 SECOND = "GPU-2a79f0aa-ab44-613a-165c-4374595a54c1"
-TWO_H200 = f"""0, {FIRST}, NVIDIA H200, 143771, 143156
-1, {SECOND}, NVIDIA H200, 143771, 143156
-"""
-"""What nvidia-smi said on a machine with two GPUs."""
 GPUS = (
     Gpu(0, FIRST, "NVIDIA H200", 143771 * MIB, 143156 * MIB),
     Gpu(1, SECOND, "NVIDIA H200", 143771 * MIB, 143156 * MIB),
 )
 PID, HELD, FREE_BESIDE = 616, 1_616_904_192, 148_483_735_552
 """What the driver said there of a process on the second GPU, and what was free beside it."""
-
-
-def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line is a GPU with its id, its product, its total and what is free, in MiB."""
-    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}END")
-
-    assert nvidia_gpus() == GPUS
-
-
-def test_a_gpu_without_figures_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that shares the host's memory has none of its own to count."""
-    line = "2, GPU-7, NVIDIA GB10, [N/A], [N/A]"
-    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}{line}\nEND")
-
-    assert nvidia_gpus() == GPUS
-
-
-def test_a_failing_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that does not answer is logged, and host memory is what there is."""
-    nvidia_smi(tmp_path, monkeypatch, "exit 9")
-    assert nvidia_gpus() == ()
 
 
 @pytest.mark.parametrize(
@@ -255,13 +221,3 @@ def test_until_the_driver_has_named_a_worker_the_start_is_what_is_known() -> Non
 
     for device in probe.read((PID,)):
         assert (device.usable_bytes, device.held_bytes) == (143156 * MIB, 0)
-
-
-def test_what_nvidia_smi_warns_of_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It writes its warnings between the lines that it was asked for."""
-    lines = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\na, b, c, d, e"
-    nvidia_smi(tmp_path, monkeypatch, f"cat <<END\n{TWO_H200}{lines}\nEND")
-
-    assert nvidia_gpus() == GPUS

@@ -212,7 +212,7 @@ def test_real_configs_parse_or_name_their_key() -> None:
 
     assert all(refused.values())
     assert parsed["HuggingFaceTB--SmolLM2-135M-Instruct"].tied_head
-    assert parsed["meta-llama--Meta-Llama-3.1-8B"].rope.llama3.factor == 8.0
+    assert parsed["meta-llama--Meta-Llama-3.1-8B"].rope.scaling.factor == 8.0
     assert parsed["meta-llama--Meta-Llama-3.1-8B"].context_max == 131072
     assert parsed["Qwen--Qwen3-8B"].head_norms
     assert parsed["Qwen--Qwen3-Coder-480B-A35B-Instruct"].experts.count == 160

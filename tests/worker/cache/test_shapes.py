@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.kv import KVCache
-from mlxd_worker.cache.layers.shapes import SHAPES_MAX, AttentionShape, shapes_of
+from mlxd_worker.cache.layers.shapes import SHAPES_MAX, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
+from tests.worker.cache.pass_shapes import shapes_of
 from tests.worker.naive_kv import HEAD_DIM, KV_HEADS, naive
 
 

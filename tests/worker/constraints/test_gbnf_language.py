@@ -97,7 +97,7 @@ def _complete(constraint: Constraint, token_ids: list[int]) -> bool:
     """Tell whether tokens are complete output; masks are not asked for, which is faster."""
     matcher = constraint.start()
     read = matcher.native.try_consume_tokens(token_ids)
-    return read == len(token_ids) and matcher.is_complete
+    return read == len(token_ids) and matcher.native.is_accepting()
 
 
 def _compiled(grammar: str) -> Constraint | None:

@@ -111,7 +111,7 @@ def test_all_spellings_of_a_byte_are_allowed_and_nothing_else() -> None:
     matcher.accept(3)
     assert _allowed(matcher.mask()) == {4}
     matcher.accept(4)
-    assert (matcher.is_complete, matcher.is_over) == (True, True)
+    assert (matcher.native.is_accepting(), matcher.is_over) == (True, True)
     assert _allowed(matcher.mask()) == {0}
 
 

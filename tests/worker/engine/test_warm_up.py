@@ -18,7 +18,7 @@ from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowError, RowId
 from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
-from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape, shapes_of
+from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
@@ -28,6 +28,7 @@ from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.thread.facts import LoadJob
 from mlxd_worker.thread.host import ModelHost
 from tests.support.tiny_model import write_tiny_model
+from tests.worker.cache.pass_shapes import shapes_of
 
 WINDOW = 300
 

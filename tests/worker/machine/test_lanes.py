@@ -14,7 +14,7 @@ from mlxd_worker.kernels.exponentials import (
     times_sigmoid,
 )
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, parts_of, side_by_side
-from mlxd_worker.models.layers.fused import gated_halves
+from mlxd_worker.models.weights.fused import gated_halves
 from tests.support.mlx_memory import live_nbytes
 
 SCALE = 0.125

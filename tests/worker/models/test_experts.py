@@ -12,7 +12,7 @@ from mlxd_models.families.common.experts import ExpertsConfig
 from mlxd_models.families.common.packing import Packing
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.layers.feed_forward import ORDERED_MIN, Experts
+from mlxd_worker.models.layers.experts import ORDERED_MIN, Experts
 from mlxd_worker.models.loader import inspect_model
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,

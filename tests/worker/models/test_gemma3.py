@@ -15,7 +15,7 @@ import pytest
 from mlxd_models.families.common.decoder import Activation, DecoderConfig
 from mlxd_models.families.gemma3 import rounded_to_bfloat16
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_worker.models.layers.fused import bounded_sum
+from mlxd_worker.models.weights.fused import bounded_sum
 from tests.real_inputs import real_input
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (

@@ -21,7 +21,7 @@ from mlxd_worker.cache.layers.quantized import QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.families.llama import LlamaModel
-from mlxd_worker.models.layers.feed_forward import Experts
+from mlxd_worker.models.layers.experts import Experts
 from tests.real_inputs import real_input
 from tests.worker.hybrid import LIVELY, TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (
@@ -172,7 +172,7 @@ MUTATIONS: dict[str, Mutation] = {
     "no sinks": lambda _: {"sinks": False},
     "no window": lambda c: {"windows": (None,) * c.layers},
     "windows the other way round": lambda c: {"windows": c.windows[::-1]},
-    "no scaling of rotations": lambda c: {"rope": replace(c.rope, yarn=None)},
+    "no scaling of rotations": lambda c: {"rope": replace(c.rope, scaling=None)},
     "no gain of rotations": without_gain,
     "gates unbounded": clamped(limit=1e9),
     "a plain sigmoid": clamped(slope=1.0),

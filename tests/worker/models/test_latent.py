@@ -14,8 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
 from mlxd_controller.store.facts import read_folder
-from mlxd_models.families.common.decoder_tensors import CORRECTION
-from mlxd_models.families.common.experts import Scoring
+from mlxd_models.families.common.experts import CORRECTION, Scoring
+from mlxd_models.families.common.rope_kinds import YarnScaling
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
@@ -98,15 +98,15 @@ def without_score_gain(config: LatentConfig) -> dict[str, Any]:
 
 def without_rotation_gain(config: LatentConfig) -> dict[str, Any]:
     """Return a change: yarn rotates, and multiplies by nothing."""
-    yarn = config.decoder.rope.yarn
-    assert yarn is not None
-    return rope_with(config, yarn=replace(yarn, gain=1.0))
+    yarn = config.decoder.rope.scaling
+    assert isinstance(yarn, YarnScaling)
+    return rope_with(config, scaling=replace(yarn, gain=1.0))
 
 
 Mutation = Callable[[LatentConfig], dict[str, Any]]
 MUTATIONS: dict[str, tuple[str, Mutation]] = {
     "halves rotate, not pairs": ("v3", lambda c: rope_with(c, interleaved=False)),
-    "no yarn": ("v3", lambda c: rope_with(c, yarn=None)),
+    "no yarn": ("v3", lambda c: rope_with(c, scaling=None)),
     "yarn without gain": ("v3", without_rotation_gain),
     "no gain of scores": ("v3 yarn, even gains", without_score_gain),
     "no linear scaling": ("v3 linear rope", lambda c: rope_with(c, position_scale=1.0)),

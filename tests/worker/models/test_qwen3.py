@@ -137,8 +137,8 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     "no linear scaling": (
         "dense linear rope", lambda c: {"rope": replace(c.rope, position_scale=1.0)},
     ),
-    "no llama3 scaling": ("dense llama3 rope", lambda c: {"rope": replace(c.rope, llama3=None)}),
-    "no yarn": ("dense yarn", lambda c: {"rope": replace(c.rope, yarn=None)}),
+    "no llama3 scaling": ("dense llama3 rope", lambda c: {"rope": replace(c.rope, scaling=None)}),
+    "no yarn": ("dense yarn", lambda c: {"rope": replace(c.rope, scaling=None)}),
     "yarn without gain": ("dense yarn", without_gain),
     "yarn with other betas": ("dense yarn betas", with_betas),
     "shares not normalised": ("experts", lambda c: experts_with(c, normalised=False)),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder import llama_tensors
 from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.tensors import Operation, Source, Turn
 from mlxd_models.families.llama import parse_llama
 from mlxd_models.families.registry import REGISTRY, Registry

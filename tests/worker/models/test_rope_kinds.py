@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
 from mlxd_models.families.common.rope import RopeConfig
+from mlxd_models.families.common.rope_kinds import LongScaling
 from mlxd_models.families.gemma3 import parse_gemma3
 from mlxd_models.families.gpt_oss import parse_gpt_oss
 from mlxd_models.families.hybrid.qwen3_5_moe import parse_qwen3_5_moe
@@ -130,14 +131,14 @@ def long_with(**changes: Any) -> Mutation:
     """Return a change of the scaling."""
 
     def changed_rope(rope: RopeConfig) -> RopeConfig:
-        assert rope.long is not None
-        return replace(rope, long=replace(rope.long, **changes))
+        assert isinstance(rope.scaling, LongScaling)
+        return replace(rope, scaling=replace(rope.scaling, **changes))
 
     return changed_rope
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "no scaling": lambda rope: replace(rope, long=None),
+    "no scaling": lambda rope: replace(rope, scaling=None),
     "no gain": long_with(gain=1.0),
     "the short factors": long_with(context=ORIGINAL),
     "one factor for all": long_with(long=(4.0,) * PAIRS),

@@ -15,7 +15,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.models.layers.rotation import Rotation
+from mlxd_worker.models.layers.llama_layers import Rotation
 
 DIMS = 16
 OFFSETS = (0, 3, 77, 4000)

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import mlx.core as mx
 
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.arenas.plan import PassCaches
+from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.capabilities import Capabilities
@@ -146,3 +146,14 @@ def attention_caches(
         None if geometry is None else geometry.new_cache(model.dtype, kv=kv, context_max=longest)
         for geometry in model.attention
     ]
+
+
+def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:
+    """Return how a batch meets the caches; masks are of `dtype`."""
+    return caches.plan(
+        batch.rows,
+        offsets=batch.offsets,
+        lengths=batch.lengths,
+        width=batch.width,
+        dtype=dtype,
+    )

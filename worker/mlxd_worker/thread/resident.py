@@ -16,7 +16,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.describe import Description
-from mlxd_models.families.common.family import Footprint
+from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of

@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.commands.generate import ModelName
-from mlxd_controller.cli.outcome import ExitCode, piped, run, usage_error
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, piped, usage_error
+from mlxd_controller.cli.security import Server
 from mlxd_shared.config import EMBED_TEXTS_MAX
 from mlxd_shared.domain.requests import Pooling
 
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TEXT]...", help="Texts to embed; absent: the lines of standard input."
+        metavar="[TEXT]...", help="Each becomes a vector; absent: the lines of standard input."
     ),
 ]
 PoolingOption = Annotated[
     Pooling | None,
-    typer.Option("--pooling", help="Hidden states that form the vector.  [default: the model's]"),
+    typer.Option("--pooling", help="Whose states make the vector.  [default: the model's own]"),
 ]
 Dimensions = Annotated[
     int | None,
-    typer.Option(min=0, max=(1 << 32) - 1, help="Shorten each vector.  [default: all dimensions]"),
+    typer.Option(min=0, max=(1 << 32) - 1, help="Shorten each vector.  [default: all there are]"),
 ]
 Normalize = Annotated[
     bool | None,
     typer.Option(
         "--normalize/--no-normalize",
-        help="Scale each vector to length 1.  [default: as the model's files say, else yes]",
+        help="Scale each vector to length 1.  [default: as the model's files say, else scaled]",
         show_default=False,
     ),
 ]
 
 
+@ask_server
 def embed(
-    context: typer.Context,
     model: ModelName,
     text: Texts = None,
     *,
@@ -49,11 +50,10 @@ def embed(
     dimensions: Dimensions = None,
     normalize: Normalize = None,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Print one vector per line, one for each text; loads the model if necessary."""
-    where = server(context, address)
-    work = _embed(
+    where: Server,
+) -> Coroutine[Any, Any, ExitCode]:
+    """Print the vector of each text on a line of its own; the model is loaded if need be."""
+    return _embed(
         where,
         model,
         text or _lines(),
@@ -62,12 +62,11 @@ def embed(
         normalize=normalize,
         as_json=as_json,
     )
-    run(work, address=where.address)
 
 
 def _lines() -> list[str]:
     if sys.stdin.isatty():
-        usage_error("no text: give it as an argument, or pipe in lines")
+        usage_error("no text: give it as an argument, or pipe lines in")
     lines = piped().split("\n")
     if not lines[-1]:  # behind the last newline
         lines.pop()
@@ -86,7 +85,7 @@ async def _embed(
     normalize: bool | None,
     as_json: bool,
 ) -> ExitCode:
-    """Request vectors in batches of the largest permitted size."""
+    """Ask for as many vectors at a time as one request may have."""
     async with where.client() as client:
         for begin in range(0, len(texts), EMBED_TEXTS_MAX):
             vectors = await client.embed(

@@ -7,11 +7,12 @@ from typing import Annotated
 import grpc
 import typer
 
-from mlxd import RemoteError
+from mlxd.client import RemoteError
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import ExitCode, complain, run
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.security import Server
 from mlxd_shared.config import HEALTH_TIMEOUT_S
 
 Service = Annotated[
@@ -26,27 +27,22 @@ Timeout = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help=f"How long to wait for an answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
+        help=f"How long to wait for the answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
         show_default=False,
     ),
 ]
 
 
-def health(
-    context: typer.Context,
+@ask_server
+async def health(
     service: Service = "",
     *,
-    timeout: Timeout = HEALTH_TIMEOUT_S,
+    timeout: Timeout = HEALTH_TIMEOUT_S,  # noqa: ASYNC109 - the option's name
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Query the server's health (grpc.health.v1). Exit code 0: serving, 1: not yet."""
-    where = server(context, address)
-    run(_health(where, service, timeout_s=timeout, as_json=as_json), address=where.address)
-
-
-async def _health(where: Server, service: str, *, timeout_s: float, as_json: bool) -> ExitCode:
-    async with where.client(timeout_s=timeout_s) as client:
+    where: Server,
+) -> ExitCode:
+    """Ask for the server's health (grpc.health.v1). Ends with 0 when it serves, 1 when not yet."""
+    async with where.client(timeout_s=timeout) as client:
         try:
             serving = await client.healthy(service)
         except RemoteError as error:

@@ -1,7 +1,8 @@
-"""`mlxd load` and `mlxd fit`: load a model, or only check whether it fits."""
+"""`mlxd load` and `mlxd fit`: bring a model into memory, or only reckon whether it would fit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,10 @@ import typer
 from mlxd.messages import FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import ExitCode, complain, model_argument, run
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.progress import ByteBar
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.security import Server
 from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_shared.domain.errors import ModelNotFound
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
@@ -30,31 +32,7 @@ Name = Annotated[
         help="The name to serve a folder under.  [default: the folder's]", show_default=False
     ),
 ]
-ContextLength = Annotated[
-    int | None, typer.Option("--context", help="Tokens of prompt and completion together.")
-]
-Rows = Annotated[int | None, typer.Option(help="Streams decoded side by side.")]
-WeightsFormat = Annotated[Weights, typer.Option(help="The form of the weights in memory.")]
-KeysAndValues = Annotated[
-    KVFormat | None,
-    typer.Option(
-        "--kv-format",
-        help="The form of keys and values in memory.  [default: as the model computes]",
-        show_default=False,
-    ),
-]
-PrefixCache = Annotated[
-    int | None,
-    typer.Option(
-        "--prefix-cache",
-        parser=o.size,
-        metavar="SIZE",
-        help="Memory for snapshots of earlier prompts; 0 keeps none."
-        f"  [default: {PREFIX_MEMORY_FRACTION:.0%} of the device's memory, or what fits]",
-        show_default=False,
-    ),
-]
-Pin = Annotated[bool, typer.Option("--pin", help="Never evict the model to make room.")]
+Pin = Annotated[bool, typer.Option("--pin", help="Never evict it to make room.")]
 Priority = Annotated[
     int | None,
     typer.Option(
@@ -65,119 +43,102 @@ Priority = Annotated[
 ]
 
 
-def load(
-    context: typer.Context,
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a model is to live in memory."""
+
+    context_length: Annotated[
+        int | None, typer.Option("--context", help="Tokens of prompt and completion together.")
+    ] = None
+    rows: Annotated[int | None, typer.Option(help="Streams decoded side by side.")] = None
+    weights: Annotated[Weights, typer.Option(help="How the weights live in memory.")] = Weights.AUTO
+    kv_format: Annotated[
+        KVFormat | None,
+        typer.Option(
+            "--kv-format",
+            help="How keys and values live in memory.  [default: as the model computes]",
+            show_default=False,
+        ),
+    ] = None
+    prefix_cache: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-cache",
+            parser=o.size,
+            metavar="SIZE",
+            help="What snapshots of former prompts may take; 0 keeps none."
+            f"  [default: {PREFIX_MEMORY_FRACTION:.0%} of the device's memory, or what fits]",
+            show_default=False,
+        ),
+    ] = None
+
+    def spec(self) -> LoadSpec:
+        """Return what is asked of a load so far."""
+        return LoadSpec(
+            context_length=self.context_length,
+            rows_max=self.rows,
+            weights=self.weights,
+            kv_format=self.kv_format,
+            prefix_cache_nbytes=self.prefix_cache,
+        )
+
+
+@ask_server
+async def load(
     model: ModelOrPath,
     *,
     name: Name = "",
-    context_length: ContextLength = None,
-    rows: Rows = None,
-    weights: WeightsFormat = Weights.AUTO,
-    kv_format: KeysAndValues = None,
-    prefix_cache: PrefixCache = None,
+    form: Form,
     keep_alive: o.KeepAlive = None,
     pin: Pin = False,
     priority: Priority = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    repeat_last_n: o.RepeatLastN = None,
-    xtc_probability: o.XtcProbability = None,
-    xtc_threshold: o.XtcThreshold = None,
-    seed: o.Seed = None,
-    logit_bias: o.LogitBias = None,
+    sampling: o.Sampling,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Load a model and show its progress. Sampling options become the model's defaults."""
-    spec = LoadSpec(
-        context_length=context_length,
-        rows_max=rows,
-        weights=weights,
-        sampling=o.sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repeat_last_n=repeat_last_n,
-            xtc_probability=xtc_probability,
-            xtc_threshold=xtc_threshold,
-            seed=seed,
-            logit_bias=logit_bias,
-        ),
+    where: Server,
+) -> ExitCode:
+    """Load a model and show the progress. Sampling values given here become its defaults."""
+    spec = replace(
+        form.spec(),
+        sampling=sampling.values(),
         keep_alive_s=keep_alive,
         pinned=True if pin else None,
         priority=priority,
-        kv_format=kv_format,
-        prefix_cache_nbytes=prefix_cache,
     )
-    where = server(context, address)
-    run(_load(where, model, name=name, spec=spec, as_json=as_json), address=where.address)
-
-
-async def _load(where: Server, text: str, *, name: str, spec: LoadSpec, as_json: bool) -> ExitCode:
-    model: Model | None = None
+    loaded: Model | None = None
     async with where.client() as client:
         try:
-            async with client.load(model_argument(text), name=name, options=spec) as updates:
+            async with client.load(model_argument(model), name=name, options=spec) as updates:
                 with ByteBar("waiting", quiet=as_json) as bar:
                     async for update in updates:
-                        model = update.model
-                        bar.show_load(model)
+                        loaded = update.model
+                        bar.show_load(loaded)
                         if as_json:
                             show.json_line(update)
         except ModelNotFound as error:
-            raise _with_hint(error, text) from error
-    assert model is not None  # a load without an update raises
+            raise _with_hint(error, model) from error
+    assert loaded is not None  # a load without an update raises
     if not as_json:
         typer.echo(
-            f"{model.name} is {show.state(model)}: {format_bytes(model.resident_nbytes)}"
-            f" on {model.device}, context {model.context_length}, {model.rows_max} rows,"
-            f" {show.form(model)}"
+            f"{loaded.name} is {show.state(loaded)}: {format_bytes(loaded.resident_nbytes)}"
+            f" on {loaded.device}, context {loaded.context_length}, {loaded.rows_max} rows,"
+            f" {show.form(loaded)}"
         )
     return ExitCode.OK
 
 
-def fit(
-    context: typer.Context,
-    model: ModelOrPath,
-    *,
-    context_length: ContextLength = None,
-    rows: Rows = None,
-    weights: WeightsFormat = Weights.AUTO,
-    kv_format: KeysAndValues = None,
-    prefix_cache: PrefixCache = None,
-    as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Show the memory that a model needs, term by term, and whether it fits. Loads nothing.
+@ask_server
+async def fit(
+    model: ModelOrPath, *, form: Form, as_json: o.Json = False, where: Server
+) -> ExitCode:
+    """Show what a model would need, term by term, and whether it fits. Nothing is loaded.
 
-    Exit code 5: the model can never fit.
+    Ends with 5 when the model can never fit.
     """
-    spec = LoadSpec(
-        context_length=context_length,
-        rows_max=rows,
-        weights=weights,
-        kv_format=kv_format,
-        prefix_cache_nbytes=prefix_cache,
-    )
-    where = server(context, address)
-    run(_fit(where, model, spec=spec, as_json=as_json), address=where.address)
-
-
-async def _fit(where: Server, text: str, *, spec: LoadSpec, as_json: bool) -> ExitCode:
     async with where.client() as client:
         try:
-            report = await client.fit(model_argument(text), options=spec)
+            report = await client.fit(model_argument(model), options=form.spec())
         except ModelNotFound as error:
-            raise _with_hint(error, text) from error
+            raise _with_hint(error, model) from error
     if as_json:
         show.json_line(report)
     else:

@@ -1,4 +1,4 @@
-"""`mlxd models`, `ps`, `unload`, `forget`: list models, and unload or rename them."""
+"""`mlxd models`, `ps`, `unload`, `forget`: which models there are, and which live in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import typer
 from mlxd.messages import Model, ModelState
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import ExitCode, complain, run
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.security import Server
 from mlxd_shared.config import UNLOAD_GRACE_DEFAULT_S
 from mlxd_shared.domain.units import format_bytes
 
@@ -21,19 +22,15 @@ Grace = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help=f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
+        help=f"How long streams may go on.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
 
 
-def models(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
+@ask_server
+async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that the server knows."""
-    where = server(context, address)
-    run(_models(where, as_json=as_json), address=where.address)
-
-
-async def _models(where: Server, *, as_json: bool) -> ExitCode:
     async with where.client() as client:
         found = await client.models()
     if as_json:
@@ -60,13 +57,9 @@ async def _models(where: Server, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def ps(context: typer.Context, *, as_json: o.Json = False, address: o.Address = None) -> None:
-    """List the models that are loaded, loading or unloading."""
-    where = server(context, address)
-    run(_ps(where, as_json=as_json), address=where.address)
-
-
-async def _ps(where: Server, *, as_json: bool) -> ExitCode:
+@ask_server
+async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
+    """List the models that are in memory, or on their way in or out."""
     async with where.client() as client:
         known = await client.models()
     found = [model for model in known if model.state is not ModelState.UNLOADED]
@@ -102,25 +95,18 @@ def _explain_failures(found: Sequence[Model]) -> None:
             complain(f"{model.name}: {model.error}")
 
 
-def unload(
-    context: typer.Context,
+@ask_server
+async def unload(
     model: Annotated[str, typer.Argument(help="A name, alias or digest.")],
     *,
     grace: Grace = None,
     force: Force = False,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Unload a model; succeeds if it is not loaded."""
-    where = server(context, address)
-    run(_unload(where, model, grace_s=grace, force=force, as_json=as_json), address=where.address)
-
-
-async def _unload(
-    where: Server, model: str, *, grace_s: float | None, force: bool, as_json: bool
+    where: Server,
 ) -> ExitCode:
+    """Take a model out of memory; one that is not loaded is no error."""
     async with where.client() as client:
-        unloaded = await client.unload(model, grace_s=grace_s, force=force)
+        unloaded = await client.unload(model, grace_s=grace, force=force)
     if as_json:
         show.json_line(unloaded)
         return ExitCode.OK
@@ -130,19 +116,14 @@ async def _unload(
     return ExitCode.OK
 
 
-def forget(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` created.")],
+@ask_server
+async def forget(
+    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` gave.")],
     *,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Remove a name that loading a folder created. The files stay."""
-    where = server(context, address)
-    run(_forget(where, name, as_json=as_json), address=where.address)
-
-
-async def _forget(where: Server, name: str, *, as_json: bool) -> ExitCode:
+    where: Server,
+) -> ExitCode:
+    """Take a name away that a load gave to a folder. Its files stay."""
     async with where.client() as client:
         left = await client.forget(name)
     if as_json:

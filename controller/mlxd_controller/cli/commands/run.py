@@ -1,8 +1,8 @@
-"""`mlxd run`: load a model if necessary, and chat with it.
+"""`mlxd run`: load a model if need be, and talk to it.
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
-Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
-without a chat template continues each text instead, and a note says so.
+Ctrl-C stops the answer that is coming and the chat goes on; at the prompt it ends the chat. A model
+without a chat template goes on with each text instead, and that is said.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mlxd import Client
+from mlxd.client import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
+from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
 from mlxd_controller.cli.outcome import (
     ExitCode,
@@ -29,16 +30,15 @@ from mlxd_controller.cli.outcome import (
     report,
     usage_error,
 )
-from mlxd_controller.cli.outcome import run as run_to_end
 from mlxd_controller.cli.progress import ByteBar
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.security import Server
 from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
 from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
 from mlxd_shared.domain.requests import FinishReason, SamplingOptions
 
 HELP = (
     '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
-    " several lines; a final \\ continues a line. Ctrl-C stops an answer."
+    " several lines; a line that ends with \\ goes on. Ctrl-C stops an answer."
 )
 
 ModelOrPath = Annotated[
@@ -48,11 +48,11 @@ Message = Annotated[
     str | None,
     typer.Argument(
         metavar="[PROMPT]",
-        help="A message to answer once; standard input that is not a terminal is appended.",
+        help="A message to answer once; standard input, where it is no terminal, comes behind it.",
     ),
 ]
 System = Annotated[
-    str, typer.Option(help="The system prompt of the conversation.", show_default=False)
+    str, typer.Option(help="What the model is told before the conversation.", show_default=False)
 ]
 Variable = Annotated[
     list[str] | None,
@@ -65,7 +65,7 @@ Variable = Annotated[
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation so far, and the options of its answers."""
+    """A conversation so far, and how it is to be answered."""
 
     model: str
     sampling: SamplingOptions
@@ -79,7 +79,7 @@ class Talk:
     """Whether the model has a template for chats; found out by the first message."""
 
     def prompt(self, text: str) -> Chat | str:
-        """Return the prompt for a message."""
+        """Return what is sent for a message."""
         if not self.chats:
             return text
         first = [ChatMessage("system", self.system)] if self.system else []
@@ -87,50 +87,33 @@ class Talk:
         return Chat(messages, variables_json=self.variables_json)
 
 
+@ask_server
 def run(
-    context: typer.Context,
     model: ModelOrPath,
     prompt: Message = None,
     *,
     system: System = "",
     max_tokens: MaxTokens = None,
     variable: Variable = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    repeat_last_n: o.RepeatLastN = None,
-    xtc_probability: o.XtcProbability = None,
-    xtc_threshold: o.XtcThreshold = None,
-    seed: o.Seed = None,
-    logit_bias: o.LogitBias = None,
+    sampling: o.Sampling,
     keep_alive: o.KeepAlive = None,
     stats: Stats = False,
-    address: o.Address = None,
-) -> None:
-    """Load a model if necessary and chat with it, or answer one PROMPT."""
+    where: Server,
+) -> Coroutine[Any, Any, ExitCode]:
+    """Load a model if need be, and chat with it; or answer one PROMPT."""
     talk = Talk(
         model=model_argument(model),
-        sampling=o.sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, repeat_last_n=repeat_last_n,
-            xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, logit_bias=logit_bias,
-        ),
+        sampling=sampling.values(),
         max_tokens=max_tokens,
         keep_alive_s=keep_alive,
         variables_json=_variables(variable or []),
         stats=stats,
         system=system,
-    )  # fmt: skip
-    where = server(context, address)
+    )
     text = _one_message(prompt)
     if text is None:
         _chat(where, talk)
-    run_to_end(_answer_once(where, talk, text), address=where.address)
+    return _answer_once(where, talk, text)
 
 
 def _one_message(argument: str | None) -> str | None:
@@ -200,13 +183,13 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
 async def _begin(client: Client, talk: Talk) -> None:
     await client.__aenter__()
     await _load(client, talk)
-    typer.echo(f"{talk.model} is ready. /? shows help.", err=True)
+    typer.echo(f"{talk.model} is ready. /? tells how to talk to it.", err=True)
 
 
 def converse(
     editor: LineEditor, *, answer: Callable[[str], None], forget: Callable[[], None]
 ) -> None:
-    """Answer messages until the input ends or a command ends the chat.
+    """Have message after message answered, until the input ends or one says to end.
 
     Raises:
         Interrupted: Ctrl-C at the prompt.
@@ -220,7 +203,7 @@ def converse(
 
 
 def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[], None]) -> bool:
-    """Handle one message; return whether the chat continues."""
+    """Do what one message asks for; return whether more may come."""
     text = editor.message()
     if text is None:
         return False
@@ -239,7 +222,7 @@ def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[]
 
 
 def _answer_next(runner: asyncio.Runner, client: Client, talk: Talk, text: str) -> None:
-    """Answer one message; an error or an interrupt leaves the chat unchanged."""
+    """Answer one message; what goes wrong, or is stopped, leaves the chat as it was."""
     try:
         runner.run(_answer(client, talk, text))
     except KeyboardInterrupt:
@@ -262,7 +245,7 @@ async def _answer(client: Client, talk: Talk, text: str) -> Finished:
         return await _streamed(client, talk, text)
     except NoChatTemplate:
         talk.chats = False
-        note = f"{talk.model} has no chat template: it continues your text without history"
+        note = f"{talk.model} has no chat template: it goes on with your text, and forgets it"
         complain(note)
         return await _streamed(client, talk, text)
 

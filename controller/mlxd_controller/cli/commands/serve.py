@@ -6,7 +6,7 @@ import enum
 import gc
 import os
 import resource
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,39 +19,21 @@ from mlxd_controller.cli.environment import (
     keep_alive_s,
     load_timeout_s,
 )
+from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
-from mlxd_controller.cli.security import (
-    OpenHealth,
-    ServeCert,
-    ServeClientCa,
-    ServeKey,
-    ServeTokenFile,
-    Workers,
-    WorkerTlsCa,
-    WorkerTlsCert,
-    WorkerTlsKey,
-    WorkerTokenFile,
-    listener_files,
-    named_workers,
-)
-from mlxd_controller.cli.stores import (
-    HUB_CACHE_VARIABLE,
-    MODELS_DIR_VARIABLE,
-    OLLAMA_VARIABLE,
-    store_places,
-)
+from mlxd_controller.cli.security import Attached, Listener, named_workers
+from mlxd_controller.cli.stores import Stores
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.units import format_duration, parse_bytes
 from mlxd_shared.ops import logs
-from mlxd_shared.security.secure_channel import ChannelSecurity
 
 LISTENING = "mlxd listens on "
 """What the one line on stdout begins with; the address follows."""
 
 
 class LogLevel(enum.Enum):
-    """The least level that is logged."""
+    """How much is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -67,229 +49,176 @@ class LogFormat(enum.Enum):
     CONSOLE = "console"
 
 
-Listen = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT|unix:PATH",
-        help="Where to listen; port 0 picks a free port.  [env var: MLXD_ADDRESS]",
-        show_default=False,
-    ),
-]
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        metavar="[NAME=]PATH",
-        help="A model folder to offer; repeatable.  [default: the built-in model, as demo]",
-    ),
-]
-ModelsDir = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER|none",
-        help="mlxd's own directory: one folder per model, and aliases.json."
-        f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]",
-        show_default=False,
-    ),
-]
-HubCache = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER|none",
-        help="The cache of Hugging Face's libraries, whose models are offered as ORG/NAME."
-        f"  [env var: {HUB_CACHE_VARIABLE}, HF_HUB_CACHE, HF_HOME]"
-        "  [default: ~/.cache/huggingface/hub]",
-        show_default=False,
-    ),
-]
-OllamaModels = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER|none",
-        help="Ollama's directory, whose models of tensors are offered as MODEL:TAG."
-        f"  [env var: {OLLAMA_VARIABLE}, OLLAMA_MODELS]  [default: ~/.ollama/models]",
-        show_default=False,
-    ),
-]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(
-        parser=o.size, metavar="SIZE", help="Memory for all models on a device, such as 12G."
-    ),
-]
-Reserve = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE|PERCENT",
-        help="Memory to keep free, beyond what other programs use, such as 2G or 10%."
-        f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
-    ),
-]
-GpuOverhead = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE|PERCENT",
-        help="Memory to keep free on each GPU in addition, such as 1G or 5%; ignored on a CPU."
-        "  [default: 0]",
-        show_default=False,
-    ),
-]
-KeepAlive = Annotated[
-    float | None,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help="How long an idle model stays loaded; -1: forever, 0: not at all."
-        f"  [env var: {KEEP_ALIVE_VARIABLE}]"
-        f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
-    ),
-]
-MaxLoaded = Annotated[
-    int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
-]
-WaitingMax = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=config.WAITING_STREAMS_LIMIT,
-        help="How many streams of a model may wait for a row; more are refused with a retry time."
-        f"  [default: {config.WAITING_STREAMS_MAX}]",
-    ),
-]
-LoadTimeout = Annotated[
-    float | None,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help="Abort a load without progress for this long; 0 and -1: never."
-        f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
-        f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
-    ),
-]
-SilentTimeout = Annotated[
-    float,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help="End a worker that is silent for this long; its streams move on. 0 and -1: never."
-        f"  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
-        show_default=False,
-    ),
-]
-Preload = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Load this model at start; repeatable.")
-]
-AllowRemote = Annotated[
-    bool,
-    typer.Option(
-        "--allow-remote", help="Serve everyone who can reach the address, without TLS or a token."
-    ),
-]
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Serve Prometheus metrics here, at /metrics, with the same TLS and token.",
-    ),
-]
-VllmAliases = Annotated[
-    bool,
-    typer.Option("--metrics-vllm-aliases", help="Add the vllm: names that inference routers read."),
-]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the workers' sockets and the records for the next controller."
-        "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
-    ),
-]
-OrphanGrace = Annotated[
-    float | None,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help="How long workers survive if this process is killed, for the next one to adopt."
-        f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
-    ),
-]
-LogContent = Annotated[
-    bool,
-    typer.Option(
-        "--log-content", help="Log prompts and outputs; by default they are never logged."
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The options that concern neither stores nor security."""
+
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|unix:PATH",
+            help="Where to listen; port 0 lets the system choose.  [env var: MLXD_ADDRESS]",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="[NAME=]PATH",
+            help="A model folder to offer; repeatable.  [default: the built-in model, as demo]",
+        ),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(
+            parser=o.size, metavar="SIZE", help="What all models on a device may use, such as 12G."
+        ),
+    ] = None
+    reserve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|PERCENT",
+            help="Memory kept free beside what others hold, such as 2G or 10%."
+            f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
+        ),
+    ] = None
+    gpu_overhead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|PERCENT",
+            help="Memory left free on each GPU besides, such as 1G or 5%; nothing on a CPU."
+            "  [default: 0]",
+            show_default=False,
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(
+            parser=o.duration,
+            metavar="DURATION",
+            help="How long an idle model stays; -1 for ever, 0 not at all."
+            f"  [env var: {KEEP_ALIVE_VARIABLE}]"
+            f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
+        ),
+    ] = None
+    max_loaded: Annotated[
+        int | None, typer.Option(min=1, help="The most models in memory.  [default: what fits]")
+    ] = None
+    waiting_max: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=config.WAITING_STREAMS_LIMIT,
+            help="How many streams of a model may wait while others run; more are told when to come"
+            f" back.  [default: {config.WAITING_STREAMS_MAX}]",
+        ),
+    ] = None
+    load_timeout: Annotated[
+        float | None,
+        typer.Option(
+            parser=o.duration,
+            metavar="DURATION",
+            help="Give a load up that makes no progress for so long; 0 and -1 never."
+            f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
+            f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
+        ),
+    ] = None
+    worker_silent_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=o.duration,
+            metavar="DURATION",
+            help="End a worker that has answered nothing for so long; its streams go on with"
+            f" another. 0 and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
+            show_default=False,
+        ),
+    ] = config.WORKER_SILENT_MAX_S
+    preload: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
+    ] = None
+    allow_remote: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote", help="Serve whoever can reach the address, without TLS or a token."
+        ),
+    ] = False
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve metrics for Prometheus here, at /metrics, protected like the rest.",
+        ),
+    ] = None
+    metrics_vllm_aliases: Annotated[
+        bool,
+        typer.Option(
+            "--metrics-vllm-aliases", help="Add the vllm: names that inference routers look for."
+        ),
+    ] = False
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the workers' sockets are, and what the next controller must know of them."
+            "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
+        ),
+    ] = None
+    orphan_grace: Annotated[
+        float | None,
+        typer.Option(
+            parser=o.duration,
+            metavar="DURATION",
+            help="How long models stay when this process is killed, for the next one to take over."
+            f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
+        ),
+    ] = None
+    log_content: Annotated[
+        bool,
+        typer.Option("--log-content", help="Put prompts and outputs into the log; else never."),
+    ] = False
+    log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.AUTO
 
 
+@spread_groups
 def serve(
     context: typer.Context,
     *,
-    address: Listen = None,
-    model: Models = None,
-    models_dir: ModelsDir = None,
-    hub_cache: HubCache = None,
-    ollama_models: OllamaModels = None,
-    memory_limit: MemoryLimit = None,
-    reserve: Reserve = None,
-    gpu_overhead: GpuOverhead = None,
-    keep_alive: KeepAlive = None,
-    max_loaded: MaxLoaded = None,
-    waiting_max: WaitingMax = None,
-    load_timeout: LoadTimeout = None,
-    worker_silent_timeout: SilentTimeout = config.WORKER_SILENT_MAX_S,
-    preload: Preload = None,
-    allow_remote: AllowRemote = False,
-    tls_cert: ServeCert = None,
-    tls_key: ServeKey = None,
-    tls_client_ca: ServeClientCa = None,
-    token_file: ServeTokenFile = None,
-    open_health: OpenHealth = False,
-    worker: Workers = None,
-    worker_tls_ca: WorkerTlsCa = None,
-    worker_tls_cert: WorkerTlsCert = None,
-    worker_tls_key: WorkerTlsKey = None,
-    worker_token_file: WorkerTokenFile = None,
-    metrics: Metrics = None,
-    metrics_vllm_aliases: VllmAliases = False,
-    run_dir: RunDir = None,
-    orphan_grace: OrphanGrace = None,
-    log_content: LogContent = False,
-    log_level: LogLevel = LogLevel.INFO,
-    log_format: LogFormat = LogFormat.AUTO,
+    serving: Serving,
+    stores: Stores,
+    listener: Listener,
+    attached: Attached,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
-    channel = ChannelSecurity(worker_tls_ca, worker_tls_cert, worker_tls_key, worker_token_file)
-    logs.configure(level=log_level.value, fmt=log_format.value)  # what is passed over is logged
+    channel = attached.channel
+    logs.configure(
+        level=serving.log_level.value, fmt=serving.log_format.value
+    )  # logs what it passes
     settings = ServeSettings(
-        address=o.server_address(context, address),
-        models=tuple(_named_folder(text) for text in model or ()),
-        stores=store_places(os.environ, models_dir, hub_cache, ollama_models),
-        memory_limit_bytes=memory_limit,
-        keep_alive_s=keep_alive_s(keep_alive, os.environ),
-        max_loaded=max_loaded,
-        waiting_max=waiting_max,
-        load_stall_timeout_s=load_timeout_s(load_timeout, os.environ),
-        worker_silent_timeout_s=worker_silent_timeout,
-        allow_remote=allow_remote,
-        security=listener_files(
-            context,
-            cert=tls_cert,
-            key=tls_key,
-            client_ca=tls_client_ca,
-            token_file=token_file,
-            open_health=open_health,
-        ),
-        workers=named_workers(worker, channel),
+        address=o.server_address(context, serving.address),
+        models=tuple(_named_folder(text) for text in serving.model or ()),
+        stores=stores.places(os.environ),
+        memory_limit_bytes=serving.memory_limit,
+        keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
+        max_loaded=serving.max_loaded,
+        waiting_max=serving.waiting_max,
+        load_stall_timeout_s=load_timeout_s(serving.load_timeout, os.environ),
+        worker_silent_timeout_s=serving.worker_silent_timeout,
+        allow_remote=serving.allow_remote,
+        security=listener.files(context),
+        workers=named_workers(attached.worker, channel),
         worker_security=channel,
-        metrics=metrics,
-        metrics_vllm_aliases=metrics_vllm_aliases,
-        preload=tuple(preload or ()),
-        orphan_grace_s=_orphan_grace_s(orphan_grace, attached=bool(worker)),
-        run_dir=None if run_dir is None else run_dir.expanduser().absolute(),
-        log_content=log_content,
-        log_level=log_level.value,
-        log_format=log_format.value,
+        metrics=serving.metrics,
+        metrics_vllm_aliases=serving.metrics_vllm_aliases,
+        preload=tuple(serving.preload or ()),
+        orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
+        run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
+        log_content=serving.log_content,
+        log_level=serving.log_level.value,
+        log_format=serving.log_format.value,
     )
-    _run(_checked(_with_kept_free(settings, reserve=reserve, gpu_overhead=gpu_overhead)))
+    settings = _with_kept_free(settings, reserve=serving.reserve, gpu_overhead=serving.gpu_overhead)
+    _run(_checked(settings))
 
 
 def _with_kept_free(
@@ -310,11 +239,9 @@ def _with_kept_free(
 def _checked(settings: ServeSettings) -> ServeSettings:
     """Return the settings; refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
-        usage_error("--metrics-vllm-aliases needs --metrics")
+        usage_error("--metrics-vllm-aliases means nothing without --metrics")
     if settings.workers and settings.waiting_max is not None:
-        usage_error(
-            "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
-        )
+        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
     return settings
 
 
@@ -323,9 +250,7 @@ def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
     if given_s is None:
         return config.ORPHAN_GRACE_S
     if attached:
-        usage_error(
-            "--orphan-grace applies to workers that mlxd starts; those of --worker always stay"
-        )
+        usage_error("--orphan-grace is for workers that mlxd starts; those of --worker stay")
     if given_s > config.LOAD_TOTAL_TIMEOUT_S:
         usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
     return given_s

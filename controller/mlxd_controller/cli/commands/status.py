@@ -1,4 +1,4 @@
-"""`mlxd status`: the server, its memory and its workers, once or repeatedly."""
+"""`mlxd status`: the server, its memory and its workers, once or again and again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import typer
 from mlxd.messages import Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import ExitCode, complain, run
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.security import Server
 from mlxd_shared import config
 from mlxd_shared.domain.units import format_bytes, format_duration
 
-Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Again at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
     typer.Option(
@@ -26,23 +27,18 @@ Interval = Annotated[
 ModelFilter = Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model's workers.")]
 
 
-def status(
-    context: typer.Context,
+@ask_server
+async def status(
     model: ModelFilter = "",
     *,
     watch: Watch = False,
     interval: Interval = config.WATCH_INTERVAL_DEFAULT_S,
     as_json: o.Json = False,
-    address: o.Address = None,
-) -> None:
-    """Show the server's workers and memory. --json includes every counter."""
-    where = server(context, address)
+    where: Server,
+) -> ExitCode:
+    """Show what the server does and what it holds. --json has every counter."""
     if watch:
-        run(_watch(where, model, interval_s=interval, as_json=as_json), address=where.address)
-    run(_once(where, model, as_json=as_json), address=where.address)
-
-
-async def _once(where: Server, model: str, *, as_json: bool) -> ExitCode:
+        return await _watch(where, model, interval_s=interval, as_json=as_json)
     async with where.client() as client:
         _show(await client.status(model), as_json=as_json)
     return ExitCode.OK
@@ -104,7 +100,7 @@ def _show(status: Status, *, as_json: bool) -> None:
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
-    """Return the lines about a worker; one that has reported nothing has no figures."""
+    """Return the lines about a worker; one that has told nothing of itself has no figures."""
     return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
 
 

@@ -1,21 +1,34 @@
-"""config.json of a Llama-like decoder: what is understood is taken, what is not is refused.
+"""A Llama-like decoder: its config, and the tensors of its checkpoints.
 
 Invariants:
 - A key that would change the arithmetic is honoured or refused by name; it is never ignored.
 - Every size is checked for type and range here, so that nothing after this guesses.
-- No arrays and no MLX: the same facts serve the fit before any weight is read.
+- All else follows from the config: names and shapes of tensors, which weights may be packed and
+  how. No arrays and no MLX: the same facts serve the fit before any weight is read.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from mlxd_models.families.common.experts import ExpertsConfig
+from mlxd_models.families.common.experts import ExpertsConfig, expert_specs
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.packing import Packings, parse_packing
 from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.families.common.rope_fields import check_rope, parse_rope
+from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.common.windows import Windows
+from mlxd_models.sizes.packed_weights import LAYER_PREFIX
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+SINKS = "self_attn.sinks"
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+GATED = ("mlp.gate_proj", "mlp.up_proj")
+DOWN = "mlp.down_proj"
 
 LAYERS_MAX = 1024
 HEADS_MAX = 4096
@@ -151,3 +164,85 @@ def _refuse_unsupported(fields: Fields) -> None:
     partial = fields.positive("partial_rotary_factor", default=1.0)
     if partial != 1.0:
         raise fields.error("partial_rotary_factor", f"{partial} is not supported, only 1")
+
+
+class LayerNorms(NamedTuple):
+    """The names of a layer's norms over whole rows."""
+
+    attention: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    attention_output: str | None = None
+    mlp_output: str | None = None
+
+
+def norms_of(config: DecoderConfig) -> LayerNorms:
+    """Return a layer's norms: one name means something else where outputs are normalised too."""
+    if not config.output_norms:
+        return LayerNorms()
+    before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    return LayerNorms("input_layernorm", before, "post_attention_layernorm", after)
+
+
+def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
+    """Return every tensor that a checkpoint of this config holds or may hold."""
+    hidden = config.hidden
+    head = weight_spec(
+        config.packing,
+        HEAD,
+        (config.vocab, hidden),
+        required=not config.tied_head,
+        copy_of=EMBEDDING if config.tied_head else None,
+    )
+    embedding = weight_spec(config.packing, EMBEDDING, (config.vocab, hidden))
+    specs = [embedding, TensorSpec(FINAL_NORM, (hidden,)), head]
+    for index in range(config.layers):
+        prefix = layer_prefix(index)
+        specs += [
+            TensorSpec(f"{prefix}{norm}.weight", (hidden,)) for norm in norms_of(config) if norm
+        ]
+        specs += _attention(config, prefix)
+        specs += feed_specs(config, prefix, routed=is_routed(config, index))
+        # Old checkpoints store the rotary table, which follows from the config.
+        table = f"{prefix}self_attn.rotary_emb.inv_freq"
+        specs.append(TensorSpec(table, (config.head_dim // 2,), required=False))
+    return tuple(specs)
+
+
+def is_routed(config: DecoderConfig, index: int) -> bool:
+    """Tell whether a layer has experts."""
+    return config.experts is not None and config.experts.layers[index]
+
+
+def feed_specs(config: DecoderConfig, prefix: str, *, routed: bool) -> list[TensorSpec]:
+    """Return the tensors of a layer's feed-forward: dense, or of experts."""
+    if routed and config.experts is not None:
+        return expert_specs(config.experts, prefix, hidden=config.hidden, packings=config.packing)
+    return _dense(config, prefix)
+
+
+def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
+    hidden, queries = config.hidden, config.heads * config.head_dim
+    keys = config.kv_heads * config.head_dim
+    shapes = {
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+    }
+    specs = linear_specs(config.packing, prefix, shapes)
+    if config.sinks:
+        specs.append(TensorSpec(prefix + SINKS, (config.heads,)))
+    if config.head_norms:
+        specs += [TensorSpec(f"{prefix}{name}.weight", (config.head_dim,)) for name in HEAD_NORMS]
+    return specs
+
+
+def _dense(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
+    hidden, mlp, biased = config.hidden, config.mlp, config.mlp_bias
+    shapes = dict.fromkeys(GATED, (mlp, hidden, biased))
+    return linear_specs(config.packing, prefix, shapes | {DOWN: (hidden, mlp, biased)})
+
+
+def layer_prefix(index: int) -> str:
+    """Return what the names of a layer's tensors begin with."""
+    return f"{LAYER_PREFIX}{index}."

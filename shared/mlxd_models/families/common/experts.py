@@ -1,14 +1,31 @@
-"""Layers that send each token through a few of many small networks: their shape.
+"""Layers that send each token through a few of many small networks: their shape and tensors.
 
 Invariants:
 - What a family's router does otherwise is a field here, not a layer of its own.
+- Experts' weights are expected in one tensor a linear, and may be there one by one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from mlxd_models.families.common.packing import Packings
+from mlxd_models.families.common.tensors import (
+    Operation,
+    Source,
+    Stack,
+    TensorSpec,
+    linear_specs,
+    weight_spec,
+)
 from mlxd_models.sizes.expert_sizes import routed_width
+
+CORRECTION = "mlp.gate.e_score_correction_bias"
+EXPERT_GATED = ("gate_proj", "up_proj")
+EXPERT_DOWN = "down_proj"
+FUSED_GATED = "mlp.experts.gate_up_proj"
+FUSED_DOWN = "mlp.experts.down_proj"
+EXPERT_LINEARS = (*EXPERT_GATED, EXPERT_DOWN)
 
 EXPERTS_MAX: Final = 4096
 """The most experts that a config may name."""
@@ -87,3 +104,57 @@ class ExpertsConfig:
         """Return the widest inner part of such a layer, for one position."""
         routed = routed_width(self.chosen, hidden, self.mlp)
         return routed if self.shared is None else routed + self.shared.mlp
+
+
+def expert_specs(
+    experts: ExpertsConfig, prefix: str, *, hidden: int, packings: Packings | None
+) -> list[TensorSpec]:
+    """Return the router's weight, each expert's in one tensor or one by one, and those beside."""
+    mlp = experts.mlp
+    specs = [weight_spec(packings, f"{prefix}{experts.router}.weight", (experts.count, hidden))]
+    if experts.biased:
+        specs.append(TensorSpec(f"{prefix}{experts.router}.bias", (experts.count,)))
+    if experts.corrected:
+        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,)))
+    if experts.shared is not None:
+        specs += _shared(experts.shared, prefix, hidden=hidden, packings=packings)
+    for name in EXPERT_LINEARS:
+        outputs, inputs = (hidden, mlp) if name == EXPERT_DOWN else (mlp, hidden)
+        stack = expert_stack(prefix, name, experts)
+        whole = weight_spec(packings, f"{stack.stem}.weight", (experts.count, outputs, inputs))
+        instead = ((_fused(experts, prefix, name, hidden),),) if experts.fused else ()
+        parts = tuple(f"{part}.weight" for part in stack.parts)
+        specs.append(replace(whole, parts=parts, instead=instead))
+        if experts.biased:
+            specs.append(TensorSpec(f"{stack.stem}.bias", (experts.count, outputs)))
+    return specs
+
+
+def _fused(experts: ExpertsConfig, prefix: str, name: str, hidden: int) -> TensorSpec:
+    """Return what may be stored in place of a stack, and of the one that it is joined with.
+
+    It is stored without `.weight`.
+    """
+    mlp = experts.mlp
+    stem, shape = prefix + FUSED_GATED, (experts.count, 2 * mlp, hidden)
+    if name == EXPERT_DOWN:
+        stem, shape = prefix + FUSED_DOWN, (experts.count, hidden, mlp)
+    source = Source(stem, shape, Operation.KEEP)
+    return TensorSpec(f"{stem}.weight", shape, packable=True, source=source)
+
+
+def _shared(
+    shared: SharedConfig, prefix: str, *, hidden: int, packings: Packings | None
+) -> list[TensorSpec]:
+    module = f"mlp.{shared.name}"
+    shapes = {f"{module}.{name}": (shared.mlp, hidden, False) for name in EXPERT_GATED}
+    shapes |= {f"{module}.{EXPERT_DOWN}": (hidden, shared.mlp, False)}
+    if shared.gated:
+        shapes |= {f"{module}_gate": (1, hidden, False)}
+    return linear_specs(packings, prefix, shapes)
+
+
+def expert_stack(prefix: str, name: str, experts: ExpertsConfig) -> Stack:
+    """Return the names of one linear of all experts of a layer."""
+    parts = tuple(f"{prefix}mlp.experts.{expert}.{name}" for expert in range(experts.count))
+    return Stack(f"{prefix}{experts.stack}.{name}", parts)

@@ -12,28 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
-from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.pass_sizes import PassSizes
 
 Config = TypeVar("Config")
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Sizes that decide what a model takes besides its weights, in values, not bytes."""
-
-    context_max: int
-    caches: CacheSizes
-    """What the layers remember, by kind."""
-    passes: PassSizes
-    """The widths that decide what evaluating takes."""
-
-    @property
-    def vocab(self) -> int:
-        """Width of the logits."""
-        return self.passes.vocab
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.rope import Llama3Scaling, LongScaling, RopeConfig, YarnScaling
+from mlxd_models.families.common.rope import Llama3Scaling, RopeConfig
+from mlxd_models.families.common.rope_kinds import LongScaling, YarnScaling
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT
 
 ROPE_BASE_DEFAULT = 10_000.0
@@ -50,15 +51,15 @@ def parse_rope(fields: Fields) -> RopeConfig:
         case "linear":
             return replace(plain, position_scale=1.0 / scaling.positive("factor"))
         case "llama3":
-            return replace(plain, llama3=_llama3(fields, scaling))
+            return replace(plain, scaling=_llama3(fields, scaling))
         case "yarn":
-            return replace(plain, yarn=_yarn(fields, scaling, base=plain.base))
+            return replace(plain, scaling=_yarn(fields, scaling, base=plain.base))
         case "dynamic":
             # It acts on positions beyond `max_position_embeddings`, which no row ever has.
             scaling.positive("factor")
             return plain
         case "longrope":
-            return replace(plain, long=_long(fields, scaling))
+            return replace(plain, scaling=_long(fields, scaling))
     supported = ", ".join(ROPE_KINDS)
     raise scaling.error(kind_key, f"{kind!r} is not supported; {supported} are")
 
@@ -171,10 +172,11 @@ def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
     Raises:
         InvalidModel: they are not.
     """
-    if rope.long is None:
+    long = rope.scaling
+    if not isinstance(long, LongScaling):
         return
     scaling, _ = _scaling(fields)
-    for key, factors in (("short_factor", rope.long.short), ("long_factor", rope.long.long)):
+    for key, factors in (("short_factor", long.short), ("long_factor", long.long)):
         if len(factors) != dims // 2:
             problem = f"{len(factors)} factors, {dims} values of a head rotate in pairs"
             raise scaling.error(key, problem)

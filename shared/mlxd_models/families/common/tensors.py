@@ -7,11 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mlxd_models.families.common.packing import Packing
+from mlxd_models.families.common.packing import Packing, Packings
 
 
 class Operation(StrEnum):
@@ -100,3 +101,32 @@ class Stack:
     stem: str
     parts: tuple[str, ...]
     """Each expert's own, where a checkpoint stores these."""
+
+
+def linear_specs(
+    packings: Packings | None, prefix: str, shapes: Mapping[str, tuple[int, int, bool]]
+) -> list[TensorSpec]:
+    """Return weights, and biases where there are any, of (outputs, inputs, has a bias) by name."""
+    specs: list[TensorSpec] = []
+    for name, (outputs, inputs, has_bias) in shapes.items():
+        specs.append(weight_spec(packings, f"{prefix}{name}.weight", (outputs, inputs)))
+        if has_bias:
+            specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
+    return specs
+
+
+def weight_spec(
+    packings: Packings | None,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    required: bool = True,
+    copy_of: str | None = None,
+) -> TensorSpec:
+    """Return the spec of a weight that may be packed as `packings` say."""
+    packing: Packing | None = None
+    if packings is not None:
+        packing = packings.of(name.removesuffix(".weight"), inputs=shape[-1])
+    return TensorSpec(
+        name, shape, required=required, copy_of=copy_of, packing=packing, packable=True
+    )

@@ -6,17 +6,15 @@ Invariants:
 
 from dataclasses import replace
 
-from mlxd_models.families.common.decoder import DecoderConfig
-from mlxd_models.families.common.decoder_tensors import (
+from mlxd_models.families.common.decoder import (
     HEAD_NORMS,
+    DecoderConfig,
     feed_specs,
     is_routed,
-    linear_specs,
     llama_tensors,
-    weight_spec,
 )
-from mlxd_models.families.common.family import Footprint
-from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.hybrid.config import DeltaConfig, HybridConfig
 from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES, CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
@@ -86,7 +84,10 @@ def delta_tensors(
     )
     return (
         convolution,
-        *(weight_spec(decoder, f"{prefix}{name}.weight", shape) for name, shape in linears.items()),
+        *(
+            weight_spec(decoder.packing, f"{prefix}{name}.weight", shape)
+            for name, shape in linears.items()
+        ),
         *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()),
     )
 
@@ -109,14 +110,14 @@ def _attention_tensors(decoder: DecoderConfig, prefix: str) -> tuple[TensorSpec,
         "self_attn.o_proj": (hidden, queries, decoder.output_bias),
     }
     norms = [TensorSpec(f"{prefix}{name}.weight", (decoder.head_dim,)) for name in HEAD_NORMS]
-    return (*norms, *linear_specs(decoder, prefix, shapes))
+    return (*norms, *linear_specs(decoder.packing, prefix, shapes))
 
 
 def _multi_token_tensors(decoder: DecoderConfig) -> tuple[TensorSpec, ...]:
     """Return what a published checkpoint also holds: a layer that drafts the token after next."""
     layer = "mtp.layers.0."
     specs = (
-        weight_spec(decoder, "mtp.fc.weight", (decoder.hidden, 2 * decoder.hidden)),
+        weight_spec(decoder.packing, "mtp.fc.weight", (decoder.hidden, 2 * decoder.hidden)),
         *(
             TensorSpec(f"mtp.{norm}.weight", (decoder.hidden,))
             for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")

@@ -9,17 +9,15 @@ Invariants:
 from dataclasses import replace
 from typing import Final
 
-from mlxd_models.families.common.decoder_tensors import (
+from mlxd_models.families.common.decoder import (
     feed_specs,
     is_routed,
     layer_prefix,
-    linear_specs,
     llama_tensors,
     norms_of,
-    weight_spec,
 )
-from mlxd_models.families.common.family import Footprint
-from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.latent_sizes import latent_width
@@ -76,7 +74,9 @@ def latent_footprint(config: LatentConfig) -> Footprint:
 def _layer(config: LatentConfig, prefix: str, *, routed: bool) -> list[TensorSpec]:
     decoder = config.decoder
     specs = [
-        TensorSpec(f"{prefix}{norm}.weight", (decoder.hidden,)) for norm in norms_of(decoder).stored
+        TensorSpec(f"{prefix}{norm}.weight", (decoder.hidden,))
+        for norm in norms_of(decoder)
+        if norm
     ]
     specs += _attention(config, prefix)
     specs += feed_specs(decoder, prefix, routed=routed)
@@ -98,15 +98,19 @@ def _attention(config: LatentConfig, prefix: str) -> list[TensorSpec]:
     else:
         shapes |= {QUERY_DOWN: (rank, hidden, biased), QUERY_UP: (config.queries, rank, False)}
         specs.append(TensorSpec(f"{prefix}{QUERY_NORM}", (rank,)))
-    return specs + linear_specs(decoder, prefix, shapes)
+    return specs + linear_specs(decoder.packing, prefix, shapes)
 
 
 def _both_up(config: LatentConfig, prefix: str) -> TensorSpec:
     decoder = config.decoder
     heads, plain, value, rank = decoder.heads, config.plain_dim, config.value_dim, config.rank
     shapes = {ABSORBING: (heads, rank, plain), EXPANDING: (heads, value, rank)}
-    whole = weight_spec(decoder, f"{prefix}{BOTH_UP}.weight", (heads * (plain + value), rank))
-    apart = [weight_spec(decoder, f"{prefix}{name}.weight", its) for name, its in shapes.items()]
+    whole = weight_spec(
+        decoder.packing, f"{prefix}{BOTH_UP}.weight", (heads * (plain + value), rank)
+    )
+    apart = [
+        weight_spec(decoder.packing, f"{prefix}{name}.weight", its) for name, its in shapes.items()
+    ]
     return replace(whole, instead=(tuple(apart),))
 
 
@@ -117,7 +121,7 @@ def _drafting(config: LatentConfig, prefix: str) -> tuple[TensorSpec, ...]:
     norms = ("enorm", "hnorm", "shared_head.norm")
     return (
         *(TensorSpec(f"{prefix}{norm}.weight", (hidden,)) for norm in norms),
-        weight_spec(decoder, f"{prefix}eh_proj.weight", (hidden, 2 * hidden)),
-        weight_spec(decoder, f"{prefix}embed_tokens.weight", (vocab, hidden)),
-        weight_spec(decoder, f"{prefix}shared_head.head.weight", (vocab, hidden)),
+        weight_spec(decoder.packing, f"{prefix}eh_proj.weight", (hidden, 2 * hidden)),
+        weight_spec(decoder.packing, f"{prefix}embed_tokens.weight", (vocab, hidden)),
+        weight_spec(decoder.packing, f"{prefix}shared_head.head.weight", (vocab, hidden)),
     )

@@ -11,8 +11,7 @@ Invariants:
 from dataclasses import dataclass
 
 from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
-from mlxd_worker.cache.arenas.plan import StepPlan
-from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS, padded_width
+from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
 
 SHAPES_MAX = 64
 """Shapes of one model's attention, whatever its context and rows."""
@@ -46,13 +45,3 @@ def all_shapes(*, context_max: int, rows_max: int) -> tuple[AttentionShape, ...]
         if 1 < slots <= WIDE_SLOTS_MAX
     ]
     return (*decode, *chunks, *wide)[:SHAPES_MAX]
-
-
-def shapes_of(plan: StepPlan) -> set[AttentionShape]:
-    """Return the shapes that a pass of bounded shapes takes."""
-    assert plan.bounded_shapes, "other passes take any"
-    if plan.chunk is None:
-        return {AttentionShape(g.capacity, g.slots_used, plan.width) for g in plan.groups}
-    most = CHUNK_WIDTHS[-1]
-    widths = [min(plan.width - first, most) for first in range(0, plan.width, most)]
-    return {AttentionShape(plan.chunk.capacity, 1, padded_width(width)) for width in widths}

@@ -86,11 +86,6 @@ class Matcher:
         self._mask: bytes | None = constraint.first_mask
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the output so far matches as a whole."""
-        return self.native.is_accepting()
-
-    @property
     def is_over(self) -> bool:
         """Whether the output is complete and no token can follow."""
         return self.native.is_stopped() and not self.native.is_error()

@@ -33,8 +33,8 @@ from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
-from mlxd_worker.models.layers.fused import normed_times
-from mlxd_worker.models.layers.rotation import Rotation
+from mlxd_worker.models.layers.llama_layers import Rotation
+from mlxd_worker.models.weights.fused import normed_times
 from mlxd_worker.models.weights.head_linear import (
     HeadLinear,
     HeadProjection,

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder_tensors import (
-    FINAL_NORM,
-    is_routed,
-    layer_prefix,
-    norms_of,
-)
+from mlxd_models.families.common.decoder import FINAL_NORM, is_routed, layer_prefix, norms_of
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.families.latent.tensors import OUTPUT
 from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
@@ -25,15 +20,20 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.latent import as_latent
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.base import Batch, attention_caches, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.latent_attention import LatentAttention, take_latent_attention
-from mlxd_worker.models.layers.ends import take_embedding, take_ends
-from mlxd_worker.models.layers.feed_forward import FeedForward
-from mlxd_worker.models.layers.fused import added
-from mlxd_worker.models.layers.llama_layers import take_feed
-from mlxd_worker.models.layers.rotation import Rotation, rotation_of, tables_of
+from mlxd_worker.models.layers.llama_layers import (
+    FeedForward,
+    Rotation,
+    rotation_of,
+    tables_of,
+    take_embedding,
+    take_ends,
+    take_feed,
+)
+from mlxd_worker.models.weights.fused import added
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
 
 
@@ -103,13 +103,7 @@ class LatentModel:
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
-        plan = caches.plan(
-            batch.rows,
-            offsets=batch.offsets,
-            lengths=batch.lengths,
-            width=batch.width,
-            dtype=self.dtype,
-        )
+        plan = plan_pass(batch, caches, self.dtype)
         rows = self._ends.embedded(batch.tokens)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         unpacks = self._packed and batch.width > 1 and rows.shape[0] > packed_rows_max()

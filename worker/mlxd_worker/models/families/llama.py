@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import DecoderConfig
-from mlxd_models.families.common.decoder_tensors import FINAL_NORM
+from mlxd_models.families.common.decoder import FINAL_NORM, DecoderConfig
 from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
@@ -24,13 +23,19 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import Asked, KVCache
 from mlxd_worker.kernels.decode_attention import serves
-from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.base import Batch, attention_caches, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
-from mlxd_worker.models.layers.ends import take_embedding, take_ends
-from mlxd_worker.models.layers.fused import added, normed_times
-from mlxd_worker.models.layers.llama_layers import Layer, take_layer, take_norm
-from mlxd_worker.models.layers.rotation import rotations_of, tables_of
+from mlxd_worker.models.layers.llama_layers import (
+    Layer,
+    rotations_of,
+    tables_of,
+    take_embedding,
+    take_ends,
+    take_layer,
+    take_norm,
+)
+from mlxd_worker.models.weights.fused import added, normed_times
 from mlxd_worker.models.weights.linear import packed_rows_max
 
 
@@ -112,7 +117,7 @@ class LlamaModel:
 
     def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
         """Do `forward` for several batches; their rows are together in all products."""
-        passes = [_Pass(batch, self._plan(batch, caches)) for batch in batches]
+        passes = [_Pass(batch, plan_pass(batch, caches, self.dtype)) for batch in batches]
         rows = self._embedded(_together([its.batch.tokens.reshape(-1) for its in passes]))
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         wide = any(its.batch.width > 1 for its in passes)
@@ -140,15 +145,6 @@ class LlamaModel:
     def _embedded(self, ids: mx.array) -> mx.array:
         rows, scale = self._ends.embedded(ids), self.config.embedding_scale
         return rows if scale == 1.0 else rows * scale
-
-    def _plan(self, batch: Batch, caches: PassCaches) -> StepPlan:
-        return caches.plan(
-            batch.rows,
-            offsets=batch.offsets,
-            lengths=batch.lengths,
-            width=batch.width,
-            dtype=self.dtype,
-        )
 
     def _attend(
         self, layer: Layer, rows: mx.array, cache: AttentionCache, passes: Sequence[_Pass]

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder_tensors import (
-    ATTENTION,
-    FINAL_NORM,
-    is_routed,
-    layer_prefix,
-)
+from mlxd_models.families.common.decoder import ATTENTION, FINAL_NORM, is_routed, layer_prefix
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_models.families.hybrid.tensors import DELTA
 from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
@@ -32,7 +27,7 @@ from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.base import Batch
+from mlxd_worker.models.base import Batch, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.delta_mixer import (
@@ -42,10 +37,14 @@ from mlxd_worker.models.families.delta_mixer import (
     stored_by_mlx,
     take_delta,
 )
-from mlxd_worker.models.layers.ends import take_embedding, take_ends
-from mlxd_worker.models.layers.feed_forward import FeedForward
-from mlxd_worker.models.layers.llama_layers import take_feed
-from mlxd_worker.models.layers.rotation import rotation_of, tables_of
+from mlxd_worker.models.layers.llama_layers import (
+    FeedForward,
+    rotation_of,
+    tables_of,
+    take_embedding,
+    take_ends,
+    take_feed,
+)
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
 
 
@@ -134,13 +133,7 @@ class Qwen35Model:
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
-        plan = caches.plan(
-            batch.rows,
-            offsets=batch.offsets,
-            lengths=batch.lengths,
-            width=batch.width,
-            dtype=self.dtype,
-        )
+        plan = plan_pass(batch, caches, self.dtype)
         eps = self.config.decoder.norm_eps
         rows = self._ends.embedded(batch.tokens)
         # A GPU holds what is unpacked until it is done: not of all layers at once.

@@ -1,41 +1,167 @@
-"""A layer of a Llama-like decoder: its weights, and how they are taken from a checkpoint.
+"""The layers of a Llama-like decoder: rotations, attention's and feed-forward's weights, both ends.
 
 Invariants:
 - Queries, keys and values come from one product, gate and up from another: their weights are joined
   while loading, and the separate ones are never kept.
-- A rotation's gain on queries and on keys is in the scale of their products.
+- What a layer does with each row by itself takes and returns the residual rows `[M, hidden]`, norms
+  included.
+- A rotation's gain on queries and on keys is in the scale of their products, not in the rotation.
+- A head that is the embedding is kept once, and named once.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import DecoderConfig
-from mlxd_models.families.common.decoder_tensors import (
+from mlxd_models.families.common.decoder import (
     ATTENTION,
-    CORRECTION,
     DOWN,
-    EXPERT_DOWN,
-    EXPERT_GATED,
-    FUSED_DOWN,
-    FUSED_GATED,
+    EMBEDDING,
+    FINAL_NORM,
     GATED,
+    HEAD,
     HEAD_NORMS,
     SINKS,
-    expert_stack,
+    Activation,
+    DecoderConfig,
     is_routed,
     layer_prefix,
     norms_of,
 )
-from mlxd_models.families.common.experts import ExpertsConfig, SharedConfig
-from mlxd_models.families.common.tensors import Stack
+from mlxd_models.families.common.rope import RopeConfig
+from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
-from mlxd_worker.models.layers.feed_forward import Dense, Experts, FeedForward, Shared
-from mlxd_worker.models.layers.rotation import Rotation
-from mlxd_worker.models.weights.expert_linear import ExpertProjection
+from mlxd_worker.models.layers.experts import Experts, take_experts
+from mlxd_worker.models.weights.fused import added, gated, logits_of
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+
+_EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """One way to rotate the first `dims` values of a head."""
+
+    config: RopeConfig
+    dims: int
+    table: mx.array | None
+    """Each pair's tokens per radian, float32; None where the base alone says it."""
+
+    def __call__(self, heads: mx.array, offsets: mx.array, plan: StepPlan) -> mx.array:
+        """Rotate `[N, heads, width, head_dim]`; row i's first position is `offsets[i]`; lazy.
+
+        plan: of the pass, in which all layers share the angles where MLX would make them anew.
+        """
+        if self._fused(heads):
+            return self._rotated(heads, offsets)
+        count, width, half = heads.shape[0], heads.shape[2], self.dims // 2
+        angles = partial(self._angles, offsets, width)
+        cosines, sines = (
+            plan.shared((name, id(self)), lambda turn=turn: turn(angles()))  # type: ignore[misc]
+            for name, turn in (("cosines", mx.cos), ("sines", _signed_sines))
+        )
+        pairs = heads.reshape(count, -1, width, 2, half)
+        return (pairs * cosines + pairs[..., ::-1, :] * sines).reshape(heads.shape)
+
+    def _fused(self, heads: mx.array) -> bool:
+        """Tell whether MLX is to do it: on a CPU it takes it apart for each layer anew."""
+        plain = self.dims == heads.shape[-1] and not self.config.interleaved
+        return not (plain and runs_cpu() and heads.dtype == mx.float32)
+
+    def _angles(self, offsets: mx.array, width: int) -> mx.array:
+        """Return by how many radians pairs turn, `[N, 1, width, 1, dims / 2]`."""
+        positions = offsets[:, None] + mx.arange(width, dtype=offsets.dtype)
+        return (positions.astype(mx.float32)[..., None] / self.periods())[:, None, :, None]
+
+    def _rotated(self, heads: mx.array, offsets: mx.array) -> mx.array:
+        return mx.fast.rope(
+            heads,
+            self.dims,
+            traditional=self.config.interleaved,
+            base=self.config.base if self.table is None else None,
+            scale=self.config.position_scale,
+            offset=offsets,
+            freqs=self.table,
+        )
+
+    def periods(self) -> mx.array:
+        """Return by how many positions each pair turns by one radian, lazy."""
+        periods = self.table
+        if periods is None:
+            steps = mx.arange(0, self.dims, 2, dtype=mx.float32)
+            periods = mx.exp(steps * (math.log(self.config.base) / self.dims))
+        return periods / self.config.position_scale
+
+
+def _signed_sines(angles: mx.array) -> mx.array:
+    """Return what the other value of a pair counts with, `[..., 2, dims / 2]`."""
+    sines = mx.sin(angles)
+    return mx.concatenate([-sines, sines], axis=-2)
+
+
+def rotation_of(config: RopeConfig, dims: int) -> Rotation:
+    """Return the rotation that a config asks for."""
+    periods = config.periods(dims)
+    table = None if periods is None else mx.array(periods, dtype=mx.float32)
+    return Rotation(config, dims, table)
+
+
+def rotations_of(configs: Sequence[RopeConfig], dims: int) -> tuple[Rotation, ...]:
+    """Return one for each config, the same object for equal ones."""
+    made = {config: rotation_of(config, dims) for config in dict.fromkeys(configs)}
+    return tuple(made[config] for config in configs)
+
+
+def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
+    """Return their tables by name, each once."""
+    tables = {id(its.table): its.table for its in rotations if its.table is not None}
+    return {
+        f"rope_periods.{index}" if index else "rope_periods": table
+        for index, table in enumerate(tables.values())
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One network for all rows."""
+
+    norm: Norm
+    gate_up: Projection
+    down: Projection
+    width: int
+    activation: Activation = Activation.SILU
+    output_norm: Norm | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether some of the weights are packed."""
+        return is_packed(self.gate_up) or is_packed(self.down)
+
+    @property
+    def stays_lazy(self) -> bool:
+        """Always."""
+        return True
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Return the rows with what it makes of them added."""
+        made = gated(rows, self.norm, self.gate_up, width=self.width, activation=self.activation)
+        return added(rows, made, self.down, self.output_norm)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return norms, gate and up, and down."""
+        named = {"mlp_norm": self.norm.weight}
+        if self.output_norm is not None:
+            named["mlp_output_norm"] = self.output_norm.weight
+        return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
+
+
+FeedForward = Dense | Experts
+"""The second half of a layer: returns the rows with what it makes of them added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +228,7 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
         InvalidModel: experts are packed unlike each other.
     """
     prefix, norms = layer_prefix(index), norms_of(config)
+    routed, mlp_norm = is_routed(config, index), f"{prefix}{norms.mlp}.weight"
     return Layer(
         attention_norm=take_norm(config, weights, f"{prefix}{norms.attention}.weight"),
         qkv=weights.linear([prefix + name for name in ATTENTION], has_bias=config.qkv_bias),
@@ -111,7 +238,9 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
         sinks=weights.take(prefix + SINKS) if config.sinks else None,
         output=weights.linear([f"{prefix}self_attn.o_proj"], has_bias=config.output_bias),
         output_norm=_take_optional(config, weights, prefix, norms.attention_output),
-        feed=_take_feed(config, weights, index),
+        feed=take_feed(
+            config, weights, prefix, take_norm(config, weights, mlp_norm), routed=routed
+        ),
     )
 
 
@@ -135,12 +264,6 @@ def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> He
     return HeadNorms(queries, keys, config.heads, config.kv_heads)
 
 
-def _take_feed(config: DecoderConfig, weights: Weights, index: int) -> FeedForward:
-    prefix = layer_prefix(index)
-    norm = take_norm(config, weights, f"{prefix}{norms_of(config).mlp}.weight")
-    return take_feed(config, weights, prefix, norm, routed=is_routed(config, index))
-
-
 def take_feed(
     config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
 ) -> FeedForward:
@@ -150,7 +273,7 @@ def take_feed(
         InvalidModel: experts are packed unlike each other.
     """
     if routed and config.experts is not None:
-        return _take_experts(config.experts, weights, prefix, norm)
+        return take_experts(config.experts, weights, prefix, norm)
     return Dense(
         norm=norm,
         gate_up=weights.linear([prefix + name for name in GATED], has_bias=config.mlp_bias),
@@ -161,32 +284,37 @@ def take_feed(
     )
 
 
-def _take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
-    return Experts(
-        config=config,
-        norm=norm,
-        router=weights.linear([prefix + config.router], has_bias=config.biased),
-        gate_up=_take_stack(config, weights, prefix, EXPERT_GATED, fused=FUSED_GATED),
-        down=_take_stack(config, weights, prefix, (EXPERT_DOWN,), fused=FUSED_DOWN),
-        shared=None if config.shared is None else _take_shared(config.shared, weights, prefix),
-        correction=weights.take_float32(f"{prefix}{CORRECTION}") if config.corrected else None,
-    )
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """One model's ends; their type is the model's."""
+
+    embedding: Projection
+    norm: Norm
+    head: Projection
+
+    def embedded(self, ids: mx.array) -> mx.array:
+        """Return the rows [M, hidden] of token ids of any shape, lazy."""
+        return self.embedding.lookup(ids.reshape(-1))
+
+    def normed(self, rows: mx.array) -> mx.array:
+        """Return the last layer's rows, normalised, lazy."""
+        return mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return float32 [M, vocab] for normalised rows, lazy."""
+        return logits_of(hidden, self.head)
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = {FINAL_NORM: self.norm.weight} | named_arrays(_EMBEDDING, self.embedding)
+        return named if self.head is self.embedding else named | named_arrays(_HEAD, self.head)
 
 
-def _take_stack(
-    config: ExpertsConfig, weights: Weights, prefix: str, names: tuple[str, ...], *, fused: str
-) -> ExpertProjection:
-    if config.fused and weights.has(f"{prefix}{fused}.weight"):
-        return weights.experts([Stack(prefix + fused, ())])
-    stacks = [expert_stack(prefix, name, config) for name in names]
-    return weights.experts(stacks, has_bias=config.biased)
+def take_embedding(weights: Weights) -> Projection:
+    """Take the embedding, which is read before the layers."""
+    return weights.linear([_EMBEDDING])
 
 
-def _take_shared(config: SharedConfig, weights: Weights, prefix: str) -> Shared:
-    module = f"{prefix}mlp.{config.name}"
-    return Shared(
-        gate_up=weights.linear([f"{module}.{name}" for name in EXPERT_GATED]),
-        down=weights.linear([f"{module}.{EXPERT_DOWN}"]),
-        width=config.mlp,
-        gate=weights.linear([f"{module}_gate"]) if config.gated else None,
-    )
+def take_ends(weights: Weights, embedding: Projection, norm: Norm, *, tied_head: bool) -> Ends:
+    """Take the head, where it is not the embedding, and put the ends together."""
+    return Ends(embedding, norm, embedding if tied_head else weights.linear([_HEAD]))

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
-from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields, invalid
+from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings, parse_packing
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
@@ -34,7 +35,7 @@ from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.base import Batch, Model, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors
@@ -172,13 +173,7 @@ class ZooModel:
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return their logits' rows, lazy."""
-        plan = caches.plan(
-            batch.rows,
-            offsets=batch.offsets,
-            lengths=batch.lengths,
-            width=batch.width,
-            dtype=self.dtype,
-        )
+        plan = plan_pass(batch, caches, self.dtype)
         parts = parts_of(plan, batch, apart=self.apart)
         kept = recurrent(caches.layers)
         before = {number: cache.states(plan) for number, cache in kept.items()}

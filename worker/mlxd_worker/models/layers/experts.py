@@ -1,7 +1,6 @@
-"""What a layer does with each row by itself: one gated network, or a few chosen of many.
+"""A few networks of many for each row: products with experts, and what is beside them.
 
 Invariants:
-- Each takes and returns the residual rows `[M, hidden]`, norms included.
 - The choice of experts is made in float32, whatever the rows are.
 - On a GPU everything is lazy. On a CPU, where a product gathers experts one row at a time and in
   float32 alone, the choice is evaluated and each expert gets its rows at once where that pays or
@@ -10,17 +9,27 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import Activation
-from mlxd_models.families.common.experts import ExpertsConfig
+from mlxd_models.families.common.experts import (
+    CORRECTION,
+    EXPERT_DOWN,
+    EXPERT_GATED,
+    FUSED_DOWN,
+    FUSED_GATED,
+    ExpertsConfig,
+    SharedConfig,
+    expert_stack,
+)
+from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.layers.fused import added, clamped_halves, gated, gated_halves
+from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.routing import choose
 from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
+from mlxd_worker.models.weights.fused import clamped_halves, gated_halves
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
 
 ORDERED_MIN = 64
@@ -30,62 +39,6 @@ EACH_MIN = 4
 """From so many rows for each expert on, two products an expert are faster on a CPU than two that
 gather (64 experts of 384, 8 chosen, rows of 1024, one thread: 24 against 80 ms for 8 rows, 77
 against 91 for 32, 269 against 113 for 128, 1030 against 213 for 512)."""
-
-
-class FeedForward(Protocol):
-    """The second half of a layer."""
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        ...
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Whether it evaluates nothing while it is called."""
-        ...
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """Return the rows with what it makes of them added."""
-        ...
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return its weights by name, norms included, each array once."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """One network for all rows."""
-
-    norm: Norm
-    gate_up: Projection
-    down: Projection
-    width: int
-    activation: Activation = Activation.SILU
-    output_norm: Norm | None = None
-
-    @property
-    def packed(self) -> bool:
-        """Whether some of the weights are packed."""
-        return is_packed(self.gate_up) or is_packed(self.down)
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Always."""
-        return True
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """Return the rows with what it makes of them added."""
-        made = gated(rows, self.norm, self.gate_up, width=self.width, activation=self.activation)
-        return added(rows, made, self.down, self.output_norm)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return norms, gate and up, and down."""
-        named = {"mlp_norm": self.norm.weight}
-        if self.output_norm is not None:
-            named["mlp_output_norm"] = self.output_norm.weight
-        return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +153,42 @@ class Experts:
         if self.config.clamp is not None:
             return clamped_halves(flat, width=self.config.mlp, clamp=self.config.clamp)
         return gated_halves(flat, width=self.config.mlp)
+
+
+def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
+    """Take the weights of a layer's experts.
+
+    Raises:
+        InvalidModel: they are packed unlike each other.
+    """
+    return Experts(
+        config=config,
+        norm=norm,
+        router=weights.linear([prefix + config.router], has_bias=config.biased),
+        gate_up=_take_stack(config, weights, prefix, EXPERT_GATED, fused=FUSED_GATED),
+        down=_take_stack(config, weights, prefix, (EXPERT_DOWN,), fused=FUSED_DOWN),
+        shared=None if config.shared is None else _take_shared(config.shared, weights, prefix),
+        correction=weights.take_float32(f"{prefix}{CORRECTION}") if config.corrected else None,
+    )
+
+
+def _take_stack(
+    config: ExpertsConfig, weights: Weights, prefix: str, names: tuple[str, ...], *, fused: str
+) -> ExpertProjection:
+    if config.fused and weights.has(f"{prefix}{fused}.weight"):
+        return weights.experts([Stack(prefix + fused, ())])
+    stacks = [expert_stack(prefix, name, config) for name in names]
+    return weights.experts(stacks, has_bias=config.biased)
+
+
+def _take_shared(config: SharedConfig, weights: Weights, prefix: str) -> Shared:
+    module = f"{prefix}mlp.{config.name}"
+    return Shared(
+        gate_up=weights.linear([f"{module}.{name}" for name in EXPERT_GATED]),
+        down=weights.linear([f"{module}.{EXPERT_DOWN}"]),
+        width=config.mlp,
+        gate=weights.linear([f"{module}_gate"]) if config.gated else None,
+    )
 
 
 def _orders(chosen: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,0 +1,93 @@
+"""Commands as their authors write them: options in groups, a server to ask, an end to come to.
+
+Invariants:
+- typer is shown a plain function: each field of a group is a parameter, under the field's name, and
+  `Server` is --address. The command itself gets one value a group.
+- Every command that asks a server begins and ends in the same way (`outcome.run`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter
+from typing import Any, get_type_hints
+
+import typer
+
+from mlxd_controller.cli.options import Address
+from mlxd_controller.cli.outcome import ExitCode, run
+from mlxd_controller.cli.security import Server, server
+
+_CONTEXT = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_ADDRESS = Parameter("address", Parameter.KEYWORD_ONLY, default=None, annotation=Address)
+
+
+def spread_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the fields of each parameter which is a dataclass of options."""
+    groups = _groups(command)
+
+    def spread(**values: Any) -> None:  # noqa: ANN401 - what typer has read
+        command(**_gather(values, groups))
+
+    return _show(spread, command, _spread(command, groups))
+
+
+def ask_server(command: Callable[..., Coroutine[Any, Any, ExitCode]]) -> Callable[..., None]:
+    """Return a command whose work runs to its end; its parameter `where` is the server to ask.
+
+    Its other parameters may be groups too.
+    """
+    groups = {name: kind for name, kind in _groups(command).items() if kind is not Server}
+
+    def ask(context: typer.Context, address: str | None, **values: Any) -> None:  # noqa: ANN401
+        where = server(context, address)
+        run(command(where=where, **_gather(values, groups)), address=where.address)
+
+    own = [parameter for parameter in _spread(command, groups) if parameter.name != "where"]
+    return _show(ask, command, [_CONTEXT, *own, _ADDRESS])
+
+
+def _groups(command: Callable[..., object]) -> Mapping[str, type]:
+    hints = get_type_hints(command).items()
+    return {name: kind for name, kind in hints if isinstance(kind, type) and is_dataclass(kind)}
+
+
+def _spread(command: Callable[..., object], groups: Mapping[str, type]) -> list[Parameter]:
+    """Return the command's parameters, each group's fields in its place."""
+    shown: list[Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = groups.get(parameter.name)
+        shown += [parameter] if group is None else _parameters_of(group)
+    return shown
+
+
+def _parameters_of(group: type) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
+
+
+def _gather(values: dict[str, Any], groups: Mapping[str, type]) -> dict[str, Any]:
+    made = {
+        name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+        for name, group in groups.items()
+    }
+    return values | made
+
+
+def _show(
+    shown: Callable[..., None], command: Callable[..., object], parameters: Sequence[Parameter]
+) -> Callable[..., None]:
+    """Give a function the name, the help and the parameters that typer is to see."""
+    shown.__name__, shown.__doc__, shown.__annotations__ = command.__name__, command.__doc__, {}
+    vars(shown)["__signature__"] = inspect.Signature(parameters)
+    return shown

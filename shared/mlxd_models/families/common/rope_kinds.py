@@ -1,0 +1,77 @@
+"""Scalings of rotations beside Llama 3's: YaRN, and factors of single pairs for long contexts.
+
+Invariants:
+- Wavelengths are computed in double precision, once, on the host (see `rope`).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+_BLEND_MIN = 0.001
+"""How wide a blend is, in pairs, that begins where it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Pairs that turn rarely within the original context are slowed, by their place in the head."""
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    """Pairs that turn more often than this keep their rotation."""
+    beta_slow: float
+    """Pairs that turn less often than this are slowed by the whole factor."""
+    gain: float
+    """Queries and keys are multiplied by this."""
+    truncate: bool
+    """Whether the blend begins and ends at whole pairs."""
+
+    def periods(self, base: float, head_dim: int) -> list[float]:
+        """Return each pair's tokens per radian."""
+        low, high = (
+            self._place(self.beta_fast, base, head_dim),
+            self._place(self.beta_slow, base, head_dim),
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low or _BLEND_MIN
+        found = []
+        for pair in range(head_dim // 2):
+            plain = base ** (2 * pair / head_dim)
+            slowed = min(max((pair - low) / width, 0.0), 1.0)
+            found.append(plain / ((1.0 - slowed) + slowed / self.factor))
+        return found
+
+    def _place(self, turns: float, base: float, head_dim: int) -> float:
+        """Return which pair turns so often within the original context, not rounded."""
+        ratio = self.original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(base))
+
+    def within(self, context: int) -> "YarnScaling":  # noqa: ARG002 - as any scaling
+        """Return itself: it does not depend on the context."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """Each pair is slowed by a factor of its own: one list for short contexts, one for long."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    """The longest context that is a short one."""
+    gain: float
+    """Queries and keys are multiplied by this, whatever the context."""
+    context: int
+    """How long rows may become: this decides for all of them."""
+
+    def periods(self, base: float, head_dim: int) -> list[float]:
+        """Return each pair's tokens per radian."""
+        factors = self.long if self.context > self.original_context else self.short
+        assert len(factors) == head_dim // 2, "a parsed config has one for each pair"
+        return [factor * base ** (2 * pair / head_dim) for pair, factor in enumerate(factors)]
+
+    def within(self, context: int) -> "LongScaling":
+        """Return the same where no row is ever longer than `context`."""
+        return replace(self, context=context)
