@@ -26,19 +26,21 @@ class Format:
     json_object: Annotated[bool, _form("A JSON object.", "--json-object")] = False
     json_schema: Annotated[
         str | None,
-        _form("JSON of this schema; a file's name, or the schema itself.", metavar="FILE|TEXT"),
+        _form("JSON of this schema; a file, or the schema itself.", metavar="FILE|TEXT"),
     ] = None
-    regex: Annotated[str | None, _form("A text that matches as a whole.", metavar="TEXT")] = None
+    regex: Annotated[
+        str | None, _form("A text that matches this expression as a whole.", metavar="TEXT")
+    ] = None
     grammar: Annotated[
         str | None,
-        _form("A text of this grammar in GBNF, or a file that holds it.", metavar="FILE|TEXT"),
+        _form("A text of this GBNF grammar; a file, or the grammar itself.", metavar="FILE|TEXT"),
     ] = None
     choice: Annotated[
         list[str] | None, _form("One of these texts; repeatable.", metavar="TEXT")
     ] = None
 
     def chosen(self) -> ResponseFormat | None:
-        """Return the format that was asked for; exits with a message where there are several."""
+        """Return the requested format; exits with a message if several are given."""
         asked: list[ResponseFormat] = []
         if self.json_object:
             asked.append(ResponseFormat(FormatKind.JSON_OBJECT))

@@ -52,14 +52,14 @@ GlobalAddress = Annotated[
         "--address",
         envvar="MLXD_ADDRESS",
         metavar="HOST:PORT|unix:PATH",
-        help="Where the server is; also good after the command.",
+        help="The server's address; also accepted after the command.",
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|unix:PATH",
-        help="Where the server is.  [env var: MLXD_ADDRESS]",
+        help="The server's address.  [env var: MLXD_ADDRESS]",
         show_default=False,
     ),
 ]
@@ -70,7 +70,7 @@ KeepAlive = Annotated[
         "--keep-alive",
         parser=duration,
         metavar="DURATION",
-        help="How long the model stays after its last use, such as 5m; -1 for ever, 0 not at all.",
+        help="How long the model stays after its last use, such as 5m; -1: forever, 0: not at all.",
     ),
 ]
 
@@ -83,14 +83,14 @@ def _drawing(help_text: str, *, metavar: str | None = None) -> Any:  # noqa: ANN
 class Sampling:
     """The options of every command that may say how tokens are drawn."""
 
-    temperature: Annotated[float | None, _drawing("0 always takes the likeliest token.")] = None
-    top_k: Annotated[int | None, _drawing("Keep the k likeliest tokens; 0 is off.")] = None
+    temperature: Annotated[float | None, _drawing("0 always takes the most likely token.")] = None
+    top_k: Annotated[int | None, _drawing("Keep the k most likely tokens; 0 is off.")] = None
     top_p: Annotated[
-        float | None, _drawing("Keep the likeliest tokens that make up p together; 1 is off.")
+        float | None, _drawing("Keep the most likely tokens with total probability p; 1 is off.")
     ] = None
     min_p: Annotated[
         float | None,
-        _drawing("Drop tokens less likely than this share of the likeliest; 0 is off."),
+        _drawing("Drop tokens less likely than this share of the best one; 0 is off."),
     ] = None
     repetition_penalty: Annotated[
         float | None,
@@ -103,18 +103,19 @@ class Sampling:
         float | None, _drawing("Subtract for every occurrence of a recent token; 0 is off.")
     ] = None
     repeat_last_n: Annotated[
-        int | None, _drawing("How many last tokens the penalties look at; 0 is off, -1 all.")
+        int | None,
+        _drawing("How many of the last tokens the penalties consider; 0 is off, -1: all."),
     ] = None
     xtc_probability: Annotated[
         float | None,
         _drawing(
-            "Chance, at each position, of leaving out the top choices but the last; 0 is off."
+            "Probability, at each position, of excluding all top choices but the last; 0 is off."
         ),
     ] = None
-    xtc_threshold: Annotated[
-        float | None, _drawing("Probability from which on a token is a top choice.")
-    ] = None
-    seed: Annotated[int | None, _drawing("Makes the draws repeatable.")] = None
+    xtc_threshold: Annotated[float | None, _drawing("The least probability of a top choice.")] = (
+        None
+    )
+    seed: Annotated[int | None, _drawing("Make the draws repeatable.")] = None
     logit_bias: Annotated[
         list[str] | None,
         _drawing("Add to the logit of one token; repeatable.", metavar="ID=BIAS"),

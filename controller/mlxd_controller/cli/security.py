@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd_controller.cli.options import server_address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
@@ -37,19 +37,21 @@ class Credentials:
 
     tls_ca: Annotated[
         Path | None,
-        _file("Use TLS; who signed the server's certificate, as PEM.", envvar="MLXD_TLS_CA"),
+        _file(
+            "Use TLS; the authorities that signed the server's certificate, as PEM.",
+            envvar="MLXD_TLS_CA",
+        ),
     ] = None
     tls_cert: Annotated[
         Path | None,
-        _file(
-            "The client's own certificate, for servers that ask for one.", envvar="MLXD_TLS_CERT"
-        ),
+        _file("The client's certificate, for servers that require one.", envvar="MLXD_TLS_CERT"),
     ] = None
     tls_key: Annotated[
         Path | None, _file("The key of --tls-cert, as PEM.", envvar="MLXD_TLS_KEY")
     ] = None
     token_file: Annotated[
-        Path | None, _file("A file with the token that the server wants.", envvar="MLXD_TOKEN_FILE")
+        Path | None,
+        _file("A file with the token that the server requires.", envvar="MLXD_TOKEN_FILE"),
     ] = None
 
 
@@ -127,7 +129,10 @@ class Attached:
         ),
     ] = None
     worker_tls_ca: Annotated[
-        Path | None, _file("Reach workers over TLS; who signed their certificates.", WORKER_PANEL)
+        Path | None,
+        _file(
+            "Reach workers over TLS; the authorities that signed their certificates.", WORKER_PANEL
+        ),
     ] = None
     worker_tls_cert: Annotated[
         Path | None, _file("The certificate to show to workers.", WORKER_PANEL)
@@ -136,7 +141,7 @@ class Attached:
         None
     )
     worker_token_file: Annotated[
-        Path | None, _file("A file with the token that workers want.", WORKER_PANEL)
+        Path | None, _file("A file with the token that workers require.", WORKER_PANEL)
     ] = None
 
     @property
@@ -154,7 +159,7 @@ def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[N
         typer.Exit: one is none of that, or `security` is for workers that are not named.
     """
     if not texts and security != PLAIN:
-        usage_error("--worker-tls-* and --worker-token-file mean nothing without --worker")
+        usage_error("--worker-tls-* and --worker-token-file need --worker")
     found: list[Named] = []
     for text in texts or ():
         name, equals, address = text.partition("=")

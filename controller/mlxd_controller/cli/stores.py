@@ -37,7 +37,7 @@ class Stores:
     models_dir: Annotated[
         str | None,
         _place(
-            "mlxd's own directory: a model a folder, and other names in aliases.json."
+            "mlxd's own directory: one folder per model, and aliases.json."
             f"  [env var: {MODELS_DIR_VARIABLE}]  [default: ~/.local/share/mlxd/models]"
         ),
     ] = None

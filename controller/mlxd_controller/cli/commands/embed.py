@@ -20,22 +20,22 @@ from mlxd_shared.domain.requests import Pooling
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TEXT]...", help="Each becomes a vector; absent: the lines of standard input."
+        metavar="[TEXT]...", help="Texts to embed; absent: the lines of standard input."
     ),
 ]
 PoolingOption = Annotated[
     Pooling | None,
-    typer.Option("--pooling", help="Whose states make the vector.  [default: the model's own]"),
+    typer.Option("--pooling", help="Hidden states that form the vector.  [default: the model's]"),
 ]
 Dimensions = Annotated[
     int | None,
-    typer.Option(min=0, max=(1 << 32) - 1, help="Shorten each vector.  [default: all there are]"),
+    typer.Option(min=0, max=(1 << 32) - 1, help="Shorten each vector.  [default: all dimensions]"),
 ]
 Normalize = Annotated[
     bool | None,
     typer.Option(
         "--normalize/--no-normalize",
-        help="Scale each vector to length 1.  [default: as the model's files say, else scaled]",
+        help="Scale each vector to length 1.  [default: as the model's files say, else yes]",
         show_default=False,
     ),
 ]
@@ -52,7 +52,7 @@ def embed(
     as_json: o.Json = False,
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
-    """Print the vector of each text on a line of its own; the model is loaded if need be."""
+    """Print one vector per line, one for each text; loads the model if necessary."""
     return _embed(
         where,
         model,
@@ -66,7 +66,7 @@ def embed(
 
 def _lines() -> list[str]:
     if sys.stdin.isatty():
-        usage_error("no text: give it as an argument, or pipe lines in")
+        usage_error("no text: give it as an argument, or pipe in lines")
     lines = piped().split("\n")
     if not lines[-1]:  # behind the last newline
         lines.pop()
@@ -85,7 +85,7 @@ async def _embed(
     normalize: bool | None,
     as_json: bool,
 ) -> ExitCode:
-    """Ask for as many vectors at a time as one request may have."""
+    """Request vectors in batches of the largest permitted size."""
     async with where.client() as client:
         for begin in range(0, len(texts), EMBED_TEXTS_MAX):
             vectors = await client.embed(

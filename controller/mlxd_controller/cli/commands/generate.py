@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxd.client import Client, Stream
+from mlxd import Client, Stream
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
@@ -23,18 +23,18 @@ from mlxd_shared.ops.terminal import without_steering
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help='A name, alias or digest; "" where the server has one model.'
+        metavar="MODEL", help='A name, alias or digest; "" if the server has one model.'
     ),
 ]
 Prompt = Annotated[
     str | None,
-    typer.Argument(help="The text to continue; absent: standard input, less one last newline."),
+    typer.Argument(help="The text to continue; absent: standard input, without a final newline."),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option(help="The most tokens to generate.  [default: until the context is full]"),
 ]
-Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr what the request cost.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print usage and timings on stderr.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Ask:
         list[int] | None, typer.Option(metavar="ID", help="End before this token; repeatable.")
     ] = None
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence tokens.")
+        bool, typer.Option("--ignore-eos", help="Continue past the model's end-of-sequence tokens.")
     ] = False
     min_tokens: Annotated[
         int | None,
-        typer.Option(help="End neither by itself nor at a stop before this many tokens."),
+        typer.Option(help="Ignore every end and stop before this many tokens."),
     ] = None
     logprobs: Annotated[
         int | None,
@@ -67,7 +67,7 @@ class Ask:
         int | None,
         typer.Option(
             metavar="DEPTH",
-            help="The most tokens guessed at once, 0 to 16; the text does not depend on it.",
+            help="Guess at most this many tokens at once (0 to 16); the text stays the same.",
         ),
     ] = None
     priority: Annotated[
@@ -78,12 +78,12 @@ class Ask:
     ] = None
     keep_alive: o.KeepAlive = None
     request_id: Annotated[
-        str, typer.Option(help="A name for the server's log.", show_default=False)
+        str, typer.Option(help="An id for the server's log.", show_default=False)
     ] = ""
     no_migrate: Annotated[
         bool,
         typer.Option(
-            "--no-migrate", help="Fail when the worker dies, rather than go on with another."
+            "--no-migrate", help="Fail if the worker dies, instead of continuing on another."
         ),
     ] = False
 
@@ -100,7 +100,7 @@ def generate(
     as_json: o.Json = False,
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
-    """Continue a text and print it as it comes. --json prints one object per message."""
+    """Stream a completion. --json prints one object per message."""
     values, chosen, text = sampling.values(), form.chosen(), _prompt(prompt)
 
     def begin(client: Client) -> Stream[Delta | Finished]:
@@ -172,7 +172,7 @@ async def _generate(
 
 
 def summary(finished: Finished) -> str:
-    """Return in one line what a request cost."""
+    """Return the usage and timings of a request as one line."""
     usage = finished.usage
     speed = usage.tokens_per_s
     matched = "" if finished.matched is None else f" {finished.matched!r}"
@@ -207,11 +207,11 @@ def tokenize(
     model: ModelName,
     text: Annotated[
         str | None,
-        typer.Argument(help="Absent: standard input, less one last newline."),
+        typer.Argument(help="Absent: standard input, without a final newline."),
     ] = None,
     *,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Add what the model expects at a start.")
+        bool, typer.Option("--special/--no-special", help="Add the model's tokens for a start.")
     ] = True,
     as_json: o.Json = False,
     where: Server,

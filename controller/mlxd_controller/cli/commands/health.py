@@ -7,7 +7,7 @@ from typing import Annotated
 import grpc
 import typer
 
-from mlxd.client import RemoteError
+from mlxd import RemoteError
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
@@ -27,7 +27,7 @@ Timeout = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help=f"How long to wait for the answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
+        help=f"How long to wait for an answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ async def health(
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
-    """Ask for the server's health (grpc.health.v1). Ends with 0 when it serves, 1 when not yet."""
+    """Query the server's health (grpc.health.v1). Exit code 0: serving, 1: not yet."""
     async with where.client(timeout_s=timeout) as client:
         try:
             serving = await client.healthy(service)

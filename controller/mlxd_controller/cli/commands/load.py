@@ -1,4 +1,4 @@
-"""`mlxd load` and `mlxd fit`: bring a model into memory, or only reckon whether it would fit."""
+"""`mlxd load` and `mlxd fit`: load a model, or only check whether it fits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Name = Annotated[
         help="The name to serve a folder under.  [default: the folder's]", show_default=False
     ),
 ]
-Pin = Annotated[bool, typer.Option("--pin", help="Never evict it to make room.")]
+Pin = Annotated[bool, typer.Option("--pin", help="Never evict the model to make room.")]
 Priority = Annotated[
     int | None,
     typer.Option(
@@ -51,12 +51,14 @@ class Form:
         int | None, typer.Option("--context", help="Tokens of prompt and completion together.")
     ] = None
     rows: Annotated[int | None, typer.Option(help="Streams decoded side by side.")] = None
-    weights: Annotated[Weights, typer.Option(help="How the weights live in memory.")] = Weights.AUTO
+    weights: Annotated[Weights, typer.Option(help="The form of the weights in memory.")] = (
+        Weights.AUTO
+    )
     kv_format: Annotated[
         KVFormat | None,
         typer.Option(
             "--kv-format",
-            help="How keys and values live in memory.  [default: as the model computes]",
+            help="The form of keys and values in memory.  [default: as the model computes]",
             show_default=False,
         ),
     ] = None
@@ -66,7 +68,7 @@ class Form:
             "--prefix-cache",
             parser=o.size,
             metavar="SIZE",
-            help="What snapshots of former prompts may take; 0 keeps none."
+            help="Memory for snapshots of earlier prompts; 0 keeps none."
             f"  [default: {PREFIX_MEMORY_FRACTION:.0%} of the device's memory, or what fits]",
             show_default=False,
         ),
@@ -96,7 +98,7 @@ async def load(
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
-    """Load a model and show the progress. Sampling values given here become its defaults."""
+    """Load a model and show its progress. Sampling options become the model's defaults."""
     spec = replace(
         form.spec(),
         sampling=sampling.values(),
@@ -130,9 +132,9 @@ async def load(
 async def fit(
     model: ModelOrPath, *, form: Form, as_json: o.Json = False, where: Server
 ) -> ExitCode:
-    """Show what a model would need, term by term, and whether it fits. Nothing is loaded.
+    """Show the memory that a model needs, term by term, and whether it fits. Loads nothing.
 
-    Ends with 5 when the model can never fit.
+    Exit code 5: the model can never fit.
     """
     async with where.client() as client:
         try:

@@ -1,4 +1,4 @@
-"""`mlxd models`, `ps`, `unload`, `forget`: which models there are, and which live in memory."""
+"""`mlxd models`, `ps`, `unload`, `forget`: list models, and unload or rename them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Grace = Annotated[
     typer.Option(
         parser=o.duration,
         metavar="DURATION",
-        help=f"How long streams may go on.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
+        help=f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
@@ -59,7 +59,7 @@ async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
 
 @ask_server
 async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
-    """List the models that are in memory, or on their way in or out."""
+    """List the models that are loaded, loading or unloading."""
     async with where.client() as client:
         known = await client.models()
     found = [model for model in known if model.state is not ModelState.UNLOADED]
@@ -104,7 +104,7 @@ async def unload(
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
-    """Take a model out of memory; one that is not loaded is no error."""
+    """Unload a model; succeeds if it is not loaded."""
     async with where.client() as client:
         unloaded = await client.unload(model, grace_s=grace, force=force)
     if as_json:
@@ -118,12 +118,12 @@ async def unload(
 
 @ask_server
 async def forget(
-    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` gave.")],
+    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` created.")],
     *,
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
-    """Take a name away that a load gave to a folder. Its files stay."""
+    """Remove a name that loading a folder created. The files stay."""
     async with where.client() as client:
         left = await client.forget(name)
     if as_json:

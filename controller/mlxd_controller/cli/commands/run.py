@@ -1,8 +1,8 @@
-"""`mlxd run`: load a model if need be, and talk to it.
+"""`mlxd run`: load a model if necessary, and chat with it.
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
-Ctrl-C stops the answer that is coming and the chat goes on; at the prompt it ends the chat. A model
-without a chat template goes on with each text instead, and that is said.
+Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
+without a chat template continues each text instead, and a note says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mlxd.client import Client
+from mlxd import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
@@ -38,7 +38,7 @@ from mlxd_shared.domain.requests import FinishReason, SamplingOptions
 
 HELP = (
     '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
-    " several lines; a line that ends with \\ goes on. Ctrl-C stops an answer."
+    " several lines; a final \\ continues a line. Ctrl-C stops an answer."
 )
 
 ModelOrPath = Annotated[
@@ -48,11 +48,11 @@ Message = Annotated[
     str | None,
     typer.Argument(
         metavar="[PROMPT]",
-        help="A message to answer once; standard input, where it is no terminal, comes behind it.",
+        help="A message to answer once; standard input that is not a terminal is appended.",
     ),
 ]
 System = Annotated[
-    str, typer.Option(help="What the model is told before the conversation.", show_default=False)
+    str, typer.Option(help="The system prompt of the conversation.", show_default=False)
 ]
 Variable = Annotated[
     list[str] | None,
@@ -65,7 +65,7 @@ Variable = Annotated[
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation so far, and how it is to be answered."""
+    """A conversation so far, and the options of its answers."""
 
     model: str
     sampling: SamplingOptions
@@ -79,7 +79,7 @@ class Talk:
     """Whether the model has a template for chats; found out by the first message."""
 
     def prompt(self, text: str) -> Chat | str:
-        """Return what is sent for a message."""
+        """Return the prompt for a message."""
         if not self.chats:
             return text
         first = [ChatMessage("system", self.system)] if self.system else []
@@ -100,7 +100,7 @@ def run(
     stats: Stats = False,
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
-    """Load a model if need be, and chat with it; or answer one PROMPT."""
+    """Load a model if necessary and chat with it, or answer one PROMPT."""
     talk = Talk(
         model=model_argument(model),
         sampling=sampling.values(),
@@ -183,13 +183,13 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
 async def _begin(client: Client, talk: Talk) -> None:
     await client.__aenter__()
     await _load(client, talk)
-    typer.echo(f"{talk.model} is ready. /? tells how to talk to it.", err=True)
+    typer.echo(f"{talk.model} is ready. /? shows help.", err=True)
 
 
 def converse(
     editor: LineEditor, *, answer: Callable[[str], None], forget: Callable[[], None]
 ) -> None:
-    """Have message after message answered, until the input ends or one says to end.
+    """Answer messages until the input ends or a command ends the chat.
 
     Raises:
         Interrupted: Ctrl-C at the prompt.
@@ -203,7 +203,7 @@ def converse(
 
 
 def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[], None]) -> bool:
-    """Do what one message asks for; return whether more may come."""
+    """Handle one message; return whether the chat continues."""
     text = editor.message()
     if text is None:
         return False
@@ -222,7 +222,7 @@ def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[]
 
 
 def _answer_next(runner: asyncio.Runner, client: Client, talk: Talk, text: str) -> None:
-    """Answer one message; what goes wrong, or is stopped, leaves the chat as it was."""
+    """Answer one message; an error or an interrupt leaves the chat unchanged."""
     try:
         runner.run(_answer(client, talk, text))
     except KeyboardInterrupt:
@@ -245,7 +245,7 @@ async def _answer(client: Client, talk: Talk, text: str) -> Finished:
         return await _streamed(client, talk, text)
     except NoChatTemplate:
         talk.chats = False
-        note = f"{talk.model} has no chat template: it goes on with your text, and forgets it"
+        note = f"{talk.model} has no chat template: it continues your text without history"
         complain(note)
         return await _streamed(client, talk, text)
 

@@ -33,7 +33,7 @@ LISTENING = "mlxd listens on "
 
 
 class LogLevel(enum.Enum):
-    """How much is logged."""
+    """The least level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -57,7 +57,7 @@ class Serving:
         str | None,
         typer.Option(
             metavar="HOST:PORT|unix:PATH",
-            help="Where to listen; port 0 lets the system choose.  [env var: MLXD_ADDRESS]",
+            help="Where to listen; port 0 picks a free port.  [env var: MLXD_ADDRESS]",
             show_default=False,
         ),
     ] = None
@@ -72,14 +72,14 @@ class Serving:
     memory_limit: Annotated[
         int | None,
         typer.Option(
-            parser=o.size, metavar="SIZE", help="What all models on a device may use, such as 12G."
+            parser=o.size, metavar="SIZE", help="Memory for all models on a device, such as 12G."
         ),
     ] = None
     reserve: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE|PERCENT",
-            help="Memory kept free beside what others hold, such as 2G or 10%."
+            help="Memory to keep free, beyond what other programs use, such as 2G or 10%."
             f"  [default: {config.MEMORY_RESERVE_FRACTION:.0%}]",
         ),
     ] = None
@@ -87,7 +87,7 @@ class Serving:
         str | None,
         typer.Option(
             metavar="SIZE|PERCENT",
-            help="Memory left free on each GPU besides, such as 1G or 5%; nothing on a CPU."
+            help="Memory to keep free on each GPU in addition, such as 1G or 5%; ignored on a CPU."
             "  [default: 0]",
             show_default=False,
         ),
@@ -97,7 +97,7 @@ class Serving:
         typer.Option(
             parser=o.duration,
             metavar="DURATION",
-            help="How long an idle model stays; -1 for ever, 0 not at all."
+            help="How long an idle model stays loaded; -1: forever, 0: not at all."
             f"  [env var: {KEEP_ALIVE_VARIABLE}]"
             f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
         ),
@@ -119,7 +119,7 @@ class Serving:
         typer.Option(
             parser=o.duration,
             metavar="DURATION",
-            help="Give a load up that makes no progress for so long; 0 and -1 never."
+            help="Abort a load without progress for this long; 0 and -1: never."
             f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
             f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
         ),
@@ -135,31 +135,32 @@ class Serving:
         ),
     ] = config.WORKER_SILENT_MAX_S
     preload: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Load this model at once; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Load this model at start; repeatable.")
     ] = None
     allow_remote: Annotated[
         bool,
         typer.Option(
-            "--allow-remote", help="Serve whoever can reach the address, without TLS or a token."
+            "--allow-remote",
+            help="Serve everyone who can reach the address, without TLS or a token.",
         ),
     ] = False
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve metrics for Prometheus here, at /metrics, protected like the rest.",
+            help="Serve Prometheus metrics here, at /metrics, with the same TLS and token.",
         ),
     ] = None
     metrics_vllm_aliases: Annotated[
         bool,
         typer.Option(
-            "--metrics-vllm-aliases", help="Add the vllm: names that inference routers look for."
+            "--metrics-vllm-aliases", help="Add the vllm: names that inference routers read."
         ),
     ] = False
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where the workers' sockets are, and what the next controller must know of them."
+            help="Folder for the workers' sockets and the records for the next controller."
             "  [default: by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp]"
         ),
     ] = None
@@ -168,13 +169,15 @@ class Serving:
         typer.Option(
             parser=o.duration,
             metavar="DURATION",
-            help="How long models stay when this process is killed, for the next one to take over."
+            help="How long workers survive if this process is killed, for the next one to adopt."
             f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
         ),
     ] = None
     log_content: Annotated[
         bool,
-        typer.Option("--log-content", help="Put prompts and outputs into the log; else never."),
+        typer.Option(
+            "--log-content", help="Log prompts and outputs; by default they are never logged."
+        ),
     ] = False
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.AUTO
@@ -239,9 +242,11 @@ def _with_kept_free(
 def _checked(settings: ServeSettings) -> ServeSettings:
     """Return the settings; refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
-        usage_error("--metrics-vllm-aliases means nothing without --metrics")
+        usage_error("--metrics-vllm-aliases needs --metrics")
     if settings.workers and settings.waiting_max is not None:
-        usage_error("--waiting-max is for workers that mlxd starts; give it to those of --worker")
+        usage_error(
+            "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
+        )
     return settings
 
 
@@ -250,7 +255,9 @@ def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
     if given_s is None:
         return config.ORPHAN_GRACE_S
     if attached:
-        usage_error("--orphan-grace is for workers that mlxd starts; those of --worker stay")
+        usage_error(
+            "--orphan-grace applies to workers that mlxd starts; those of --worker always stay"
+        )
     if given_s > config.LOAD_TOTAL_TIMEOUT_S:
         usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
     return given_s

@@ -1,4 +1,4 @@
-"""`mlxd status`: the server, its memory and its workers, once or again and again."""
+"""`mlxd status`: the server, its memory and its workers, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxd_controller.cli.security import Server
 from mlxd_shared import config
 from mlxd_shared.domain.units import format_bytes, format_duration
 
-Watch = Annotated[bool, typer.Option("--watch", help="Again at every interval, until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
     typer.Option(
@@ -36,7 +36,7 @@ async def status(
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
-    """Show what the server does and what it holds. --json has every counter."""
+    """Show the server's workers and memory. --json includes every counter."""
     if watch:
         return await _watch(where, model, interval_s=interval, as_json=as_json)
     async with where.client() as client:
@@ -100,7 +100,7 @@ def _show(status: Status, *, as_json: bool) -> None:
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
-    """Return the lines about a worker; one that has told nothing of itself has no figures."""
+    """Return the lines about a worker; one that has reported nothing has no figures."""
     return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
 
 
