@@ -34,7 +34,7 @@ from tests.support.json_mutants import mutant
 from tests.support.schema_walks import Judge, Walker
 
 DATA: Final = ("jsonschema", "maskbench_small.jsonl.xz")
-SPELLED_OTHERWISE: Final = {
+LEFT_OUT: Final = {
     "Synthesized---draft2019_09_valid_const_id27_subschema1_not_2",
     "Synthesized---draft2019_09_valid_const_id30_subschema1_not_2",
 }

@@ -109,7 +109,7 @@ def test_what_is_accepted_matches(wanted: Any) -> None:
         {"type": ["object", "string"], "not": {"required": ["a"]}},
         {"type": "object", "not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
         {"not": {"type": ["number", "null"]}}, {"not": {"not": {"minLength": 2}}},
-        {"not": {"allOf": [{"type": "string"}, {"required": ["a", "b"]}]}},
+        {"not": {"required": ["a", "b"]}}, {"type": "string", "not": False},
         {"$defs": {"n": {"not": {"$ref": "#/$defs/s"}}, "s": {"type": "string"}},
          "$ref": "#/$defs/n"},
     ],

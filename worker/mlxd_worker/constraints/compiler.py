@@ -42,7 +42,7 @@ BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
 Without bounds some models write nothing else."""
 ESCAPES: Final = 'nrbtf"\\'
-r"""What may be behind a backslash: with `\u` a member that is listed could be spelled as another."""
+r"""What may be behind a backslash: with `\u` a listed member could be spelled as another one."""
 WORD_NBYTES: Final = 4
 SMALL_CHARS: Final = 4_000
 """Of a source that is not tried out before, where it is of a kind whose cost grows with its size:

@@ -212,7 +212,7 @@ class _Reader:
                 self._refuse("a range that ends before it begins", start)
             parts.append(f"{_char(low)}-{_char(high)}")
             index += 1
-        if not parts and not negated or "".join(parts) == f"{_char(0)}-{_char(_LAST_CHAR)}":
+        if parts == [f"{_char(0)}-{_char(_LAST_CHAR)}"] if negated else not parts:
             self._refuse("a class without any character", start)
         return f"/[{'^' * negated}{''.join(parts)}]/" if parts else _ANY
 

@@ -9,10 +9,10 @@ Invariants:
   word boundaries) and what ECMA-262 does not know is refused by name and place.
 - `^` and `$` are left where nothing else can come before, or behind: there the library takes them
   for the text's ends. Elsewhere they are refused.
-- In strings of JSON, what only `\u` can spell is in no class, and refused by itself: `compiler` does
-  not allow that escape, and the library leaves such a character out of a text, rather than refuse
-  the text. Where a class holds all control characters, but not `"` or `\`, the library lets all
-  escapes through, those two among them.
+- In strings of JSON, what only `\u` can spell is in no class, and refused by itself: `compiler`
+  does not allow that escape, and the library leaves such a character out of a text, rather than
+  refuse the text. Where a class holds all control characters, but not `"` or `\`, the library lets
+  all escapes through, those two among them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def search_pattern(pattern: str) -> str:
     Raises:
         PatternError: it is wrong, or cannot be served; naming the character's place, from 1.
     """
-    return _Writer(pattern, in_json=True).written()
+    return _Writer(pattern, in_json=True).write()
 
 
 def whole_pattern(pattern: str) -> str:
@@ -79,11 +79,11 @@ def whole_pattern(pattern: str) -> str:
     Raises:
         PatternError: as `search_pattern`.
     """
-    return f"(?:{_Writer(pattern, in_json=False).written()})"
+    return f"(?:{_Writer(pattern, in_json=False).write()})"
 
 
 def is_unwritable(code: int) -> bool:
-    """Tell whether only `\\u` spells a character in a string of JSON, as the library has it."""
+    r"""Tell whether only `\u` spells a character in a string of JSON, as the library has it."""
     return (code < ord(" ") and chr(code) not in "\b\t\n\f\r") or code == 0x7F
 
 
@@ -118,7 +118,7 @@ class _Writer:
         self._repeats = False
         """Whether what has been read last may be repeated."""
 
-    def written(self) -> str:
+    def write(self) -> str:
         """Return all of it."""
         if len(self._text) > PATTERN_CHARS_MAX:
             raise PatternError(f"an expression of more than {PATTERN_CHARS_MAX} characters")
@@ -232,37 +232,21 @@ class _Writer:
             return self._code(ord(char), start)
         match = _ESCAPE.match(self._text, start)
         if match is None:
-            return self._other_escape(start, in_set=in_set)
+            name = self._text[start + 1 : start + 2]
+            if name == "b" and in_set:
+                self._at = start + 2
+                return _char(0x08)
+            self._refuse(_escape_problem(name), start)
         self._at = match.end()
-        text = match[match.lastgroup or 0]
-        match match.lastgroup:
-            case "set":
-                return _CLASSES[text]
-            case "category":
-                known = _CATEGORY.fullmatch(text)
-                if known is None:
-                    self._refuse(f"the property {text[2:-1][:40]!r} is not served", start)
-                return f"\\{known[1]}{known[2]}"
-            case "control":
-                return _char(ord(text) % 32)
-            case "nul":
-                return _char(0)
-            case "name":
-                return _char(_CONTROLS[text])
-            case "sign":
-                return self._code(ord(text), start)
-        return self._code(int(text, 16), start)
-
-    def _other_escape(self, start: int, *, in_set: bool) -> str:
-        name = self._text[start + 1 : start + 2]
-        self._at = start + 1 + len(name)
-        if name == "b" and in_set:
-            return _char(0x08)
-        if name in ("b", "B"):
-            self._refuse("word boundaries are not served", start)
-        if name == "k" or name in "123456789"[: 9 * len(name)]:
-            self._refuse("back references are not served", start)
-        self._refuse(f"an unknown escape \\{name}", start)
+        kind, text = match.lastgroup or "", match[match.lastgroup or 0]
+        if kind == "set":
+            return _CLASSES[text]
+        if kind == "category":
+            known = _CATEGORY.fullmatch(text)
+            if known is None:
+                self._refuse(f"the property {text[2:-1][:40]!r} is not served", start)
+            return f"\\{known[1]}{known[2]}"
+        return self._code(_escaped_code(kind, text), start)
 
     def _code(self, code: int, start: int) -> str:
         if SURROGATES[0] <= code <= SURROGATES[1]:
@@ -278,6 +262,29 @@ class _Writer:
 
     def _refuse(self, problem: str, position: int) -> NoReturn:
         raise PatternError(f"{problem}, at character {position + 1} of the expression")
+
+
+def _escaped_code(kind: str, text: str) -> int:
+    """Return the code point that an escape stands for, by its group in `_ESCAPE`."""
+    match kind:
+        case "control":
+            return ord(text) % 32
+        case "nul":
+            return 0
+        case "name":
+            return _CONTROLS[text]
+        case "sign":
+            return ord(text)
+    return int(text, 16)
+
+
+def _escape_problem(name: str) -> str:
+    """Return what to say of an escape that is not served."""
+    if name in ("b", "B"):
+        return "word boundaries are not served"
+    if name == "k" or name.isdecimal():
+        return "back references are not served"
+    return f"an unknown escape \\{name}"
 
 
 def _char(code: int) -> str:

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from mlxd_worker.constraints import schema_values as values
-from mlxd_worker.constraints.schema_overlap import are_constants, exclude, kept_from, opposite
+from mlxd_worker.constraints.schema_overlap import are_constants, exclude, keep_from, negate
 from mlxd_worker.constraints.schema_places import Draft, Json, Place
 
 Schema = dict[str, Any] | bool
@@ -97,7 +97,7 @@ class _Reader:
         for (i, first), (j, second) in pairs:
             if not exclude((here, first), (here, second)):
                 for index, mine, other in ((i, first, second), (j, second, first)):
-                    apart[index].append(self._at(other, kept_from(other, (here, mine))))
+                    apart[index].append(self._at(other, keep_from(other, (here, mine))))
         ways = [
             {"allOf": [option, *others]} if others else option
             for option, others in zip(map(read_keywords, places), apart, strict=True)
@@ -109,7 +109,7 @@ class _Reader:
         return read_keywords(replace(place, content=content))
 
     def negation(self, keyword: str, value: Json) -> None:
-        self._also.append(self.inner(opposite(self._place.inner(value, keyword)), keyword))
+        self._also.append(self.inner(negate(self._place.inner(value, keyword)), keyword))
 
     def schema(self, keyword: str, value: Json) -> Schema:
         return self.inner(value, keyword)

@@ -1,7 +1,7 @@
 """Whether two parts of a schema exclude each other, and what a value is that does not match one.
 
 Invariants:
-- `exclude` says yes only where no value matches both; `opposite` writes exactly the values that do
+- `exclude` says yes only where no value matches both; `negate` writes exactly the values that do
   not match, or refuses. Both look at a few keywords alone, those of most real schemas.
 """
 
@@ -48,7 +48,7 @@ def are_constants(places: _Parts) -> bool:
     return len(lists) == len(places) and None not in lists and len(set(keys)) == len(keys)
 
 
-def opposite(place: Place) -> Json:
+def negate(place: Place) -> Json:
     """Return a schema, like the user's own, of the values that do not match a part.
 
     Raises:
@@ -57,30 +57,29 @@ def opposite(place: Place) -> Json:
     content = place.content
     if isinstance(content, bool):
         return not content
-    demands = {key: value for key, value in content.items() if key not in _SILENT}
-    match demands:
-        case {} if not demands:
-            return False
+    written: Json = None
+    match {key: value for key, value in content.items() if key not in _SILENT}:
         case {"$ref": reference, **rest} if not rest:
-            return opposite(place.inner(place.document.target(place, reference).content, "$ref"))
-        case {"required": [*names], **rest} if rest in ({}, {"type": "object"}):
-            absent: list[Json] = [{"properties": {str(n): False}} for n in names]
-            lacks = {"type": "object", "anyOf": absent} if absent else False
-            others = [*sorted(KINDS - {"object"})] if rest else []
-            return {"anyOf": [lacks, {"type": others}]} if others else lacks
+            target = place.document.target(place, reference)
+            written = negate(place.inner(target.content, "$ref"))
+        case {"required": [_, *_] as names, **rest} if not rest:
+            absent = [{"properties": {str(name): False}} for name in names]
+            written = {"type": "object", "anyOf": absent}
         case {"type": str() | list() as types, **rest} if not rest and "integer" not in types:
             left = sorted(KINDS - ({types} if isinstance(types, str) else set(map(str, types))))
-            return {"type": left} if left else False
+            written = {"type": left} if left else False
         case {"not": inner, **rest} if not rest:
-            return inner
+            written = inner
         case {"anyOf": list(), **rest} if not rest:
-            return {"allOf": [opposite(option) for option in place.listed("anyOf")]}
-        case {"allOf": list(), **rest} if not rest:
-            return {"anyOf": [opposite(demand) for demand in place.listed("allOf")]}
-    place.refuse("is not served where it is not to match")
+            written = {"allOf": [negate(option) for option in place.listed("anyOf")]}
+        case {**rest} if not rest:
+            written = False
+    if written is None:
+        place.refuse("is not served where it is not to match")
+    return written
 
 
-def kept_from(place: Place, others: tuple[Place, ...]) -> Json:
+def keep_from(place: Place, others: tuple[Place, ...]) -> Json:
     """Return a schema, like the user's own, of values of a part that do not match another one.
 
     They are of other kinds, or lack a member that the other part requires; a value is left out
