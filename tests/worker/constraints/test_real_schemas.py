@@ -18,7 +18,9 @@ def test_a_sample_of_real_schemas() -> None:
 
     assert len(outcomes) >= 60
     assert len(outcomes) - len(compiled) <= REFUSED_MAX * len(outcomes)
-    assert [found.name for found in compiled if not found.right and found.name not in LEFT_OUT] == []
+    assert [
+        found.name for found in compiled if not found.right and found.name not in LEFT_OUT
+    ] == []
     assert [t for found in compiled for t in found.tests if t.as_written and not t.label] == []
     assert [output for found in compiled for output in found.invalid] == []
     assert sum(found.walks["complete"] for found in compiled) >= len(compiled)
