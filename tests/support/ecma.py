@@ -13,7 +13,11 @@ def found(pattern: str, text: str) -> bool:
         return regress.Regex(pattern).find(text) is not None
 
 
+def written_found(written: str, text: str) -> bool:
+    """Tell whether an expression in the library's notation is found in a text."""
+    return regress.Regex(written.replace(r"\x{", r"\u{"), "v").find(text) is not None
+
+
 def written_matches(written: str, text: str) -> bool:
     """Tell whether an expression in the library's notation matches a text as a whole."""
-    pattern = written.replace(r"\x{", r"\u{")
-    return regress.Regex(f"^(?:{pattern})$", "u").find(text) is not None
+    return written_found(f"^(?:{written})$", text)

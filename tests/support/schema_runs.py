@@ -34,11 +34,8 @@ from tests.support.json_mutants import mutant
 from tests.support.schema_walks import Judge, Walker
 
 DATA: Final = ("jsonschema", "maskbench_small.jsonl.xz")
-SPELLED_OTHERWISE: Final = {
-    "Synthesized---draft2019_09_valid_const_id27_subschema1_not_2",
-    "Synthesized---draft2019_09_valid_const_id30_subschema1_not_2",
-}
-"""Schemas with an instance that spells a constant otherwise: 1.0 where 1 is written."""
+LEFT_OUT: Final = {"Github_medium---o74461"}
+"""Schemas with a valid instance that is left out: 75.0, where multiples of 0.25 are wanted."""
 INSTANCES_CHANGED: Final = 2
 UNTOLD: Final = "the judge cannot tell"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ HANGS = (
     "-c",
     "import sys, threading\nsys.stdin.buffer.readline()\nthreading.Event().wait()",
 )
-DEEP = "".join(f"r{i} ::= r{i + 1}\n" for i in range(1500))
+DEEP = "".join(f"r{i} ::= r{i + 1}\n" for i in range(1500)) + 'r1500 ::= "a"\nroot ::= r0'
 DIES = (sys.executable, "-c", "import sys\nsys.stdin.buffer.readline()")
 
 
@@ -82,7 +84,8 @@ def test_kept_formats_are_bounded_by_their_texts() -> None:
         (FormatKind.JSON_SCHEMA, '{"type": 3}', "#/type: a type's name"),
         (FormatKind.REGEX, "a(", "a group that is not closed, at character 2"),
         (FormatKind.EBNF_GRAMMAR, "root ::= a", "1:10: there is no rule 'a'"),
-        (FormatKind.EBNF_GRAMMAR, f'{DEEP}r1500 ::= "a"\nroot ::= r0', "nested too deep"),
+        (FormatKind.JSON_SCHEMA, '{"enum": []}', "#/enum: a list of at least one"),
+        (FormatKind.EBNF_GRAMMAR, "root ::= root", "no text matches it"),
     ],
 )  # fmt: skip
 def test_a_bad_format_is_refused_by_its_field(kind: FormatKind, text: str, problem: str) -> None:
@@ -109,11 +112,47 @@ def test_a_grammar_is_tried_out_before() -> None:
         wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(wide))
         with pytest.raises(InvalidRequest, match="max is 2000"):
             demo_constraints().compile(wanted, trials)
+        assert demo_constraints().compile(ResponseFormat(FormatKind.EBNF_GRAMMAR, DEEP), trials)
         assert demo_constraints().compile(choice("good"), trials)
         assert trials.run("start: (", limit_s=60), "the same process tells of a bad grammar"
         assert trials.run('start: "a"\n', limit_s=60) == ""
     finally:
         trials.close()
+
+
+DOUBLES: Any = {"type": "integer"}
+for _ in range(30):
+    DOUBLES = {"properties": {"x": DOUBLES}, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_tried"),
+    [
+        (choice("short"), False),
+        (choice("long" * 1000), True),
+        (ResponseFormat(FormatKind.JSON_OBJECT), False),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, '{"properties": {"a": {"enum": [1]}}}'), False),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, '{"minItems": 9999, "items": {}}'), True),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, '{"pattern": "a"}'), True),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, '{"items": {"$ref": "#"}}'), True),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(DOUBLES)), True),
+        (ResponseFormat(FormatKind.REGEX, "a"), True),
+        (ResponseFormat(FormatKind.EBNF_GRAMMAR, 'root ::= "a"'), True),
+    ],
+    ids=str,
+)
+def test_what_is_small_is_not_tried_out(wanted: ResponseFormat, *, is_tried: bool) -> None:
+    """A short format whose cost grows with its size alone; all others are tried out."""
+    sources: list[str] = []
+
+    class Refusing(Trials):
+        def run(self, source: str, *, limit_s: float) -> str:
+            sources.append(source)
+            return f"not within {limit_s:g} s"
+
+    with contextlib.suppress(InvalidRequest):
+        demo_constraints().compile(wanted, Refusing())
+    assert (len(sources) == 1) == is_tried
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from tests.real_inputs import real_input
-from tests.support.schema_runs import DATA, shard
+from tests.support.effort import IN_FULL
+from tests.support.schema_runs import DATA, LEFT_OUT, shard
 
-STEP = 75
+STEP = 20 if IN_FULL else 100
 WALKS = 2
+REFUSED_MAX = 0.02
 
 
 def test_a_sample_of_real_schemas() -> None:
-    """Most compile; valid instances are accepted, invalid ones and invalid output are not."""
+    """98 % compile; valid instances are accepted, invalid ones and invalid output are not."""
     outcomes = shard(real_input(*DATA), 7, STEP, WALKS)
     compiled = [found for found in outcomes if not found.refused]
 
-    assert len(compiled) >= len(outcomes) - 1 >= 79
-    assert [found.name for found in compiled if not found.right] == []
+    assert len(outcomes) >= 60
+    assert len(outcomes) - len(compiled) <= REFUSED_MAX * len(outcomes)
+    assert [
+        found.name for found in compiled if not found.right and found.name not in LEFT_OUT
+    ] == []
+    assert [t for found in compiled for t in found.tests if t.as_written and not t.label] == []
     assert [output for found in compiled for output in found.invalid] == []
     assert sum(found.walks["complete"] for found in compiled) >= len(compiled)

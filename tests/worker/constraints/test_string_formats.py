@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 
-from mlxd_worker.constraints.patterns import whole_pattern
-from mlxd_worker.constraints.string_formats import STRING_FORMATS
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_worker.constraints.string_formats import LIBRARY_FORMATS, REFUSED_FORMATS, STRING_FORMATS
+from mlxd_worker.engine.masks.constraint import Constraint
 from tests.real_inputs import real_input
-from tests.support.ecma import written_matches
+from tests.support.constrained import accepts, schema
 
 # Valid texts that the expressions leave out on purpose.
 LEFT_OUT = {
@@ -27,11 +29,15 @@ LEFT_OUT = {
 }
 
 
+@functools.cache
+def constraint_of(name: str) -> Constraint:
+    """Return the constraint of strings of a format."""
+    return schema(json.dumps({"type": "string", "format": name}))
+
+
 def is_of(name: str, text: str) -> bool:
     """Tell whether a text is of a format."""
-    wanted = STRING_FORMATS[name]
-    short = len(text) <= (wanted.chars_max or len(text))
-    return short and written_matches(whole_pattern(wanted.pattern), text)
+    return accepts(constraint_of(name), json.dumps(text, ensure_ascii=False))
 
 
 @pytest.mark.parametrize(
@@ -46,15 +52,11 @@ def is_of(name: str, text: str) -> bool:
         ("email", ["a.b+c@example.com", "a@[127.0.0.1]"], ["a..b@c.d", "@c", "a@", ".a@b", "a@b-"]),
         ("hostname", ["a", "a-b.c1", "x" * 63], ["-a", "a-", "a..b", "x" * 64, "ab--cd", "a_b"]),
         ("ipv4", ["0.0.0.0", "255.255.255.255"], ["256.0.0.1", "01.2.3.4", "1.2.3"]),
-        ("ipv6", ["::", "::1", "1:2:3:4:5:6:7:8", "1::8", "::ffff:1.2.3.4", "1:2:3:4:5:6:7::"],
+        ("ipv6", ["::", "::1", "1:2:3:4:5:6:7:8", "1::8", "1:2:3:4:5:6:7::"],
          [":", "1:2:3:4:5:6:7", "1::2::3", ":1:2:3:4:5:6:7:8", "12345::"]),
         ("uuid", ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8aa08aa9811eab4aa73b441d16380"]),
         ("uri", ["http://a/b?c#d", "urn:x:y", "http://[::1]:80/"],
          ["//a/b", "a b", "http://[:1]/", "1http://a"]),
-        ("uri-reference", ["", "/a", "a/b?c", "#d", "//h/p"], ["\\a", "a:b c", "#a#b"]),
-        ("iri", ["http://ƒøø.ßår/?∂éœ"], ["http://a b", "/abc"]),
-        ("json-pointer", ["", "/a~0b~1c", "/"], ["a", "/~2", "/~"]),
-        ("relative-json-pointer", ["0", "1/a", "2#"], ["-1", "/a", "01/a"]),
     ],
 )  # fmt: skip
 def test_a_format_holds_what_it_says(name: str, good: list[str], bad: list[str]) -> None:
@@ -67,10 +69,21 @@ def test_the_suite_of_json_schema_agrees() -> None:
     """What matches is valid for JSON Schema's own tests; what is valid matches, but for a few."""
     folder = real_input("jsonschema/test-suite-2020-12/optional/format")
     tried = 0
-    for name in STRING_FORMATS:
+    left_out: set[str] = set()
+    for name in (*STRING_FORMATS, *LIBRARY_FORMATS):
         (group, *_) = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         for test in group["tests"]:
             if isinstance(test["data"], str) and (name, test["data"]) not in LEFT_OUT:
-                assert is_of(name, test["data"]) == test["valid"], (name, test)
+                accepted = is_of(name, test["data"])
+                assert accepted <= test["valid"], (name, test)
+                left_out |= {name} if accepted != test["valid"] else set()
                 tried += 1
-    assert tried > 250
+    assert tried > 150
+    assert left_out == {"ipv6"}, "but for those that end like an address of IPv4"
+
+
+@pytest.mark.parametrize("name", REFUSED_FORMATS)
+def test_what_is_not_held_is_refused_with_its_place(name: str) -> None:
+    """A draft defines it, so that to leave it out would let through what is not of it."""
+    with pytest.raises(InvalidRequest, match=f"#/items/format: the format '{name}' is not served"):
+        schema(json.dumps({"items": {"format": name}}))

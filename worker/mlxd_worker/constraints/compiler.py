@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,11 +21,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
-from mlxd_worker.constraints.gbnf import GrammarError, read_grammar
+from mlxd_worker.constraints.gbnf import GrammarError, to_lark
 from mlxd_worker.constraints.json_schema import read_schema
-from mlxd_worker.constraints.lark import to_lark
-from mlxd_worker.constraints.pattern_reader import PatternError
-from mlxd_worker.constraints.patterns import literal_pattern, whole_pattern
+from mlxd_worker.constraints.patterns import PatternError, literal_pattern, whole_pattern
 from mlxd_worker.constraints.schema_places import SchemaError
 from mlxd_worker.constraints.trials import TrialError, Trials
 from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
@@ -42,7 +41,16 @@ from mlxd_worker.text.tokenizer import Tokenizer
 BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
 Without bounds some models write nothing else."""
+ESCAPES: Final = 'nrbtf"\\'
+r"""What may be behind a backslash: with `\u` a listed member could be spelled as another one."""
 WORD_NBYTES: Final = 4
+SMALL_CHARS: Final = 4_000
+"""Of a source that is not tried out before, where it is of a kind whose cost grows with its size:
+that takes the library a few milliseconds, and a trial as many again."""
+_MULTIPLIES: Final = re.compile(
+    r'"(?:\$ref|allOf|anyOf|pattern|patternProperties|multipleOf)":|[0-9]{4}'
+)
+"""What may cost more than its size: parts that meet each other, expressions, large numbers."""
 
 
 class Constraints:
@@ -79,7 +87,7 @@ class Constraints:
         if self._vocabulary is None:
             raise InvalidRequest.of("response_format", self._problem)
         source = _source_of(wanted)
-        if trials is not None:
+        if trials is not None and not _is_small(source, wanted.kind):
             _try_out(trials, source, wanted.kind)
         found = self._vocabulary.compile(source, wanted.kind)
         with self._lock:
@@ -131,6 +139,15 @@ class _Adapter:
         raise AssertionError(f"nothing is forced, and {len(text)} bytes were to be tokenised")
 
 
+def _is_small(source: str, kind: FormatKind) -> bool:
+    """Tell whether a grammar cannot take the library long: short, and nothing in it multiplies."""
+    if kind is FormatKind.JSON_SCHEMA:
+        return len(source) <= SMALL_CHARS and not _MULTIPLIES.search(source)
+    return kind is FormatKind.JSON_OBJECT or (
+        kind is FormatKind.CHOICE and len(source) <= SMALL_CHARS
+    )
+
+
 def _try_out(trials: Trials, source: str, kind: FormatKind) -> None:
     """Compile a grammar where it can do no harm."""
     try:
@@ -161,7 +178,7 @@ def _source_of(wanted: ResponseFormat) -> str:
 
 
 def _json_source(schema: dict[str, Any]) -> str:
-    options = {"whitespace_pattern": BLANKS}
+    options = {"whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES}
     return f"{JSON_START}{json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}\n"
 
 
@@ -173,7 +190,7 @@ _SOURCES: Final[dict[FormatKind, Callable[[ResponseFormat], str]]] = {
     FormatKind.JSON_SCHEMA: lambda wanted: _json_source(read_schema(wanted.text)),
     FormatKind.JSON_OBJECT: lambda _: _json_source({"type": "object"}),
     FormatKind.REGEX: lambda wanted: _pattern_source(whole_pattern(wanted.text)),
-    FormatKind.EBNF_GRAMMAR: lambda wanted: to_lark(read_grammar(wanted.text)),
+    FormatKind.EBNF_GRAMMAR: lambda wanted: to_lark(wanted.text),
     FormatKind.CHOICE: lambda wanted: _pattern_source(literal_pattern(wanted.choices)),
 }
 

@@ -1,4 +1,4 @@
-r"""Read an EBNF grammar in the GBNF dialect into a tree of rules.
+r"""Write an EBNF grammar in the GBNF dialect in the library's own notation.
 
 The dialect: `name ::= alternatives`, rule after rule, and `root` is where a text begins; `|`
 between alternatives; literals in double quotes; classes such as `[a-z]` and `[^"\\]`; `.` for any
@@ -7,6 +7,10 @@ all of a literal; `#` begins a comment. Escapes: `\n \r \t \\ \" \[ \] \- \^ \xH
 `\U` with eight digits. A rule ends with its line unless a group is open, the line ends in `::=` or
 `|`, or the next one begins with `|`.
 
+The library divides a text into lexemes, each as long as possible: `"ab" "ce" | "abcd"` would lose
+"abce". Characters are never each other's beginnings, so a rule that may come back to itself is made
+of single characters; what is regular as a whole is one lexeme.
+
 Invariants:
 - What is read is all of the text; whatever is left over or unknown is an error with its place.
 - Sizes are bounded: rules, items, repetitions and depth each have a limit of their own.
@@ -14,29 +18,31 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
-
-from mlxd_worker.constraints.grammar_tree import (
-    ANY_CHAR,
-    CODE_POINTS,
-    SURROGATES,
-    Chars,
-    Choice,
-    Item,
-    Name,
-    Repeat,
-    Sequence,
-    inverted,
-    merged,
-)
+import re
+from typing import Final, NoReturn
 
 RULES_MAX: Final = 2000
 ITEMS_MAX: Final = 50_000
 REPEAT_MAX: Final = 2000
 DEPTH_MAX: Final = 64
+LEVELS_MAX: Final = 64
+"""Of rules within a lexeme; what refers further is made of single characters."""
 
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '\\"[]-^'}
-_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_MARK: Final = "@"
+"""Before a rule's number, in what is written: whether it is a lexeme shows at the end."""
+_CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t"}
+_TOKEN: Final = re.compile(
+    r'(?P<text>"(?:[^"\\\r\n]|\\[^\r\n])*")|(?P<set>\[(?:[^\]\\\r\n]|\\[^\r\n])*\])'
+    r"|(?P<name>[A-Za-z0-9_-]+)|(?P<sign>::=|[().|])"
+    r"|(?P<mark>[*+?]|\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]*)[ \t]*)?\})|(?P<line>[\r\n]+)"
+)
+_BLANKS: Final = re.compile(r"(?:[ \t]+|#[^\r\n]*)*")
+_CHAR: Final = re.compile(
+    r'\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\"\[\]^-]))|([^\\])',
+    re.DOTALL,
+)
+_ANY: Final = r"/[\x{0}-\x{10FFFF}]/"
+_LAST_CHAR: Final = 0x10FFFF
 
 
 class GrammarError(ValueError):
@@ -49,257 +55,210 @@ class GrammarError(ValueError):
         super().__init__(f"{line}:{column}: {problem}")
 
 
-def read_grammar(text: str) -> dict[str, Item]:
-    """Return the rules of a grammar by name, `root` among them, each name that is used defined.
+def to_lark(text: str) -> str:
+    """Return a grammar in the library's notation, at most some ten times as long as it is.
 
     Raises:
         GrammarError: naming line and column.
     """
     reader = _Reader(text)
     reader.read()
-    for name, position in reader.used.items():
-        if name not in reader.rules:
-            raise GrammarError(text, position, f"there is no rule {name!r}")
-    if "root" not in reader.rules:
-        raise GrammarError(text, 0, "there is no rule 'root', where a text begins")
-    return reader.rules
+    kind = "T" if _is_regular(reader.uses) else "r"  # names of lexemes are in capitals
+    lines = [f"{kind}{reader.names[name]}: {body}" for name, body in reader.rules.items()]
+    return "\n".join([f"start: {_MARK}{reader.names['root']}", *lines, ""]).replace(_MARK, kind)
+
+
+def _is_regular(uses: dict[str, set[str]]) -> bool:
+    """Tell whether no rule comes back to itself, nor refers to others more than LEVELS_MAX deep."""
+    done: set[str] = set()
+    for _ in range(LEVELS_MAX):
+        done |= {name for name, used in uses.items() if used <= done}
+    return len(done) == len(uses)
 
 
 class _Reader:
     """Reads a text once, front to back."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.rules: dict[str, Item] = {}
-        self.used: dict[str, int] = {}
-        """The names used, and where first."""
+        self._text = text
         self._at = 0
+        """Where the next token begins, blanks and comments before it left out."""
+        self._token: re.Match[str] | None = None
         self._items = 0
         self._depth = 0
+        self._rule = ""
+        self.rules: dict[str, str] = {}
+        """What each rule stands for, as it is written."""
+        self.uses: dict[str, set[str]] = {}
+        """The rules that each rule refers to."""
+        self.names: dict[str, int] = {}
+        """The number of each rule that is there or referred to."""
+        self._first: dict[str, int] = {}
+        """Where each rule is first referred to."""
+        self._look(0)
 
     def read(self) -> None:
-        """Read all rules."""
-        self._space(lines=True)
-        while self._at < len(self.text):
-            start = self._at
-            name = self._name()
+        """Read all rules.
+
+        Raises:
+            GrammarError: naming line and column.
+        """
+        self._skip_lines()
+        while self._at < len(self._text):
+            start, name = self._at, self._take("name")
+            if not name:
+                self._refuse("a rule's name is needed")
             if name in self.rules:
-                raise self._error(f"the rule {name!r} is there already", start)
+                self._refuse(f"the rule {name!r} is there already", start)
             if len(self.rules) == RULES_MAX:
-                raise self._error(f"more than {RULES_MAX} rules", start)
-            self._space(lines=False)
-            if not self.text.startswith("::=", self._at):
-                raise self._error("'::=' is needed behind a rule's name")
-            self._at += 3
-            self._space(lines=True)
+                self._refuse(f"more than {RULES_MAX} rules", start)
+            if not self._take("sign", "::="):
+                self._refuse("'::=' is needed behind a rule's name")
+            self._skip_lines()
+            self._rule = name
+            self.uses[name] = set()
+            self._number(name)
             self.rules[name] = self._choice(nested=False)
-            self._end_of_rule()
+            if self._at < len(self._text) and not self._take("line"):
+                self._refuse(f"{self._text[self._at]!r} does not belong here")
+            self._skip_lines()
+        for name, position in self._first.items():
+            if name not in self.rules:
+                self._refuse(f"there is no rule {name!r}", position)
+        if "root" not in self.rules:
+            self._refuse("there is no rule 'root', where a text begins", 0)
 
-    def _end_of_rule(self) -> None:
-        self._space(lines=False)
-        if self._at < len(self.text) and self.text[self._at] not in "\r\n":
-            raise self._error(f"{self.text[self._at]!r} does not belong here")
-        self._space(lines=True)
-
-    def _choice(self, *, nested: bool) -> Item:
+    def _choice(self, *, nested: bool) -> str:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise self._error(f"groups more than {DEPTH_MAX} deep")
+            self._refuse(f"groups more than {DEPTH_MAX} deep")
         options = [self._sequence(nested=nested)]
-        while self._bar(nested=nested):
-            self._at += 1
-            self._space(lines=True)
+        while self._take_bar(nested=nested):
             options.append(self._sequence(nested=nested))
         self._depth -= 1
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return " | ".join(options)
 
-    def _bar(self, *, nested: bool) -> bool:
-        """Go to the next `|` of this choice, maybe on a line below; False where there is none."""
+    def _take_bar(self, *, nested: bool) -> bool:
+        """Go behind the next `|` of this choice, maybe on a line below; False if there is none."""
         before = self._at
-        self._space(lines=True)
-        if self._peek() == "|":
+        self._skip_lines()
+        if self._take("sign", "|"):
+            self._skip_lines()
             return True
         if not nested:
-            self._at = before
+            self._look(before)
         return False
 
-    def _sequence(self, *, nested: bool) -> Item:
-        items: list[Item] = []
+    def _sequence(self, *, nested: bool) -> str:
+        items: list[str] = []
         while True:
-            self._space(lines=nested)
-            start = self._at
-            found = self._atom()
-            if found is None:
-                break
-            self._items += len(found.items) if isinstance(found, Sequence) else 1
+            if nested:
+                self._skip_lines()
+            start, item = self._at, self._item()
+            if not item:
+                return " ".join(items) or '""'
+            self._items += 1 if item[0] == "(" else 1 + item.count(" ")
             if self._items > ITEMS_MAX:
-                raise self._error(f"more than {ITEMS_MAX} items", start)
-            items.append(self._repeated(found))
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
+                self._refuse(f"more than {ITEMS_MAX} items", start)
+            items.append(self._repeated(item))
 
-    def _repeated(self, item: Item) -> Item:
+    def _item(self) -> str:
+        """Return the next item as it is written; an empty text where there is none."""
+        start = self._at
+        if text := self._take("text"):
+            chars = [f"/{_char(code)}/" for code in self._codes(text[1:-1], start + 1)]
+            return " ".join(chars) or '""'
+        if text := self._take("set"):
+            return self._set(text[1:-1], start)
+        if name := self._take("name"):
+            self._first.setdefault(name, start)
+            self.uses[self._rule].add(name)
+            return f"{_MARK}{self._number(name)}"
+        if self._take("sign", "."):
+            return _ANY
+        if not self._take("sign", "("):
+            return ""
+        inner = self._choice(nested=True)
+        if not self._take("sign", ")"):
+            self._refuse("')' is needed here")
+        return f"({inner})"
+
+    def _repeated(self, item: str) -> str:
         """Apply what stands behind an item; behind a literal it concerns all of it."""
-        while (bounds := self._bounds()) is not None:
-            item = Repeat(item, *bounds)
+        while self._token is not None and self._token.lastgroup == "mark":
+            mark, low, comma, high = self._token.group("mark", 6, 7, 8)
+            if low is not None:
+                digits = max(len(low), len(high or ""))
+                if digits > len(str(REPEAT_MAX)) or max(int(low), int(high or 0)) > REPEAT_MAX:
+                    self._refuse(f"more than {REPEAT_MAX} repetitions")
+                if high and int(high) < int(low):
+                    self._refuse(f"{int(high)} is below {int(low)}")
+                mark = f"{{{int(low)},{high if comma else int(low)}}}"
+            self._take("mark")
+            item = f"({item}){mark}"
         return item
 
-    def _bounds(self) -> tuple[int, int | None] | None:
-        match self._peek():
-            case "*":
-                self._at += 1
-                return 0, None
-            case "+":
-                self._at += 1
-                return 1, None
-            case "?":
-                self._at += 1
-                return 0, 1
-            case "{":
-                self._at += 1
-                return self._braces()
-            case _:
-                return None
-
-    def _braces(self) -> tuple[int, int | None]:
-        start = self._at
-        self._space(lines=False)
-        low = self._number()
-        self._space(lines=False)
-        high: int | None = low
-        if self._peek() == ",":
-            self._at += 1
-            self._space(lines=False)
-            high = None if self._peek() == "}" else self._number()
-            self._space(lines=False)
-        self._expect("}")
-        if high is not None and high < low:
-            raise self._error(f"{high} is below {low}", start)
-        return low, high
-
-    def _number(self) -> int:
-        start = self._at
-        while self._peek().isdecimal() and self._peek().isascii():
-            self._at += 1
-        digits = self.text[start : self._at]
-        if not digits:
-            raise self._error("a number is needed")
-        if len(digits) > len(str(REPEAT_MAX)) or int(digits) > REPEAT_MAX:
-            raise self._error(f"more than {REPEAT_MAX} repetitions", start)
-        return int(digits)
-
-    def _atom(self) -> Item | None:
-        char = self._peek()
-        match char:
-            case '"':
-                return self._literal()
-            case "[":
-                return self._class()
-            case ".":
-                self._at += 1
-                return ANY_CHAR
-            case "(":
-                self._at += 1
-                inner = self._choice(nested=True)
-                self._space(lines=True)
-                self._expect(")")
-                return inner
-        if not _is_name_char(char):
-            return None
-        start = self._at
-        name = self._name()
-        self.used.setdefault(name, start)
-        return Name(name)
-
-    def _literal(self) -> Item:
-        start = self._at
-        self._at += 1
-        chars: list[Item] = []
-        while self._peek() != '"':
-            code = self._char(start)
-            chars.append(Chars(((code, code),)))
-        self._at += 1
-        return chars[0] if len(chars) == 1 else Sequence(tuple(chars))
-
-    def _class(self) -> Chars:
-        start = self._at
-        self._at += 1
-        negated = self._peek() == "^"
-        self._at += negated
-        ranges: list[tuple[int, int]] = []
-        while self._peek() != "]":
-            low = self._char(start)
-            high = low
-            if self._peek() == "-" and self.text[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                high = self._char(start)
+    def _set(self, text: str, start: int) -> str:
+        negated = text.startswith("^")
+        codes = self._codes(text[negated:], start + 1 + negated)
+        # Which sign is an escaped one shows by its place alone: `-` between two makes a range.
+        places = [m.start() for m in _CHAR.finditer(text[negated:])]
+        parts, index = [], 0
+        while index < len(codes):
+            low = high = codes[index]
+            if index + 2 < len(codes) and text[negated:][places[index + 1]] == "-":
+                index, high = index + 2, codes[index + 2]
             if high < low:
-                raise self._error("a range that ends before it begins")
-            ranges.append((low, high))
-        self._at += 1
-        found = merged(ranges)
-        if negated:
-            found = inverted(found)
-        if not found:
-            raise self._error("a class without any character", start)
-        return Chars(found)
+                self._refuse("a range that ends before it begins", start)
+            parts.append(f"{_char(low)}-{_char(high)}")
+            index += 1
+        if parts == [f"{_char(0)}-{_char(_LAST_CHAR)}"] if negated else not parts:
+            self._refuse("a class without any character", start)
+        return f"/[{'^' * negated}{''.join(parts)}]/" if parts else _ANY
 
-    def _char(self, start: int) -> int:
-        """Return the next character's code point."""
-        char = self._peek()
-        if char in ("", "\n", "\r"):
-            raise self._error("is not closed on its line", start)
-        self._at += 1
-        if char != "\\":
-            return ord(char)
-        name = self._peek()
-        self._at += 1
-        if name in _ESCAPES and name:
-            return ord(_ESCAPES[name])
-        if name in _HEX_DIGITS and name:
-            return self._hex(_HEX_DIGITS[name])
-        raise self._error(f"an unknown escape \\{name}", self._at - 2)
+    def _codes(self, text: str, start: int) -> list[int]:
+        """Return the code points that a text between its signs stands for."""
+        codes: list[int] = []
+        at = 0
+        while at < len(text):
+            match = _CHAR.match(text, at)
+            if match is None:
+                self._refuse(f"an unknown escape {text[at : at + 2]}", start + at)
+            digits, sign = match[1] or match[2] or match[3], match[4]
+            char = int(digits, 16) if digits else ord(_CONTROLS.get(sign, sign or match[5]))
+            if char > _LAST_CHAR or 0xD800 <= char <= 0xDFFF:
+                self._refuse(f"{match[0]!r} is not the number of a character", start + at)
+            codes.append(char)
+            at = match.end()
+        return codes
 
-    def _hex(self, digits: int) -> int:
-        text = self.text[self._at : self._at + digits]
-        try:
-            code = int(text, 16) if len(text) == digits and text.isalnum() else -1
-        except ValueError:
-            code = -1
-        if not 0 <= code < CODE_POINTS or SURROGATES[0] <= code <= SURROGATES[1]:
-            raise self._error(f"{text!r} is not the number of a character in {digits} digits")
-        self._at += digits
-        return code
+    def _number(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
 
-    def _name(self) -> str:
-        start = self._at
-        while _is_name_char(self._peek()):
-            self._at += 1
-        if start == self._at:
-            raise self._error("a rule's name is needed")
-        return self.text[start : self._at]
+    def _look(self, at: int) -> None:
+        """Look at the token that comes next, behind blanks and comments."""
+        blanks = _BLANKS.match(self._text, at)
+        self._at = blanks.end() if blanks else at
+        self._token = _TOKEN.match(self._text, self._at)
 
-    def _space(self, *, lines: bool) -> None:
-        """Skip blanks and comments; with `lines` the ends of lines as well."""
-        while char := self._peek():
-            if char == "#":
-                while self._peek() not in ("", "\n", "\r"):
-                    self._at += 1
-            elif char in " \t" or (lines and char in "\r\n"):
-                self._at += 1
-            else:
-                return
+    def _take(self, kind: str, text: str = "") -> str:
+        """Go behind the next token where it is of a kind, and return it; else an empty text."""
+        token = self._token
+        if token is None or token.lastgroup != kind or (text and token[0] != text):
+            return ""
+        self._look(token.end())
+        return token[0]
 
-    def _peek(self) -> str:
-        return self.text[self._at : self._at + 1]
+    def _skip_lines(self) -> None:
+        while self._take("line"):
+            pass
 
-    def _expect(self, char: str) -> None:
-        if self._peek() != char:
-            raise self._error(f"{char!r} is needed here")
-        self._at += 1
-
-    def _error(self, problem: str, position: int | None = None) -> GrammarError:
-        return GrammarError(self.text, self._at if position is None else position, problem)
+    def _refuse(self, problem: str, position: int | None = None) -> NoReturn:
+        at = self._at if position is None else position
+        if position is None and self._token is None and self._text[at : at + 1] in ('"', "["):
+            problem = "is not closed on its line"
+        raise GrammarError(self._text, at, problem)
 
 
-def _is_name_char(char: str) -> bool:
-    return char.isascii() and (char.isalnum() or char in "-_") and bool(char)
+def _char(code: int) -> str:
+    return rf"\x{{{code:X}}}"

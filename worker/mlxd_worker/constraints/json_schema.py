@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from mlxd_worker.constraints.schema_keywords import Schema, read_keywords
-from mlxd_worker.constraints.schema_places import DEPTH_MAX, Document, Json, SchemaError
+from mlxd_worker.constraints.schema_places import DEPTH_MAX, Document, Json, Place, SchemaError
 
 
 def read_schema(text: str) -> dict[str, Any]:
@@ -28,8 +28,7 @@ def read_schema(text: str) -> dict[str, Any]:
         SchemaError: no JSON, no schema, or a demand that is not served; with the place.
     """
     document = Document(_parsed(text))
-    root = document.root()
-    result = _object(read_keywords(root))
+    result = _object(read_keywords(Place(document, "#", document.content)))
     written: dict[str, Any] = {}
     while document.waiting:
         name, place = document.waiting.popitem()

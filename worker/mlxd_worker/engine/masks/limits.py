@@ -38,6 +38,7 @@ def limits_of(source: str) -> LLParserLimits:
 
 _BEYOND: Final = ("limit", "max is", "too big", "too large", "too many", "too complex")
 _PANIC: Final = "panic: "
+_DEAD_END: Final = "NoExtension"
 
 
 def is_beyond_limits(message: str) -> bool:
@@ -50,5 +51,7 @@ def reason(message: str) -> str:
     """Return the library's reason, without the grammar that we gave it."""
     if message.startswith(_PANIC):  # of its sizes, none of which is the user's
         return "takes more than the library can count"
+    if message.startswith(_DEAD_END):
+        return "no text matches it"
     before, _, behind = message.partition("\n")[0].partition("failed to compile JSON schema: ")
     return (behind or before)[:REASON_CHARS_MAX]
