@@ -25,6 +25,7 @@ from mlxd_models.families.common.packing import (
     WORD_DTYPE,
     Packing,
 )
+from mlxd_models.families.common.packing_on_load import packs
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
@@ -33,7 +34,6 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.packed_weights import unpacked_weight_values
-from mlxd_models.sizes.packing_on_load import packs
 from mlxd_models.sizes.weight_forms import FloatType, Packed
 from mlxd_models.sizes.zoo_types import is_foreign
 from mlxd_shared.domain.errors import InvalidModel

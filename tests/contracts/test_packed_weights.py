@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxd_controller.core import fit
 from mlxd_controller.store.facts import read_folder
 from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import GIB
@@ -177,7 +178,7 @@ def packed_alike(folder: Path, weights: Weights, device: str) -> list[str]:
     """Hold both sides' plans and a load that packs to each other; return what was packed."""
     files = inspect_model(folder)
     spec = LoadSpec(context_length=256, rows_max=2, weights=weights)
-    told = fit.plan(read_folder(folder).facts, spec, fit.Device(device, device, GIB, 0, GIB, GIB))
+    told = plan_load(read_folder(folder).facts, spec, Device(device, device, GIB, 0, GIB, GIB))
 
     alone = plan_residency(
         demand_of(

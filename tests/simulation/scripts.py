@@ -27,9 +27,9 @@ from pathlib import Path
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import State, next_wake_s
+from mlxd_models.fit.plan import Device
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.errors import WorkerExited, WorkerLost
 from mlxd_shared.domain.requests import LoadSpec

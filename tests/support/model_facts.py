@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import LoadSpec
@@ -47,5 +48,5 @@ def device(
 
 def need_mib(weights_mib: int, *, kind: str = "cpu") -> int:
     """Return the whole need of `facts(weights_mib)` by default, in MiB, rounded up."""
-    plan = fit.plan(facts(weights_mib), LoadSpec(), device(1 << 20, kind=kind))
+    plan = plan_load(facts(weights_mib), LoadSpec(), device(1 << 20, kind=kind))
     return -(-plan.need_bytes // MIB)

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.demand import Fixed, Waiter
-from mlxd_controller.core.fit import Device, ModelFacts, Plan
-from mlxd_controller.core.measured import Known
 from mlxd_controller.core.phases import (
     UNLOADED,
     Cold,
@@ -29,6 +27,9 @@ from mlxd_controller.core.phases import (
     demand_of,
 )
 from mlxd_controller.core.placement.reuse import NEVER_USED, Usage
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.measured import Known
+from mlxd_models.fit.plan import Device, Plan
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec

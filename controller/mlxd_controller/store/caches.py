@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from mlxd_controller.store.fields import Values, count, invalid, layer_count, size
 from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES, CacheSizes, WindowedLayers
-from mlxd_models.sizes.expert_sizes import routed_width
-from mlxd_models.sizes.latent_sizes import latent_width
+from mlxd_models.sizes.pass_sizes import latent_width, routed_width
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"

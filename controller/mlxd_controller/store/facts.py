@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxd_controller.core.fit import ModelFacts
-from mlxd_controller.core.taken import Taken
 from mlxd_controller.store.caches import (
     LATENT,
     cache_sizes,
@@ -39,6 +37,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules
 from mlxd_models.files.nested_text import NESTED, TEXT_CONFIG, text_config, text_name
 from mlxd_models.files.weights import TensorFact, read_model_dir
+from mlxd_models.fit.facts import ModelFacts, Taken
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.packed_weights import unpacked_weight_values
 from mlxd_models.sizes.pass_sizes import PassSizes

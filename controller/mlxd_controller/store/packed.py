@@ -11,11 +11,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from mlxd_controller.core.taken import Packable
 from mlxd_controller.store.fields import invalid
+from mlxd_models.families.common.packing_on_load import GROUP_SIZES, packable_values, packs
 from mlxd_models.files.weights import TensorFact
+from mlxd_models.fit.facts import Packable
 from mlxd_models.sizes.packed_weights import unpacked_weight_values
-from mlxd_models.sizes.packing_on_load import GROUP_SIZES, packable_values, packs
 
 WORD_BITS: Final = 32
 FP8: Final = "F8_E4M3"

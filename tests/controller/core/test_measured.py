@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import fit, phases
-from mlxd_controller.core.measured import KNOWN_MAX, Figures, Known, Way, learnt, recalled
 from mlxd_controller.core.report import report
+from mlxd_models.fit.measured import KNOWN_MAX, Figures, Known, Way, learn, recall
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.controller.core.conversation import Conversation
@@ -106,15 +106,15 @@ def test_figures_of_a_worker_that_is_no_longer_the_models_are_not_believed() -> 
 
 def test_the_largest_figures_count_and_few_ways_are_remembered() -> None:
     """Peak and process only grow; the way that was measured longest ago goes first."""
-    known = learnt((), WAY, FIGURES)
-    known = learnt(known, WAY, Figures(weights=10 * MIB, peak=5 * MIB, process=90 * MIB))
+    known = learn((), WAY, FIGURES)
+    known = learn(known, WAY, Figures(weights=10 * MIB, peak=5 * MIB, process=90 * MIB))
     assert known == (Known(WAY, Figures(weights=10 * MIB, peak=12 * MIB, process=90 * MIB)),)
 
     for rows in range(KNOWN_MAX):
-        known = learnt(known, replace(WAY, rows_max=10 + rows), FIGURES)
+        known = learn(known, replace(WAY, rows_max=10 + rows), FIGURES)
     assert len(known) == KNOWN_MAX
-    assert recalled(known, WAY) is None
-    assert recalled(known, replace(WAY, rows_max=10)) == FIGURES
+    assert recall(known, WAY) is None
+    assert recall(known, replace(WAY, rows_max=10)) == FIGURES
 
 
 def test_a_process_that_nobody_can_measure_stays_as_reckoned() -> None:

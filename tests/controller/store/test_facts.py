@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.core.taken import Taken
 from mlxd_controller.store.facts import _made_of, read_folder
 from mlxd_controller.store.model_library import Library
+from mlxd_models.fit.facts import Taken
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input

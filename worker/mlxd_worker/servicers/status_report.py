@@ -116,8 +116,7 @@ def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
 
 def device_name(worker: Worker) -> str:
     """Return the device that the model lives on, as the controller calls it where there is one."""
-    kind = worker.identity.backend.kind.value
-    return worker.identity.device or (kind if kind == "cpu" else "gpu0")
+    return worker.identity.device or worker.identity.backend.kind.first_name
 
 
 def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:

@@ -14,6 +14,7 @@ import traceback
 
 import mlx.core as mx
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
@@ -22,7 +23,6 @@ from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.memory import ledger as accounts
-from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.thread.facts import (
     Account,
     Figures,

@@ -23,7 +23,6 @@ import math
 from dataclasses import replace
 
 from mlxd_controller.core.actions import Shrink
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.phases import (
     Draining,
     Phase,
@@ -35,6 +34,7 @@ from mlxd_controller.core.phases import (
 from mlxd_controller.core.placement.victims import Short, candidates, choose
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 
 

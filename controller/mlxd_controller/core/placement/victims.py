@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.placement import evict, reuse
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.plan import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mlxd_models.sizes.expert_sizes import routed_width
+from mlxd_models.sizes.pass_sizes import routed_width
 
 EXPERTS_MAX: Final = 4096
 """The most experts that a config may name."""

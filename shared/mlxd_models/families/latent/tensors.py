@@ -22,8 +22,7 @@ from mlxd_models.families.common.family import Footprint
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.latent_sizes import latent_width
-from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.pass_sizes import PassSizes, latent_width
 
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"

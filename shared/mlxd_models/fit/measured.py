@@ -59,14 +59,14 @@ class Known:
     figures: Figures
 
 
-def recalled(known: tuple[Known, ...], way: Way) -> Figures | None:
+def recall(known: tuple[Known, ...], way: Way) -> Figures | None:
     """Return what is known of one way to live."""
     return next((each.figures for each in known if each.way == way), None)
 
 
-def learnt(known: tuple[Known, ...], way: Way, figures: Figures) -> tuple[Known, ...]:
+def learn(known: tuple[Known, ...], way: Way, figures: Figures) -> tuple[Known, ...]:
     """Return what is known after one more measurement; the oldest is forgotten for it."""
-    former = recalled(known, way) or figures
+    former = recall(known, way) or figures
     largest = Figures(
         weights=figures.weights,
         peak=max(former.peak, figures.peak),
