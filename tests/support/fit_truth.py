@@ -20,6 +20,7 @@ from mlxd_controller.store.facts import read_folder
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import GIB
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from tests.bench.models import Shape
@@ -31,7 +32,7 @@ from tests.support.worker_process import WorkerProcess, running_worker
 RATIO_MIN, RATIO_MAX = 0.97, 1.10
 """Of an estimate over what was measured, above 200 MB."""
 
-MACHINE = Device("cpu", "cpu", 64 * GIB, 0, 64 * GIB, 64 * GIB)
+MACHINE = Device("cpu", DeviceKind.CPU, 64 * GIB, 0, 64 * GIB, 64 * GIB)
 GENERATED = 4
 """The part of the context that is generated, as its reciprocal: rows meet in it."""
 FILLS_MAX = 5

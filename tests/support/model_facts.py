@@ -7,6 +7,7 @@ from mlxd_models.fit.plan import Device
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec
 
 CONTEXT_MAX = 1024
@@ -43,7 +44,7 @@ def device(
     """
     budget = budget_mib * MIB
     usable = budget if usable_mib is None else usable_mib * MIB
-    return Device(name, kind, 2 * budget, budget, budget, usable, prefix_fraction)
+    return Device(name, DeviceKind(kind), 2 * budget, budget, budget, usable, prefix_fraction)
 
 
 def need_mib(weights_mib: int, *, kind: str = "cpu") -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
 from mlxd_controller.core.report import report
 from mlxd_models.fit.measured import KNOWN_MAX, Figures, Known, Way, learn, recall
+from mlxd_models.fit.plan import Plan
+from mlxd_models.fit.planner import MEASURED, plan_load
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.controller.core.conversation import Conversation
@@ -18,16 +20,16 @@ WAY = Way(Weights.FLOAT32, 1024, 4, KVFormat.MODEL)
 FIGURES = Figures(weights=11 * MIB, peak=12 * MIB, process=70 * MIB)
 
 
-def named(plan: fit.Plan | None) -> dict[str, int]:
+def named(plan: Plan | None) -> dict[str, int]:
     """Return the terms by name."""
     assert plan is not None
     return {term.name: term.nbytes for term in plan.terms}
 
 
-def measured_terms(plan: fit.Plan | None) -> set[str]:
+def measured_terms(plan: Plan | None) -> set[str]:
     """Return the names of the terms that say that they were measured."""
     assert plan is not None
-    return {term.name for term in plan.terms if term.note == fit.MEASURED}
+    return {term.name for term in plan.terms if term.note == MEASURED}
 
 
 def test_what_cannot_grow_is_replaced_and_what_is_promised_stays() -> None:
@@ -79,7 +81,7 @@ def test_a_later_load_is_planned_with_it_and_the_report_says_so() -> None:
 
 def test_room_that_a_measurement_frees_is_given_to_who_waits() -> None:
     """A process smaller than reckoned lets the next model in, though nothing else has changed."""
-    one = fit.plan(facts(10), LoadSpec(), ROOMY)
+    one = plan_load(facts(10), LoadSpec(), ROOMY)
     talk = Conversation(device(2 * one.need_bytes // MIB))
     talk.serve("a")
     talk.arrive("b")

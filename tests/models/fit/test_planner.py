@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_models.fit.facts import Taken
 from mlxd_models.fit.plan import Device, Plan
-from mlxd_models.fit.planner import plan_load
+from mlxd_models.fit.planner import plan_load, shorter_contexts
 from mlxd_models.fit.terms import (
     CUDA_CONTEXT_BYTES,
     HEAP_BYTES,
@@ -19,6 +19,7 @@ from mlxd_models.fit.terms import (
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.support.model_facts import device, facts
 
@@ -92,7 +93,7 @@ def test_a_cpu_takes_float32_where_it_fits_and_stored_where_not() -> None:
 
 def test_a_gpu_keeps_weights_as_stored() -> None:
     """Elsewhere the stored form is the fast one."""
-    gpu = replace(WIDE, kind="metal")
+    gpu = replace(WIDE, kind=DeviceKind.METAL)
     assert plan_load(HALVES, LoadSpec(), gpu).weights is Weights.STORED
 
 
@@ -193,7 +194,7 @@ def test_unpacking_counts_as_activations() -> None:
     """Two layers' keys and values of all rows on a CPU, of one row elsewhere."""
     model = replace(facts(10), caches=CacheSizes(16 * 128, kv_heads=1, head_dim=64))
     spec = LoadSpec(rows_max=4, weights=Weights.FLOAT32)
-    for kind, rows in (("cpu", 4), ("metal", 1)):
+    for kind, rows in ((DeviceKind.CPU, 4), (DeviceKind.METAL, 1)):
         here = replace(WIDE, kind=kind)
         plain = plan_load(model, spec, here)
         packed = plan_load(model, replace(spec, kv_format=KVFormat.Q4), here)
@@ -246,9 +247,9 @@ def test_a_tokenizer_counts_by_its_file() -> None:
 def test_on_a_cuda_gpu_a_process_is_its_context() -> None:
     """What a driver keeps for each process is of the GPU's memory; the process itself is not."""
     model = replace(facts(10), tokenizer_bytes=MIB)
-    gpu = plan_load(model, LoadSpec(), replace(WIDE, kind="cuda"))
+    gpu = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.CUDA))
     assert named(gpu)["process"] == CUDA_CONTEXT_BYTES
-    metal = plan_load(model, LoadSpec(), replace(WIDE, kind="metal"))
+    metal = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.METAL))
     assert named(metal)["process"] == named(plan_load(model, LoadSpec(), WIDE))["process"]
 
 
@@ -267,3 +268,44 @@ def test_a_process_that_widens_weights_takes_more() -> None:
         (2, Weights.FLOAT32): plain + WIDENING_BYTES,
         (2, Weights.STORED): plain,
     }
+
+
+@pytest.mark.parametrize(
+    ("context", "shorter"),
+    [(8, []), (256, []), (257, [256]), (2000, [1024, 512, 256])],
+)
+def test_an_open_context_is_shortened_by_powers_of_two(context: int, shorter: list[int]) -> None:
+    """Nothing below the floor is tried."""
+    assert list(shorter_contexts(context)) == shorter
+
+
+def test_an_open_context_gives_way_to_faster_weights() -> None:
+    """Keys and values of a huge context rule float32 out only where a useful context does, too."""
+    model = replace(LONG, stored_bytes=LONG.stored_bytes // 2, item_bytes=2)
+    useful = plan_load(model, LoadSpec(context_length=4096, weights=Weights.FLOAT32), WIDE)
+    exact = replace(WIDE, budget_bytes=useful.need_bytes)
+
+    fits = plan_load(model, LoadSpec(), exact)
+    short = plan_load(model, LoadSpec(), replace(exact, budget_bytes=useful.need_bytes - 1))
+
+    assert (fits.weights, fits.context_length) == (Weights.FLOAT32, 4096)
+    assert (short.weights, short.context_length) == (Weights.STORED, 8192)
+
+
+def test_a_model_that_fits_nowhere_gets_its_smallest_plan() -> None:
+    """Without room for anything it is in the smallest form and context."""
+    model = replace(LONG, stored_bytes=LONG.stored_bytes // 2, item_bytes=2)
+    plan = plan_load(model, LoadSpec(), device(1))
+
+    assert (plan.weights, plan.context_length) == (Weights.STORED, 256)
+
+
+def test_a_process_that_is_there_already_counts_no_more() -> None:
+    """A worker that plans for itself has what its process takes behind it, on every device."""
+    for kind in DeviceKind:
+        here = replace(WIDE, kind=kind)
+        plan, alone = (
+            plan_load(HALVES, LoadSpec(), replace(here, holds_process=there))
+            for there in (False, True)
+        )
+        assert named(alone) == named(plan) | {"process": 0}
