@@ -1,17 +1,13 @@
-"""From a description to what planning has to know, and from a plan to what a load makes. Pure."""
+"""From a model's description to what plans reckon with. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mlxd_models.describe import Description, packs_on_load
 from mlxd_models.families.common.packing import ON_LOAD, WORD_BITS, Packing
 from mlxd_models.fit.facts import ModelFacts, Packable
-from mlxd_models.fit.plan import Plan
-from mlxd_models.fit.terms import form_of_numbers
-from mlxd_models.sizes.weight_forms import AS_NUMBERS, FloatType, Packed
-from mlxd_shared.domain.requests import Weights
+from mlxd_models.sizes.weight_forms import Packed
 
 
 def facts_of(described: Description) -> ModelFacts:
@@ -58,29 +54,3 @@ def _packable(described: Description, packing: Packing) -> Packable:
     packed = described.packed_as(packing)
     unpacked_values = 0 if packed is None else packed.unpacked_values
     return Packable(sum(math.prod(spec.shape) for spec in made), unpacked_values)
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """What a load makes of the weights."""
-
-    weights: Weights
-    """As the status has it: numbers of one form are told by their form, stored so or not."""
-    form: FloatType
-    """What numbers become, scales and offsets among them."""
-    packed: bool
-    """Whether weights that are stored packed stay so."""
-    on_load: Packing | None
-    """What others become then."""
-
-
-def life_of(plan: Plan, described: Description, *, on_cpu: bool) -> Life:
-    """Return what a load makes of the weights to follow a plan."""
-    form = form_of_numbers(plan.weights, on_cpu=on_cpu) or described.stored
-    on_load = ON_LOAD.get(plan.weights)
-    weights, packed = plan.weights, on_load is not None
-    if weights is Weights.STORED:
-        packed = described.packed is not None
-        if not packed:
-            weights = next(each for each, its_form in AS_NUMBERS.items() if its_form is form)
-    return Life(weights, form, packed, on_load)
