@@ -97,7 +97,7 @@ class Ours:
 
     def _kv_nbytes(self) -> int:
         account = self._ledgers.Account.KV
-        return sum(int(r.nbytes) for r in self._ledger.report() if r.account is account)
+        return sum(int(r.nbytes) for r in self._ledger.report() if r.name == account)
 
     def _submit(self, number: int, prompt: list[int], sink: _Sink) -> None:
         self._engine.submit(

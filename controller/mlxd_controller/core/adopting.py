@@ -55,5 +55,4 @@ def _fits(state: State, device: Device, need_bytes: int) -> bool:
     staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    here = sum(model.reserved_bytes for model in staying if state.lives_on(model, device))
-    return here + need_bytes <= device.budget_bytes
+    return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from mlxd_controller.core.phases import Loading, Queued, Ready, Resident
 from mlxd_controller.core.placement import evict
 from mlxd_controller.core.placement.homes import plans_of
 from mlxd_controller.core.placement.room import room_of
-from mlxd_controller.core.placement.victims import Short, victims_of
+from mlxd_controller.core.placement.victims import Short, candidates, choose
 from mlxd_controller.core.state import Model, State
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device, Plan
@@ -102,17 +103,11 @@ def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     could_bytes: int | None = None
     if ever and not now:
         short = Short(device, plan.least_bytes - available, 1 - slots)
-        offered = victims_of(state, short)
-        victims = evict.choose(offered, shortfall_bytes=short.nbytes, shortfall_slots=short.slots)
+        offered = candidates(state, math.inf)  # the young ones too, which will be old enough
+        victims = choose(state, offered, short)
         if victims is None and len(offered) >= short.slots:
-            could_bytes = available + sum(
-                victim.nbytes for victim in offered if _lives_on(state, victim, device)
-            )
+            could_bytes = available + state.reserved_on(device, offered)
     return _Look(plan, device, pressed, available, now, ever, victims, could_bytes)
-
-
-def _lives_on(state: State, victim: evict.Victim, device: Device) -> bool:
-    return state.lives_on(state.models[victim.digest], device)
 
 
 def _suggestions(facts: ModelFacts, look: _Look) -> tuple[str, ...]:

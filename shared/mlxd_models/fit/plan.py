@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlxd_models.fit.measured import Way
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, Weights
@@ -74,9 +73,9 @@ class Choice:
     prefix_bytes: int | None
 
     @property
-    def way(self) -> Way:
-        """What measurements hold for."""
-        return Way(self.weights, self.context_length, self.rows_max, self.kv_format)
+    def way(self) -> Choice:
+        """What measurements hold for, whatever is kept of former prompts."""
+        return replace(self, prefix_bytes=None)
 
 
 @dataclass(frozen=True, slots=True)

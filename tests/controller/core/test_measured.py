@@ -7,8 +7,8 @@ from dataclasses import replace
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
 from mlxd_controller.core.report import report
-from mlxd_models.fit.measured import KNOWN_MAX, Figures, Known, Way, learn, recall
-from mlxd_models.fit.plan import Plan
+from mlxd_models.fit.measured import KNOWN_MAX, Figures, Known, learn, recall
+from mlxd_models.fit.plan import Choice, Plan
 from mlxd_models.fit.planner import MEASURED, plan_load
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
@@ -16,7 +16,7 @@ from tests.controller.core.conversation import Conversation
 from tests.support.model_facts import device, facts
 
 ROOMY = device(4000)
-WAY = Way(Weights.FLOAT32, 1024, 4, KVFormat.MODEL)
+WAY = Choice(Weights.FLOAT32, 1024, 4, KVFormat.MODEL, prefix_bytes=None)
 FIGURES = Figures(weights=11 * MIB, peak=12 * MIB, process=70 * MIB)
 
 

@@ -20,7 +20,7 @@ from tests.worker.tiny import caches_of, config_with, load, write_model
 
 def nbytes_of(ledger: Ledger, account: Account) -> int:
     """Return one account's bytes."""
-    return {report.account: report.nbytes for report in ledger.report()}[account]
+    return {report.name: report.nbytes for report in ledger.report()}[account]
 
 
 def test_an_account_is_the_sum_of_its_arrays() -> None:
@@ -29,7 +29,7 @@ def test_an_account_is_the_sum_of_its_arrays() -> None:
     ledger.pin_all(Account.WEIGHTS, {"a": mx.zeros(10), "b": mx.zeros((3, 3))})
     ledger.pin(Account.PREFIX, "a", mx.zeros(5, dtype=mx.bfloat16))
 
-    figures = {report.account: (report.nbytes, report.arrays) for report in ledger.report()}
+    figures = {report.name: (report.nbytes, report.arrays) for report in ledger.report()}
 
     assert figures == {
         Account.WEIGHTS: (76, 2),
@@ -116,7 +116,7 @@ def test_a_tally_is_read_instead_of_the_arrays_and_held_against_them() -> None:
     ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: told[0])
 
     ledger.sweep()
-    report = next(r for r in ledger.report() if r.account is Account.PREFIX)
+    report = next(r for r in ledger.report() if r.name == Account.PREFIX)
     assert (report.nbytes, report.arrays) == (20, 2)
     told[0] = (24, 2)
     assert ledger.nbytes == 24

@@ -18,7 +18,6 @@ from mlxd.v1 import status_pb2
 from mlxd_shared.domain.figures import (
     DeviceMemory,
     MathLibrary,
-    MemoryAccount,
     MemoryFigures,
     WorkerFigures,
     WorkerState,
@@ -123,7 +122,7 @@ def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
     """Return the account of memory; `rss` is the process's resident set in bytes."""
     total_nbytes = sum(account.nbytes for account in figures.accounts)
     return MemoryFigures(
-        accounts=tuple(MemoryAccount(a.name, a.nbytes, a.arrays) for a in figures.accounts),
+        accounts=figures.accounts,
         total_nbytes=total_nbytes,
         mlx_active_nbytes=figures.mlx_active_nbytes,
         mlx_cache_nbytes=figures.mlx_cache_nbytes,
