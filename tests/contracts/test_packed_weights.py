@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import mlx.core as mx
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_controller.store.facts import read_folder
 from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.fit.described import facts_of
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.making import taken_of
 from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import GIB
@@ -28,6 +31,12 @@ from tests.worker.models.test_gpt_oss_layouts import in_numbers, published
 from tests.worker.tiny import config_with, ignore_progress, random_weights, write_model
 
 GROUP, BITS = 32, 4
+
+
+def told_of(folder: Path) -> ModelFacts:
+    """Return what a controller plans with; the models here have no tokenizer."""
+    described = inspect_model(folder)
+    return replace(facts_of(described), taken=taken_of(described))
 
 
 def test_both_sides_count_what_is_unpacked_at_once(tmp_path: Path) -> None:
@@ -48,7 +57,7 @@ def test_both_sides_count_what_is_unpacked_at_once(tmp_path: Path) -> None:
     assert packed is not None
     layer = 64 * (64 + 2 * 32 + 64) + 3 * 64 * 96
     assert packed.unpacked_values == UNPACKED_LAYERS * layer
-    assert read_folder(folder).facts.unpacked_values == packed.unpacked_values
+    assert told_of(folder).unpacked_values == packed.unpacked_values
 
 
 def test_experts_are_never_unpacked_whole(tmp_path: Path) -> None:
@@ -56,7 +65,7 @@ def test_experts_are_never_unpacked_whole(tmp_path: Path) -> None:
     setting, and neither the experts; and both count all its values."""
     folder = write_quantised(tmp_path, QWEN3_MOE)
 
-    files, facts = inspect_model(folder), read_folder(folder).facts
+    files, facts = inspect_model(folder), told_of(folder)
 
     assert files.packed is not None
     layer = 64 * (128 + 2 * 64 + 128) + 6 * 64
@@ -75,7 +84,7 @@ FLOATS: dict[str, dict[str, Any]] = {
 
 def same_on_both_sides(folder: Path) -> None:
     """Hold values, what is kept as stored and what is unpacked at once to be the same."""
-    files, facts = inspect_model(folder), read_folder(folder).facts
+    files, facts = inspect_model(folder), told_of(folder)
     packed = files.packed
     assert facts.elements == files.weight_values
     assert facts.item_bytes == 4
@@ -111,7 +120,7 @@ def test_both_sides_reckon_floats_in_blocks_alike(
     """8-bit floats live as numbers; what their squares are multiplied by does not live."""
     folder, _ = fp8_folders(tmp_path, config)
     same_on_both_sides(folder)
-    assert sum(it.kept_bytes is not None for it in read_folder(folder).facts.taken) > 0
+    assert sum(it.kept_bytes is not None for it in told_of(folder).taken) > 0
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
@@ -121,7 +130,7 @@ def test_both_sides_reckon_the_text_of_a_model_that_sees_alike(
     """What sees is not kept, and the text is reckoned as if it stood alone."""
     folder = nested(tmp_path, packed=packed)
     same_on_both_sides(folder)
-    facts, footprint = read_folder(folder).facts, inspect_model(folder).footprint
+    facts, footprint = told_of(folder), inspect_model(folder).footprint
     assert facts.caches == footprint.caches
     assert facts.pass_sizes == footprint.passes
     assert facts.architecture == "Gemma3ForConditionalGeneration"
@@ -177,7 +186,7 @@ def packed_alike(folder: Path, weights: Weights, device: str) -> list[str]:
     """Hold both sides' plans and a load that packs to each other; return what was packed."""
     files = inspect_model(folder)
     spec = LoadSpec(context_length=256, rows_max=2, weights=weights)
-    told = fit.plan(read_folder(folder).facts, spec, fit.Device(device, device, GIB, 0, GIB, GIB))
+    told = fit.plan(told_of(folder), spec, fit.Device(device, device, GIB, 0, GIB, GIB))
 
     alone = plan_residency(
         demand_of(
@@ -218,7 +227,7 @@ def test_both_sides_count_the_same_weights(
     """Whatever of a checkpoint is packed: values in all, and those that are unpacked at once."""
     folder = write_model(tmp_path, config, stored)
 
-    files, facts = inspect_model(folder), read_folder(folder).facts
+    files, facts = inspect_model(folder), told_of(folder)
 
     assert files.packed is not None
     assert facts.unpacked_values == files.packed.unpacked_values

@@ -10,12 +10,6 @@ import mlx.core as mx
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_controller.store.caches import (
-    cache_sizes,
-    feed_width,
-    projected_values,
-    recurrent_values,
-)
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.sizes.arena_sizes import capacity_classes, slots_bound
 from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
@@ -179,20 +173,21 @@ SAME = ("weights", "kv", "prefix", "activations", "pool")
 def told_by_controller(config: dict[str, Any], budget: int, spec: LoadSpec) -> fit.Plan:
     """Return the controller's plan of 16-bit weights on a CPU."""
     values = weight_values(config)
-    (architecture,) = config["architectures"]
+    found = REGISTRY.find(*config["architectures"])
+    footprint = found.footprint(found.parse(config))
     facts = fit.ModelFacts(
-        architecture=architecture,
+        architecture=config["architectures"][0],
         stored_bytes=2 * values,
         elements=values,
         item_bytes=2,
-        heads=config["num_attention_heads"],
-        caches=cache_sizes(config, architecture),
-        projected_values=projected_values(config, architecture),
-        recurrent_values=recurrent_values(config, architecture),
-        hidden_size=config["hidden_size"],
-        intermediate_size=feed_width(config, architecture),
-        vocab_size=config["vocab_size"],
-        context_length_max=config["max_position_embeddings"],
+        heads=footprint.passes.heads,
+        caches=footprint.caches,
+        projected_values=footprint.passes.projected,
+        recurrent_values=footprint.passes.recurrent,
+        hidden_size=footprint.passes.hidden,
+        intermediate_size=footprint.passes.mlp,
+        vocab_size=footprint.vocab,
+        context_length_max=footprint.context_max,
     )
     return fit.plan(facts, spec, fit.Device("cpu", "cpu", budget, 0, budget, budget))
 

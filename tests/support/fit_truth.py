@@ -17,7 +17,7 @@ from typing import Any
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.core import fit
 from mlxd_controller.launcher.environment import own_environment
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_shared.config import GIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB

@@ -10,17 +10,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mlxd_controller.core.measured import Known, Way, recalled
-from mlxd_controller.core.taken import Packable, Taken
+from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound
-from mlxd_models.sizes.cache_sizes import CacheSizes, rows_unpacked
+from mlxd_models.sizes.cache_sizes import rows_unpacked
 from mlxd_models.sizes.packing_on_load import POLICY
-from mlxd_models.sizes.pass_sizes import POOL_NBYTES, PassSizes
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES
 from mlxd_shared import config
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
+
+__all__ = ["ModelFacts"]
 
 CONTEXT_FLOOR_TOKENS = 256
 """An open context is not shortened further than to this."""
@@ -53,66 +54,6 @@ CONTEXT_USEFUL_TOKENS = 4096
 """Faster weights are not worth a context below this."""
 
 _ITEM_BYTES = {Weights.FLOAT32: 4, Weights.BFLOAT16: 2, Weights.FLOAT16: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a model's headers and config.json say about its size.
-
-    `stored_bytes` is the tensors' size on disk, `elements` their number once dequantised,
-    `item_bytes` the size of one stored floating-point value, `projected_values` what the widest
-    layer makes of one position's input, such as queries, keys and values.
-    """
-
-    architecture: str
-    stored_bytes: int
-    elements: int
-    item_bytes: int
-    heads: int
-    caches: CacheSizes
-    projected_values: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    context_length_max: int
-    unpacked_values: int = 0
-    """The most values of packed weights that are unpacked at once, where they stay packed."""
-    recurrent_values: int = 0
-    """What a recurrent layer makes of one position, in float32."""
-    tokenizer_bytes: int = 0
-    """The size of tokenizer.json."""
-    taken: tuple[Taken, ...] = ()
-    """Tensors that a load makes, of each size the one that is made last."""
-    dropped_bytes: int = 0
-    """By how much less is kept than is stored, where it lives as stored: copies, and what a worker
-    has no use for; below zero where 8-bit floats, which live as numbers, outweigh these."""
-    packed_values: int = 0
-    """Values that are stored packed."""
-    packed_bytes: int = 0
-    """What these take as they are stored."""
-    packable: Mapping[int, Packable] = field(default_factory=dict)
-    """What is packed while loading, where that is asked for, by the size of groups."""
-
-    def unpacked_of(self, weights: Weights) -> int:
-        """Return the most values that are unpacked at once in such a life."""
-        if weights is Weights.STORED:
-            return self.unpacked_values
-        packing = POLICY.get(weights)
-        if packing is None or packing.group_size not in self.packable:
-            return 0
-        return self.packable[packing.group_size].unpacked_values
-
-    @property
-    def pass_sizes(self) -> PassSizes:
-        """The widths that decide what a pass takes."""
-        return PassSizes(
-            hidden=self.hidden_size,
-            projected=self.projected_values,
-            mlp=self.intermediate_size,
-            heads=self.heads,
-            vocab=self.vocab_size,
-            recurrent=self.recurrent_values,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +267,7 @@ def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
     if packing is not None:
         found = facts.packable.get(packing.group_size)
         values = 0 if found is None else found.values
-        plain = facts.elements - facts.packed_values - values
+        plain = facts.elements - facts.packed_values - values + facts.packed_scales
         nbytes = packing.nbytes(values, item_bytes) + plain * item_bytes + facts.packed_bytes
         return Term("weights", nbytes, f"{values:,} values packed as {weights.value}")
     nbytes = facts.elements * _ITEM_BYTES[weights]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxd_controller.core import fit
-from mlxd_controller.core.taken import Taken
+from mlxd_models.fit.facts import Taken
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT

@@ -1,0 +1,62 @@
+"""From a model's description to what plans reckon with. Pure.
+
+Invariants:
+- Numbers live in the form that most are stored in, whatever each one is stored in; what is packed
+  stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlxd_models.describe import Description
+from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.fit.facts import ModelFacts, Packable
+from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.sizes.packing_on_load import GROUP_SIZES, packs
+from mlxd_models.sizes.weight_forms import Packed
+
+
+def facts_of(described: Description) -> ModelFacts:
+    """Return the facts, but for what a load makes of each tensor (`fit.making`)."""
+    footprint, item_bytes = described.footprint, described.stored.nbytes
+    elements, packed_values = described.weight_values, _packed_values(described.specs)
+    packed = described.packed or Packed(0, elements, 0)
+    return ModelFacts(
+        architecture=described.architecture,
+        stored_bytes=described.stored_nbytes,
+        elements=elements,
+        item_bytes=item_bytes,
+        heads=footprint.passes.heads,
+        caches=footprint.caches,
+        projected_values=footprint.passes.projected,
+        hidden_size=footprint.passes.hidden,
+        intermediate_size=footprint.passes.mlp,
+        vocab_size=footprint.vocab,
+        context_length_max=footprint.context_max,
+        unpacked_values=packed.unpacked_values,
+        recurrent_values=footprint.passes.recurrent,
+        tokenizer_bytes=described.tokenizer_nbytes,
+        dropped_bytes=described.stored_nbytes - packed.kept_nbytes - packed.values * item_bytes,
+        packed_values=packed_values,
+        packed_bytes=packed.kept_nbytes,
+        packed_scales=packed.values - (elements - packed_values),
+        packable=_packable(described.specs),
+    )
+
+
+def _packed_values(specs: Iterable[TensorSpec]) -> int:
+    """Return how many values are stored packed."""
+    return sum(spec.values for spec in specs if spec.required and spec.packed)
+
+
+def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
+    """Return what a load can pack, by the size of groups."""
+    stored = [(spec.name, spec.values) for spec in specs if spec.required and spec.packed]
+    plain = [spec for spec in specs if spec.required and spec.packable]
+    found: dict[int, Packable] = {}
+    for size in GROUP_SIZES if plain else ():
+        made = [(it.name, it.values) for it in plain if packs(it.name, it.shape, group_size=size)]
+        unpacked = unpacked_weight_values([*stored, *made])
+        found[size] = Packable(sum(count for _, count in made), unpacked)
+    return found
