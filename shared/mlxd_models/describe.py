@@ -144,13 +144,13 @@ def describe(
 
 
 def kept_of(spec: TensorSpec) -> Held:
-    """Return what stays in memory of a tensor where packed weights stay packed."""
+    """Return what stays in memory of a tensor: packed ones stay so, others live as numbers."""
     count, packing = math.prod(spec.shape), spec.packing
     if not spec.required or spec.name.endswith(f".{BLOCK_SCALES}"):
         return Held(0, 0)
     if packing is not None and packing.stays and spec.dtype is not None:
         return Held(0, count * KEPT_NBYTES[spec.dtype])
-    return Held(count, 0)
+    return Held(0, count * FloatType.F32.nbytes) if spec.exact else Held(count, 0)
 
 
 def packs_on_load(spec: TensorSpec, packing: Packing) -> bool:

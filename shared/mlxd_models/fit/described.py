@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlxd_models.describe import Description
+from mlxd_models.describe import Description, kept_of
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.fit.facts import ModelFacts, Packable
+from mlxd_models.sizes.cache_sizes import Held
 from mlxd_models.sizes.packed_weights import unpacked_weight_values
 from mlxd_models.sizes.packing_on_load import GROUP_SIZES, packs
-from mlxd_models.sizes.weight_forms import Packed
 
 
 def facts_of(described: Description) -> ModelFacts:
     """Return the facts, but for what a load makes of each tensor (`fit.making`)."""
     footprint, item_bytes = described.footprint, described.stored.nbytes
     elements, packed_values = described.weight_values, _packed_values(described.specs)
-    packed = described.packed or Packed(0, elements, 0)
+    packed = described.packed
+    kept = sum((kept_of(spec) for spec in described.specs), start=Held(0, 0))
     return ModelFacts(
         architecture=described.architecture,
         stored_bytes=described.stored_nbytes,
@@ -34,13 +35,13 @@ def facts_of(described: Description) -> ModelFacts:
         intermediate_size=footprint.passes.mlp,
         vocab_size=footprint.vocab,
         context_length_max=footprint.context_max,
-        unpacked_values=packed.unpacked_values,
+        unpacked_values=0 if packed is None else packed.unpacked_values,
         recurrent_values=footprint.passes.recurrent,
         tokenizer_bytes=described.tokenizer_nbytes,
-        dropped_bytes=described.stored_nbytes - packed.kept_nbytes - packed.values * item_bytes,
+        dropped_bytes=described.stored_nbytes - kept.nbytes(item_bytes),
         packed_values=packed_values,
-        packed_bytes=packed.kept_nbytes,
-        packed_scales=packed.values - (elements - packed_values),
+        packed_bytes=kept.fixed_nbytes,
+        packed_scales=kept.values - (elements - packed_values),
         packable=_packable(described.specs),
     )
 

@@ -130,7 +130,7 @@ def _experts(config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> list
     if experts.biased:
         specs.append(TensorSpec(f"{prefix}{experts.router}.bias", (experts.count,)))
     if experts.corrected:
-        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,)))
+        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,), exact=True))
     if experts.shared is not None:
         specs += _shared(config, experts.shared, prefix)
     for name in EXPERT_LINEARS:

@@ -89,6 +89,8 @@ class TensorSpec:
     """Other layouts: what takes its place where one of their sources is stored."""
     beside: bool = False
     """Whether it is a scale or an offset of a weight that stands beside it."""
+    exact: bool = False
+    """Whether it lives as float32, whatever form others live in."""
     joins: str = ""
     """What it becomes a part of, with all others that say the same, or alone where that is taken
     apart: all of it is there twice for a moment. Empty: it is taken as it is."""

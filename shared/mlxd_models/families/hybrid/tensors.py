@@ -83,16 +83,17 @@ def delta_tensors(
         name: (width, decoder.hidden, False) for name, width in zip(names, outputs, strict=True)
     }
     linears[DELTA_OUTPUT] = (decoder.hidden, config.values, False)
-    shapes = {"A_log": (heads,), "dt_bias": (heads,), "norm.weight": (config.value_dim,)}
     convolution = TensorSpec(
         f"{prefix}conv1d.weight",
         (config.mixed, 1, config.kernel),
         other_shape=(config.mixed, config.kernel, 1),
+        exact=True,
     )
     return (
         convolution,
         *linear_specs(decoder, prefix, linears, joined=names),
-        *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()),
+        *(TensorSpec(prefix + name, (heads,), exact=True) for name in ("A_log", "dt_bias")),
+        TensorSpec(f"{prefix}norm.weight", (config.value_dim,)),
     )
 
 
