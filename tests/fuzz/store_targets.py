@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_controller.store.hub import HubShelf
 from mlxd_controller.store.ollama import OllamaShelf
 from mlxd_models.files.safetensors_header import read_whole_header

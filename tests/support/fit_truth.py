@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.launcher.environment import own_environment
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import GIB

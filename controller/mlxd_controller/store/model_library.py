@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.alias_places import AliasPlaces, Unreadable
-from mlxd_controller.store.facts import Folder
+from mlxd_controller.store.folder import Folder
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name

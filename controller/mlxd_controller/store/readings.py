@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from mlxd_controller.store.facts import Folder, read_folder
+from mlxd_controller.store.folder import Folder, read_folder
 from mlxd_models.files.model_source import files_of
 from mlxd_models.files.stored_files import Signature
 from mlxd_shared.config import MODELS_MAX

@@ -24,7 +24,11 @@ from mlxd_models.families.common.decoder import (
     DecoderConfig,
     parse_decoder,
 )
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.rope import RopeConfig
@@ -149,10 +153,14 @@ def _cap(fields: Fields) -> float | None:
 
 
 GEMMA3: Final = Family(
-    builder="llama", parse=parse_gemma3, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="gemma3_text",
+    parse=parse_gemma3,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )
 GEMMA3_NESTED: Final = Family(
-    builder="llama",
+    builder=LLAMA_BUILDER,
     parse=parse_nested_gemma3,
     tensors=llama_tensors,
     footprint=llama_footprint,

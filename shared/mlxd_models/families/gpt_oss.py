@@ -15,6 +15,7 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import HEADS_MAX, WIDTH_MAX, DecoderConfig, parse_decoder
 from mlxd_models.families.common.decoder_tensors import (
     EXPERT_LINEARS,
+    LLAMA_BUILDER,
     layer_prefix,
     llama_footprint,
     llama_tensors,
@@ -137,6 +138,7 @@ def _published(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ..
         shape=(count, outputs, PUBLISHED.words(inputs)),
         packing=PUBLISHED,
         packed=True,
+        packable=False,
         dtype=WORD_DTYPE,
         source=Source(f"{name}_blocks", blocks, Operation.OUTPUT_WORDS, BYTE_DTYPE, turn),
     )
@@ -145,6 +147,8 @@ def _published(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ..
         name=f"{stem}.scales",
         shape=(count, outputs, groups),
         packing=PUBLISHED,
+        beside=True,
+        packable=False,
         dtype=BYTE_DTYPE,
         source=Source(f"{name}_scales", exponents, Operation.OUTPUTS, BYTE_DTYPE, turn),
     )
@@ -168,5 +172,9 @@ def _place(stem: str, linear: str, outputs: int) -> tuple[str, Turn, int]:
 
 
 GPT_OSS: Final = Family(
-    builder="llama", parse=parse_gpt_oss, tensors=gpt_oss_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="gpt_oss",
+    parse=parse_gpt_oss,
+    tensors=gpt_oss_tensors,
+    footprint=llama_footprint,
 )

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.windows import refuse_sliding
@@ -23,5 +27,9 @@ def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 LLAMA: Final = Family(
-    builder="llama", parse=parse_llama, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="llama",
+    parse=parse_llama,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -5,7 +5,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.windows import mistral_windows
@@ -24,5 +28,9 @@ def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 MISTRAL: Final = Family(
-    builder="llama", parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="mistral",
+    parse=parse_mistral,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.windows import qwen_windows
@@ -34,5 +38,9 @@ def parse_qwen2(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 QWEN2: Final = Family(
-    builder="llama", parse=parse_qwen2, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen2",
+    parse=parse_qwen2,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

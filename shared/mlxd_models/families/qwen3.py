@@ -10,7 +10,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import WIDTH_MAX, DecoderConfig, parse_decoder
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.windows import qwen_windows
@@ -46,5 +50,9 @@ def parse_unbiased(fields: Fields) -> DecoderConfig:
 
 
 QWEN3: Final = Family(
-    builder="llama", parse=parse_qwen3, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen3",
+    parse=parse_qwen3,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -10,7 +10,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig
-from mlxd_models.families.common.decoder_tensors import llama_footprint, llama_tensors
+from mlxd_models.families.common.decoder_tensors import (
+    LLAMA_BUILDER,
+    llama_footprint,
+    llama_tensors,
+)
 from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
@@ -64,5 +68,9 @@ def _dense_layers(fields: Fields) -> frozenset[int]:
 
 
 QWEN3_MOE: Final = Family(
-    builder="llama", parse=parse_qwen3_moe, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen3_moe",
+    parse=parse_qwen3_moe,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -55,7 +55,7 @@ async def test_a_slow_model_keeps_no_other_waiting(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     await readings.read(quick)
     assert not later.done()
-    assert (await later).error is None
+    assert (await later).error is not None  # none of these tensors is a Llama's
 
 
 @pytest.mark.asyncio

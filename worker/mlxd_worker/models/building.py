@@ -2,13 +2,16 @@
 
 Invariants:
 - A builder takes every required tensor of the description, and keeps nothing else of the weights.
+- Builders are found by the module that a description names, which is imported for its first model.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.weights.expert_linear import ExpertProjection
@@ -77,4 +80,12 @@ class Weights(Protocol):
 
 
 Builder = Callable[[Any, Weights], Model]
-"""Builds a model of the config that its family parsed; takes all weights."""
+"""Builds a model of the config that its family parsed; takes all weights.
+
+Raises InvalidModel where weights that are one here are stored unlike each other, or cannot be read.
+"""
+
+
+def builder_of(family: Family[Any]) -> Builder:
+    """Return what builds a family's models."""
+    return cast("Builder", importlib.import_module(family.builder).build)

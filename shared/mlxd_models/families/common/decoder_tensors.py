@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from mlxd_models.families.common.decoder import DecoderConfig
@@ -18,6 +18,7 @@ from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.packed_weights import LAYER_PREFIX
 from mlxd_models.sizes.pass_sizes import PassSizes
 
+LLAMA_BUILDER = "mlxd_worker.models.families.llama"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
@@ -108,7 +109,7 @@ def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
         "self_attn.v_proj": (keys, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, queries, config.output_bias),
     }
-    specs = linear_specs(config, prefix, shapes)
+    specs = linear_specs(config, prefix, shapes, joined=ATTENTION)
     if config.sinks:
         specs.append(TensorSpec(prefix + SINKS, (config.heads,)))
     if config.head_norms:
@@ -119,7 +120,7 @@ def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
 def _dense(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
     hidden, mlp, biased = config.hidden, config.mlp, config.mlp_bias
     shapes = dict.fromkeys(GATED, (mlp, hidden, biased))
-    return linear_specs(config, prefix, shapes | {DOWN: (hidden, mlp, biased)})
+    return linear_specs(config, prefix, shapes | {DOWN: (hidden, mlp, biased)}, joined=GATED)
 
 
 def _experts(config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> list[TensorSpec]:
@@ -129,7 +130,7 @@ def _experts(config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> list
     if experts.biased:
         specs.append(TensorSpec(f"{prefix}{experts.router}.bias", (experts.count,)))
     if experts.corrected:
-        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,)))
+        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,), exact=True))
     if experts.shared is not None:
         specs += _shared(config, experts.shared, prefix)
     for name in EXPERT_LINEARS:
@@ -138,9 +139,11 @@ def _experts(config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> list
         whole = weight_spec(config, f"{stack.stem}.weight", (experts.count, outputs, inputs))
         instead = ((_fused(config, experts, prefix, name),),) if experts.fused else ()
         parts = tuple(f"{part}.weight" for part in stack.parts)
-        specs.append(replace(whole, parts=parts, instead=instead))
+        joins = f"{prefix}{experts.stack}" if name in EXPERT_GATED else ""
+        specs.append(replace(whole, parts=parts, instead=instead, joins=joins))
         if experts.biased:
-            specs.append(TensorSpec(f"{stack.stem}.bias", (experts.count, outputs)))
+            bias = f"{stack.stem}.bias"
+            specs.append(TensorSpec(bias, (experts.count, outputs), joins=joins))
     return specs
 
 
@@ -159,11 +162,12 @@ def _fused(config: DecoderConfig, experts: ExpertsConfig, prefix: str, name: str
 
 def _shared(config: DecoderConfig, shared: SharedConfig, prefix: str) -> list[TensorSpec]:
     hidden, module = config.hidden, f"mlp.{shared.name}"
-    shapes = {f"{module}.{name}": (shared.mlp, hidden, False) for name in EXPERT_GATED}
+    gated = tuple(f"{module}.{name}" for name in EXPERT_GATED)
+    shapes = dict.fromkeys(gated, (shared.mlp, hidden, False))
     shapes |= {f"{module}.{EXPERT_DOWN}": (hidden, shared.mlp, False)}
     if shared.gated:
         shapes |= {f"{module}_gate": (1, hidden, False)}
-    return linear_specs(config, prefix, shapes)
+    return linear_specs(config, prefix, shapes, joined=gated)
 
 
 def expert_stack(prefix: str, name: str, experts: ExpertsConfig) -> Stack:
@@ -178,14 +182,23 @@ def layer_prefix(index: int) -> str:
 
 
 def linear_specs(
-    config: DecoderConfig, prefix: str, shapes: Mapping[str, tuple[int, int, bool]]
+    config: DecoderConfig,
+    prefix: str,
+    shapes: Mapping[str, tuple[int, int, bool]],
+    *,
+    joined: Collection[str] = (),
 ) -> list[TensorSpec]:
-    """Return weights, and biases where there are any, of (outputs, inputs, has a bias) by name."""
+    """Return weights, and biases where there are any, of (outputs, inputs, has a bias) by name.
+
+    joined: the names of those that a builder makes one of.
+    """
     specs: list[TensorSpec] = []
     for name, (outputs, inputs, has_bias) in shapes.items():
-        specs.append(weight_spec(config, f"{prefix}{name}.weight", (outputs, inputs)))
+        joins = prefix + name.rpartition(".")[0] if name in joined else ""
+        weight = weight_spec(config, f"{prefix}{name}.weight", (outputs, inputs))
+        specs.append(replace(weight, joins=joins))
         if has_bias:
-            specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
+            specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,), joins=joins))
     return specs
 
 

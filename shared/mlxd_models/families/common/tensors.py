@@ -7,11 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mlxd_models.families.common.packing import Packing
+from mlxd_models.families.common.packing import WORD_BITS, Packing
 
 
 class Operation(StrEnum):
@@ -86,11 +87,27 @@ class TensorSpec:
     """What is stored in its place; set by what `instead` says."""
     instead: tuple[tuple[TensorSpec, ...], ...] = ()
     """Other layouts: what takes its place where one of their sources is stored."""
+    beside: bool = False
+    """Whether it is a scale or an offset of a weight that stands beside it."""
+    exact: bool = False
+    """Whether it lives as float32, whatever form others live in."""
+    joins: str = ""
+    """What it becomes a part of, with all others that say the same, or alone where that is taken
+    apart: all of it is there twice for a moment. Empty: it is taken as it is."""
 
     @property
     def stored_name(self) -> str:
         """The name that the checkpoint has for it."""
         return self.name if self.source is None else self.source.name
+
+    @property
+    def values(self) -> int:
+        """Values of the model that it stands for; 0 beside a weight, which stands for them all."""
+        if self.beside:
+            return 0
+        count = math.prod(self.shape)
+        packed = self.packing if self.packed else None
+        return count if packed is None else count * WORD_BITS // packed.bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes, latent_width
 
+LATENT_BUILDER = "mlxd_worker.models.families.latent_model"
+
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"
 QUERY_NORM: Final = "self_attn.q_a_layernorm.weight"
@@ -97,16 +99,17 @@ def _attention(config: LatentConfig, prefix: str) -> list[TensorSpec]:
     else:
         shapes |= {QUERY_DOWN: (rank, hidden, biased), QUERY_UP: (config.queries, rank, False)}
         specs.append(TensorSpec(f"{prefix}{QUERY_NORM}", (rank,)))
-    return specs + linear_specs(decoder, prefix, shapes)
+    return specs + linear_specs(decoder, prefix, shapes, joined=(QUERY, QUERY_DOWN, ENTRY_DOWN))
 
 
 def _both_up(config: LatentConfig, prefix: str) -> TensorSpec:
     decoder = config.decoder
     heads, plain, value, rank = decoder.heads, config.plain_dim, config.value_dim, config.rank
     shapes = {ABSORBING: (heads, rank, plain), EXPANDING: (heads, value, rank)}
-    whole = weight_spec(decoder, f"{prefix}{BOTH_UP}.weight", (heads * (plain + value), rank))
+    stem = f"{prefix}{BOTH_UP}"
+    whole = weight_spec(decoder, f"{stem}.weight", (heads * (plain + value), rank))
     apart = [weight_spec(decoder, f"{prefix}{name}.weight", its) for name, its in shapes.items()]
-    return replace(whole, instead=(tuple(apart),))
+    return replace(whole, instead=(tuple(apart),), joins=stem)
 
 
 def _drafting(config: LatentConfig, prefix: str) -> tuple[TensorSpec, ...]:
