@@ -126,7 +126,7 @@ def said_of(folder: Path) -> dict[str, Any]:
         "stored_bytes": facts.stored_bytes,
         "context_max": facts.context_length_max,
         "caches": json.loads(json.dumps(asdict(facts.caches))),
-        "passes": asdict(facts.pass_sizes),
+        "passes": asdict(facts.passes),
         "plans": {
             form: {it.name: it.nbytes for it in plan.terms if it.name in terms}
             for form, plan in plans.items()

@@ -6,6 +6,7 @@ from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_models.sizes.pass_sizes import PassSizes
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec
@@ -20,12 +21,8 @@ def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
         stored_bytes=weights_mib * MIB,
         elements=weights_mib * MIB // 4,
         item_bytes=4,
-        heads=2,
         caches=CacheSizes(kv_values_per_token=2 * 2 * 1 * 8, kv_heads=1, head_dim=8),
-        projected_values=(2 + 2 * 1) * 8,
-        hidden_size=16,
-        intermediate_size=32,
-        vocab_size=64,
+        passes=PassSizes(hidden=16, projected=(2 + 2 * 1) * 8, mlp=32, heads=2, vocab=64),
         context_length_max=context_max,
     )
 

@@ -58,25 +58,18 @@ class ModelFacts:
     """What a model's headers and config.json say about its size.
 
     `stored_bytes` is the tensors' size on disk, `elements` their number once dequantised,
-    `item_bytes` the size of one stored floating-point value, `projected_values` what the widest
-    layer makes of one position's input, such as queries, keys and values.
+    `item_bytes` the size of one stored floating-point value.
     """
 
     architecture: str
     stored_bytes: int
     elements: int
     item_bytes: int
-    heads: int
     caches: CacheSizes
-    projected_values: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
+    passes: PassSizes
     context_length_max: int
     unpacked_values: int = 0
     """The most values of packed weights that are unpacked at once, where they stay packed."""
-    recurrent_values: int = 0
-    """What a recurrent layer makes of one position, in float32."""
     tokenizer_bytes: int = 0
     """The size of tokenizer.json."""
     taken: tuple[Taken, ...] = ()
@@ -104,15 +97,3 @@ class ModelFacts:
         packing = ON_LOAD.get(weights)
         nothing = Packable(0, 0)
         return nothing if packing is None else self.packable.get(packing.group_size, nothing)
-
-    @property
-    def pass_sizes(self) -> PassSizes:
-        """The widths that decide what a pass takes."""
-        return PassSizes(
-            hidden=self.hidden_size,
-            projected=self.projected_values,
-            mlp=self.intermediate_size,
-            heads=self.heads,
-            vocab=self.vocab_size,
-            recurrent=self.recurrent_values,
-        )

@@ -119,7 +119,7 @@ def _activations(
     Weights that stay packed are unpacked for a prompt, a few layers' at a time.
     """
     context = choice.context_length
-    nbytes = facts.pass_sizes.nbytes(
+    nbytes = facts.passes.nbytes(
         facts.caches,
         context=context,
         rows=choice.rows_max,

@@ -44,11 +44,11 @@ def test_facts_of_a_real_model() -> None:
     folder = read_folder(real_input("models", "stories260k"))
     facts = folder.facts
     assert facts.architecture == "LlamaForCausalLM"
-    assert (facts.heads, facts.projected_values) == (8, 16 * 8)
+    assert (facts.passes.heads, facts.passes.projected) == (8, 16 * 8)
     assert facts.caches == CacheSizes(kv_values_per_token=5 * 2 * 4 * 8, kv_heads=4, head_dim=8)
     assert facts.elements == 260_032
     assert facts.stored_bytes == 4 * facts.elements
-    assert (facts.vocab_size, facts.context_length_max) == (512, 512)
+    assert (facts.passes.vocab, facts.context_length_max) == (512, 512)
 
 
 def test_what_a_load_makes_and_what_it_leaves_out(tmp_path: Path) -> None:
