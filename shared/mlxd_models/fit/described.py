@@ -51,7 +51,7 @@ def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
     stored = [(spec.name, spec.values) for spec in specs if spec.required and spec.packed]
     plain = [spec for spec in specs if spec.required and spec.packable]
     found: dict[int, Packable] = {}
-    for size in GROUP_SIZES if plain else ():
+    for size in GROUP_SIZES:
         made = [(it.name, it.values) for it in plain if packs(it.name, it.shape, group_size=size)]
         unpacked = unpacked_weight_values([*stored, *made])
         found[size] = Packable(sum(count for _, count in made), unpacked)

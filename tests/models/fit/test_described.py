@@ -123,3 +123,13 @@ def test_what_is_stored_packed_stays_so_where_it_lives_as_stored(tmp_path: Path)
     assert made(described, Weights.FLOAT32, on_cpu=True) == Life(
         Weights.FLOAT32, FloatType.F32, packed=False, on_load=None
     )
+
+
+def test_what_is_stored_packed_is_unpacked_beside_what_a_load_packs(tmp_path: Path) -> None:
+    """Where nothing is left to pack, too: a prompt unpacks the layer that is stored so."""
+    facts = facts_of(describe(write_weights(tmp_path, TINY, stored="4-bit")))
+
+    assert facts.unpacked_values > 0
+    for weights in ON_LOAD:
+        assert facts.unpacked_of(weights) == facts.unpacked_values
+        assert facts.packed_on_load(weights).values == 0
