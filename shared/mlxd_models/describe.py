@@ -34,7 +34,7 @@ from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.tokenizer_file import TOKENIZER_FILE
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.sizes.packed_weights import is_expert, unpacked_weight_values
 from mlxd_models.sizes.weight_forms import FloatType, Packed
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
@@ -180,6 +180,7 @@ def _checked_specs(
         return family.restore(config, facts)
     specs = as_stored(family.tensors(config), {fact.name for fact in facts})
     _check_tensors(facts, specs)
+    _check_experts(facts, specs)
     return specs
 
 
@@ -224,3 +225,19 @@ def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
         if fact.dtype not in allowed:
             problem = f"dtype {fact.dtype} is not one of {', '.join(allowed)}"
             raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+
+
+def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> None:
+    """Refuse experts that become one here and are packed unlike each other."""
+    files = {fact.name: fact.file.name for fact in facts}
+    firsts: dict[str, TensorSpec] = {}
+    for spec in specs:
+        if not (spec.required and spec.joins and is_expert(spec.name)) or spec.beside:
+            continue
+        if spec.name.endswith(".bias"):
+            continue
+        first = firsts.setdefault(spec.joins, spec)
+        if (spec.packed and spec.packing) != (first.packed and first.packing):
+            problem = f"packed unlike {first.name}, with which it is one here"
+            name = spec.stored_name
+            raise InvalidModel(problem, file=files[name], field=name)

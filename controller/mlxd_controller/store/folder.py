@@ -10,8 +10,10 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlxd_models.describe import describe
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
@@ -33,8 +35,10 @@ class Folder:
     defaults: SamplingOptions
 
 
-def read_folder(source: Source) -> Folder:
+def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     """Return a model's digest and facts. Blocks on the disk.
+
+    foreign: what describes models that mlx-lm alone has an architecture for.
 
     Raises:
         InvalidModel: no worker could load it: its config, generation_config.json or tensors cannot
@@ -42,7 +46,7 @@ def read_folder(source: Source) -> Folder:
     """
     files = files_of(source)
     check_modules(files)
-    described = describe(files, foreign=FOREIGN)
+    described = describe(files, foreign=foreign)
     check_tokenizer_file(files)
     facts = replace(facts_of(described), taken=taken_of(described))
     return Folder(model_digest(files), facts, read_generation_defaults(files))

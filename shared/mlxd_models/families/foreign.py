@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,7 +26,7 @@ from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
-from mlxd_models.sizes.zoo_types import zoo_type
+from mlxd_models.sizes.zoo_types import ZOO_EXTRA, ZOO_VERSION, zoo_type
 
 REFUSED: Final[Mapping[str, str]] = {
     "plamo3": "reads prompts by a window one wider than that by which it goes on",
@@ -75,6 +76,40 @@ def parse_foreign(config: Mapping[str, Any]) -> ForeignConfig:
     if zoo_pass_sizes(config).vocab < least:
         raise invalid("vocab_size", f"mlx-lm's {name} needs {least} tokens at least")
     return ForeignConfig(name, config, parse_packing(Fields(config)))
+
+
+def parse_installed(config: Mapping[str, Any]) -> ForeignConfig:
+    """Return the same where this installation has mlx-lm.
+
+    Raises:
+        InvalidModel: as `parse_foreign`; or mlx-lm is not there, or in another version.
+    """
+    stated = parse_foreign(config)
+    check_installed(stated.name, installed_version())
+    return stated
+
+
+def check_installed(name: str, found: str | None) -> None:
+    """Make sure that mlx-lm is there in its one version, where `found` is there.
+
+    Raises:
+        InvalidModel: it is not; names what to install.
+    """
+    extra = f"install mlxd[{ZOO_EXTRA}]"
+    if found is None:
+        problem = f"{name!r} is served through mlx-lm alone, which is not installed: {extra}"
+        raise invalid("model_type", problem)
+    if found != ZOO_VERSION:
+        problem = f"{name!r} is served through mlx-lm {ZOO_VERSION} alone, {found} is installed"
+        raise invalid("model_type", f"{problem}: {extra}")
+
+
+def installed_version() -> str | None:
+    """Return which mlx-lm is installed; None: none."""
+    try:
+        return importlib.metadata.version("mlx-lm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def foreign_footprint(config: ForeignConfig) -> Footprint:
@@ -154,3 +189,7 @@ FOREIGN: Final = Family(
     footprint=foreign_footprint,
     restore=foreign_specs,
 )
+"""Whoever loads them has mlx-lm, or not: it is in another installation."""
+
+INSTALLED: Final = replace(FOREIGN, parse=parse_installed)
+"""Whoever loads them is of this installation."""

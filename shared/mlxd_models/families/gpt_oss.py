@@ -20,7 +20,7 @@ from mlxd_models.families.common.decoder_tensors import (
     llama_footprint,
     llama_tensors,
 )
-from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig, GateClamp
+from mlxd_models.families.common.experts import ExpertsConfig, GateClamp, experts_of
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packing, PackingMode
@@ -78,7 +78,7 @@ def _nested_base(fields: Fields) -> bool:
 
 
 def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:
-    count = fields.integer("num_local_experts", low=1, high=EXPERTS_MAX)
+    count = experts_of(fields, "num_local_experts", layers=parsed.layers)
     chosen = fields.integer("num_experts_per_tok", low=1, high=count)
     if fields.integer("experts_per_token", low=1, high=count, default=chosen) != chosen:
         raise fields.error("experts_per_token", "contradicts num_experts_per_tok")

@@ -15,7 +15,7 @@ from mlxd_models.families.common.decoder_tensors import (
     llama_footprint,
     llama_tensors,
 )
-from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig
+from mlxd_models.families.common.experts import ExpertsConfig, experts_of
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.windows import refuse_sliding
@@ -44,7 +44,7 @@ def parse_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
     Raises:
         InvalidModel: a key is missing, mistyped or out of range.
     """
-    count = fields.integer("num_experts", low=1, high=EXPERTS_MAX)
+    count = experts_of(fields, "num_experts", layers=layers)
     step = fields.integer("decoder_sparse_step", low=1, high=LAYERS_MAX, default=1)
     dense = _dense_layers(fields)
     sparse = tuple((at + 1) % step == 0 and at not in dense for at in range(layers))

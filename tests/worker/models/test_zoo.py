@@ -15,7 +15,7 @@ import mlx_lm.models
 import pytest
 
 from mlxd_models.describe import describe
-from mlxd_models.families.foreign import FOREIGN
+from mlxd_models.families.foreign import FOREIGN, check_installed
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, zoo_cache_sizes, zoo_context
@@ -32,7 +32,6 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.zoo.adapter import ZooModel, parse_zoo, zoo_footprint
-from mlxd_worker.models.zoo.peer import check_installed
 from tests.support.effort import IN_CI
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, quantised

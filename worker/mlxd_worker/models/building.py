@@ -71,18 +71,14 @@ class Weights(Protocol):
         ...
 
     def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
-        """Return experts' linears over one input as one, their outputs in this order.
-
-        Raises:
-            InvalidModel: some of them are packed unlike others.
-        """
+        """Return experts' linears over one input as one, their outputs in this order."""
         ...
 
 
 Builder = Callable[[Any, Weights], Model]
 """Builds a model of the config that its family parsed; takes all weights.
 
-Raises InvalidModel where weights that are one here are stored unlike each other, or cannot be read.
+Raises InvalidModel where a file cannot be read after all.
 """
 
 

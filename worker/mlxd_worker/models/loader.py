@@ -49,8 +49,7 @@ def load_model(
     that; None: than the model allows.
 
     Raises:
-        InvalidModel: a file changed or could not be read after all; or of experts' weights that
-            are one here some are packed unlike others.
+        InvalidModel: a file changed or could not be read after all.
         Whatever `progress` raises: the load is given up and holds nothing.
     """
     check_copies(files.copies)

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from mlxd_models.families.common.fields import Fields
 from mlxd_models.sizes.pass_sizes import routed_width
 
 EXPERTS_MAX: Final = 4096
 """The most experts that a config may name."""
+
+NETWORKS_MAX: Final = 1 << 16
+"""The most of them in all layers together: each has tensors, of which a reader makes the names."""
 
 
 class Scoring(StrEnum):
@@ -87,3 +91,12 @@ class ExpertsConfig:
         """Return the widest inner part of such a layer, for one position."""
         routed = routed_width(self.chosen, hidden, self.mlp)
         return routed if self.shared is None else routed + self.shared.mlp
+
+
+def experts_of(fields: Fields, key: str, *, layers: int) -> int:
+    """Return how many experts a layer has, where `layers` of them have some.
+
+    Raises:
+        InvalidModel: missing, mistyped, or too many for a layer or for all of them.
+    """
+    return fields.integer(key, low=1, high=min(EXPERTS_MAX, NETWORKS_MAX // max(layers, 1)))

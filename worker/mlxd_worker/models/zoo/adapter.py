@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_foreign
+from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_installed
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.zoo_sizes import zoo_context, zoo_pass_sizes
@@ -49,9 +49,7 @@ from mlxd_worker.models.zoo.caches import (
 from mlxd_worker.models.zoo.peer import (
     arrays_of,
     cast_weights,
-    check_installed,
     hollow,
-    installed_version,
     module_of,
     packed_modules,
     parameters_of,
@@ -191,11 +189,10 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
     """Return what mlx-lm makes of a config; nothing is evaluated.
 
     Raises:
-        InvalidModel: as `parse_foreign`; mlx-lm is not there, or in another version, or refuses the
-            config; or a cache has no counterpart here.
+        InvalidModel: as `parse_installed`; mlx-lm refuses the config, or a cache has no counterpart
+            here.
     """
-    stated = parse_foreign(config)
-    check_installed(stated.name, installed_version())
+    stated = parse_installed(config)
     peer = hollow(stated.name, config)
     leaves, logits = seen(peer, PeerCaches(module_of("cache")))
     return ZooConfig(stated.name, config, stated.packings, leaves, logits.shape[-1])
