@@ -93,7 +93,8 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     """Run a controller around the body; yields what clients dial."""
     security = settings.security.load()
     clock = SystemClock()
-    store = library_of(settings.models or ((DEMO_NAME, demo_model()),), settings.stores)
+    models = settings.models or ((DEMO_NAME, demo_model()),)
+    store = library_of(models, settings.stores, launches=not settings.workers)
     async with crew_of(settings, clock, store) as crew:
         taken_up = await held(crew, store)
         state = State(

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from mlxd_controller.core.fit import Device
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
@@ -26,6 +25,8 @@ from mlxd_controller.memory.oom import oom_kills
 from mlxd_controller.runtime.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import ServeSettings
+from mlxd_models.fit.plan import Device
+from mlxd_shared.domain.devices import DeviceKind, kind_of
 from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.logs import get_logger
@@ -131,7 +132,7 @@ class AttachedProbe:
         """Read from `stations`; until one of them has spoken, this machine stands for theirs."""
         self._limits = limits
         self._stations = stations
-        self._own = HostProbe(limits, kind="cpu")
+        self._own = HostProbe(limits, kind=DeviceKind.CPU)
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the one device; what the workers hold counts as usable."""
@@ -144,7 +145,7 @@ class AttachedProbe:
         )
         return (
             make_device(
-                "cpu" if kind == "cpu" else "gpu0",
+                kind.first_name,
                 kind,
                 total_bytes=min(status.host_total_nbytes for status in said),
                 unheld_bytes=min(s.host_available_nbytes for s in said) + resident,
@@ -152,13 +153,6 @@ class AttachedProbe:
                 held_bytes=resident,
             ),
         )
-
-
-def kind_of(backend: str) -> str:
-    """Return the kind of device that MLX uses where this distribution is its backend."""
-    if backend == "mlx-cpu":
-        return "cpu"
-    return "cuda" if backend.startswith("mlx-cuda") else "metal"
 
 
 async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]:

@@ -22,21 +22,22 @@ from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BLOCK_SCALES,
     BYTE_DTYPE,
-    WORD_BITS,
     WORD_DTYPE,
     Packing,
 )
+from mlxd_models.families.common.packing_on_load import packs
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
 from mlxd_models.files.model_config import read_model_config
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
+from mlxd_models.files.tokenizer_file import TOKENIZER_FILE
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
-from mlxd_models.sizes.packed_weights import unpacked_weight_values
-from mlxd_models.sizes.packing_on_load import packs
+from mlxd_models.sizes.cache_sizes import Held
+from mlxd_models.sizes.packed_weights import is_expert, unpacked_weight_values
 from mlxd_models.sizes.weight_forms import FloatType, Packed
-from mlxd_models.sizes.zoo_types import is_foreign
+from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
 KEPT_NBYTES: Final = {WORD_DTYPE: 4, BYTE_DTYPE: 1, "F32": 4}
@@ -48,6 +49,8 @@ class Description:
     """What a model is, from its config and headers alone."""
 
     path: Path
+    architecture: str
+    """As config.json names it."""
     family: Family[Any]
     config: Any
     """The family's own."""
@@ -55,14 +58,17 @@ class Description:
     """Stored tensors, by the names that the family has for them."""
     specs: tuple[TensorSpec, ...]
     """What these stand for."""
+    stored_nbytes: int
+    """What all stored tensors take there, those included that are left unread."""
+    tokenizer_nbytes: int
+    """The size of the tokenizer's file; 0 where there is none."""
     copies: tuple[Copy, ...] = ()
     """Tensors that a store holds again, which must be the same."""
 
     @property
     def weight_values(self) -> int:
         """Values of the weights that stay in memory, once unpacked."""
-        specs = self.family.tensors(self.config)
-        return sum(math.prod(spec.shape) for spec in specs if spec.required)
+        return sum(spec.values for spec in self.specs if spec.required)
 
     @property
     def packed(self) -> Packed | None:
@@ -71,29 +77,21 @@ class Description:
 
     def packed_as(self, on_load: Packing | None) -> Packed | None:
         """Return the same where others are packed while they are loaded, if `on_load` says how."""
-        kept_nbytes = values = 0
+        kept = Held(0, 0)
         weights: list[tuple[str, int]] = []
         for spec in self.specs:
-            count, packing = math.prod(spec.shape), spec.packing
-            if not spec.required or spec.name.endswith(f".{BLOCK_SCALES}"):
-                continue
-            if packing is not None and packing.stays and spec.dtype is not None:
-                kept_nbytes += count * KEPT_NBYTES[spec.dtype]
-                if spec.packed:
-                    weights.append((spec.name, count * WORD_BITS // packing.bits))
-            elif on_load is not None and packs_on_load(spec, on_load):
-                groups = count // on_load.group_size
-                kept_nbytes += count * on_load.bits // 8
-                if on_load.has_offsets:
-                    values += 2 * groups
-                else:
-                    kept_nbytes += groups
-                weights.append((spec.name, count))
+            made = on_load is not None and packs_on_load(spec, on_load)
+            if spec.required and (spec.packed or made):
+                weights.append((spec.name, spec.values))
+            if on_load is not None and made and spec.required:
+                groups = spec.values // on_load.group_size
+                kept += Held(0, spec.values * on_load.bits // 8)
+                kept += Held(2 * groups, 0) if on_load.has_offsets else Held(0, groups)
             else:
-                values += count
+                kept += kept_of(spec)
         if not weights:
             return None
-        return Packed(kept_nbytes, values, unpacked_weight_values(weights))
+        return Packed(kept.fixed_nbytes, kept.values, unpacked_weight_values(weights))
 
     @property
     def stored(self) -> FloatType:
@@ -135,12 +133,25 @@ def describe(
         raise InvalidModel(error.problem, file=error.file, field=field_name) from None
     return Description(
         path=stored.path,
+        architecture=architecture_of(values),
         family=family,
         config=config,
         facts=facts,
         specs=specs,
+        stored_nbytes=sum(fact.nbytes for fact in weights.facts),
+        tokenizer_nbytes=stored.nbytes(TOKENIZER_FILE),
         copies=weights.copies,
     )
+
+
+def kept_of(spec: TensorSpec) -> Held:
+    """Return what stays in memory of a tensor: packed ones stay so, others live as numbers."""
+    count, packing = math.prod(spec.shape), spec.packing
+    if not spec.required or spec.name.endswith(f".{BLOCK_SCALES}"):
+        return Held(0, 0)
+    if packing is not None and packing.stays and spec.dtype is not None:
+        return Held(0, count * KEPT_NBYTES[spec.dtype])
+    return Held(0, count * FloatType.F32.nbytes) if spec.exact else Held(count, 0)
 
 
 def packs_on_load(spec: TensorSpec, packing: Packing) -> bool:
@@ -153,8 +164,10 @@ def _family_of(
 ) -> Family[Any]:
     """Return the family of our own, or the foreign one where mlx-lm has one and we have none."""
     name = architecture_of(values)
-    if foreign is not None and name not in registry.entries and is_foreign(values):
-        return foreign
+    if foreign is not None and name not in registry.entries:
+        own_types = {family.model_type for family in registry.entries.values()}
+        if zoo_type(values) is not None and values.get("model_type") not in own_types:
+            return foreign
     return registry.find(name)
 
 
@@ -168,6 +181,7 @@ def _checked_specs(
         return family.restore(config, facts)
     specs = as_stored(family.tensors(config), {fact.name for fact in facts})
     _check_tensors(facts, specs)
+    _check_experts(facts, specs)
     return specs
 
 
@@ -212,3 +226,19 @@ def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
         if fact.dtype not in allowed:
             problem = f"dtype {fact.dtype} is not one of {', '.join(allowed)}"
             raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+
+
+def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> None:
+    """Refuse experts that become one here and are packed unlike each other."""
+    files = {fact.name: fact.file.name for fact in facts}
+    firsts: dict[str, TensorSpec] = {}
+    for spec in specs:
+        if not (spec.required and spec.joins and is_expert(spec.name)) or spec.beside:
+            continue
+        if spec.name.endswith(".bias"):
+            continue
+        first = firsts.setdefault(spec.joins, spec)
+        if (spec.packed and spec.packing) != (first.packed and first.packing):
+            problem = f"packed unlike {first.name}, with which it is one here"
+            name = spec.stored_name
+            raise InvalidModel(problem, file=files[name], field=name)

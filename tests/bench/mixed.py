@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxd_models.sizes.weight_forms import FloatType
 from tests.bench.report import json_line
 
 LONG_TOKENS = 4096
@@ -30,7 +31,7 @@ SHORT_STEPS = 2 * STEPS
 """Short rows decode longer, since they begin while the long prompt is still being read."""
 
 OURS, PEER = "mlxd: engine", "mlx-lm: BatchGenerator"
-_OUR_MODULES = ("models.loader", "memory.residency", "memory.ledger", "cache.rows", "engine.loop",
+_OUR_MODULES = ("models.loader", "memory.ledger", "cache.rows", "engine.loop",
                 "engine.request", "engine.stepping.choose", "tokenizing.files")  # fmt: skip
 
 
@@ -56,11 +57,11 @@ class Ours:
 
     def __init__(self, folder: Path) -> None:
         modules = {name: importlib.import_module(f"mlxd_worker.{name}") for name in _OUR_MODULES}
-        loader, forms = modules["models.loader"], modules["memory.residency"]
+        loader = modules["models.loader"]
         self._requests = modules["engine.request"]
         self._ledgers = modules["memory.ledger"]
         model = loader.load_model(
-            loader.inspect_model(folder), form=forms.FloatType.F32, progress=lambda *_: None
+            loader.inspect_model(folder), form=FloatType.F32, progress=lambda *_: None
         )
         self._caches = modules["cache.rows"].RowCaches(
             model.new_caches(context_max=CONTEXT), context_max=CONTEXT, rows_max=ROWS
@@ -96,7 +97,7 @@ class Ours:
 
     def _kv_nbytes(self) -> int:
         account = self._ledgers.Account.KV
-        return sum(int(r.nbytes) for r in self._ledger.report() if r.account is account)
+        return sum(int(r.nbytes) for r in self._ledger.report() if r.name == account)
 
     def _submit(self, number: int, prompt: list[int], sink: _Sink) -> None:
         self._engine.submit(

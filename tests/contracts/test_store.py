@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.model_library import Library
+from mlxd_models.fit.facts import ModelFacts
 from mlxd_shared.domain.errors import (
     InvalidModel,
     InvalidRequest,

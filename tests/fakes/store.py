@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlxd_controller.core.fit import ModelFacts
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef
+from mlxd_models.fit.facts import ModelFacts
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ModelNotFound
 from mlxd_shared.domain.requests import SamplingOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlxd_controller.core.fit import Device
+from mlxd_models.fit.plan import Device
 
 UNIX_OFFSET_S = 1_000_000.0
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mlxd_controller.store.aliases import ALIASES_FILE, read_aliases
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_controller.store.hub import HubShelf
 from mlxd_controller.store.ollama import OllamaShelf
+from mlxd_models.families.common.stored_layouts import as_stored
+from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.safetensors_header import read_whole_header
 from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE, read_weights
@@ -19,13 +22,16 @@ from tests.fuzz.inputs import flipped, text_of, wrong
 from tests.support.made_stores import JSON, TENSOR, OllamaStore, commit_of, tensor_file
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8, "intermediate_size": 16,
+    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 32, "intermediate_size": 16,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 16,
-    "max_position_embeddings": 64, "head_dim": 4, "layer_types": ["sliding_attention", "x"],
+    "max_position_embeddings": 64, "head_dim": 4, "layer_types": ["full_attention"] * 2,
     "sliding_window": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "num_experts": 4,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": True,
-    "quantization": {"group_size": 32, "bits": 4, "a": {"bits": 8}},
+    "quantization": {"group_size": 32, "bits": 4},
 }  # fmt: skip
+PACKED = "model.layers.0.self_attn.q_proj"
+"""The one weight that is stored packed."""
+TOKENIZER = b'{"model": {"vocab": {"a": 0}}}'
 HEADER: dict[str, Any] = {
     "__metadata__": {"quant_type": "int4", "group_size": "32"},
     "a.weight": {"dtype": "U32", "shape": [2, 4], "data_offsets": [0, 32]},
@@ -36,6 +42,20 @@ SIZES: dict[str, tuple[str, tuple[int, ...], bytes]] = {
     "a": ("F32", (2, 2), bytes(16)), "b": ("BF16", (4,), bytes(8)), "c": ("F32", (), bytes(4)),
 }  # fmt: skip
 NAMES = ("m", "o/m", "o/m@v1", "../m", "m:..", "o/m@../../x", "registry.ollama.ai/o/m:latest", "..")
+
+
+def model_tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return the tensors of `CONFIG`: one weight packed, the others float32."""
+    family = REGISTRY.find(CONFIG["architectures"][0])
+    whole = [spec for spec in family.tensors(family.parse(CONFIG)) if spec.required]
+    stored = {}
+    for spec in as_stored(whole, {f"{PACKED}.scales"}):
+        nbytes = 4 * math.prod(spec.shape)
+        stored[spec.name] = (spec.dtype or "F32", spec.shape, bytes(nbytes))
+    return stored
+
+
+MODEL = tensor_file(model_tensors())
 
 
 def safetensors_header(rng: random.Random, place: Path) -> None:
@@ -49,9 +69,12 @@ def safetensors_header(rng: random.Random, place: Path) -> None:
 
 
 def config_json(rng: random.Random, place: Path) -> None:
-    """A folder whose config, defaults and tokenizer's size are odd."""
-    (place / "config.json").write_bytes(text_of(wrong(CONFIG, rng), rng))
-    (place / SINGLE_FILE).write_bytes(_weights(HEADER, 40))
+    """A folder whose config or defaults are odd."""
+    which = rng.choice(("config", "defaults"))
+    odd = text_of(wrong(CONFIG, rng), rng)
+    (place / "config.json").write_bytes(odd if which == "config" else json.dumps(CONFIG).encode())
+    (place / SINGLE_FILE).write_bytes(MODEL)
+    (place / "tokenizer.json").write_bytes(TOKENIZER)
     defaults = {"temperature": 0.5, "top_k": 20, "do_sample": True, "eos_token_id": [1]}
     (place / "generation_config.json").write_bytes(text_of(wrong(defaults, rng), rng))
     read_folder(place)
@@ -60,7 +83,7 @@ def config_json(rng: random.Random, place: Path) -> None:
 def tokenizer_json(rng: random.Random, place: Path) -> None:
     """A folder whose tokenizer is missing, empty, a folder, a link or nothing of the kind."""
     (place / "config.json").write_text(json.dumps(CONFIG))
-    (place / SINGLE_FILE).write_bytes(_weights(HEADER, 40))
+    (place / SINGLE_FILE).write_bytes(MODEL)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         path = place / name
         _remove(path)
@@ -70,7 +93,7 @@ def tokenizer_json(rng: random.Random, place: Path) -> None:
             case 1:
                 path.symlink_to(rng.choice(["/etc/passwd", "config.json", "nowhere", name, "/"]))
             case 2:
-                path.write_bytes(flipped(b'{"model": {"vocab": {"a": 0}}}', rng))
+                path.write_bytes(flipped(TOKENIZER, rng))
             case 3:
                 path.write_bytes(text_of(wrong({"model": {"vocab": {"a": 0}}}, rng), rng))
             case 4:
@@ -103,15 +126,17 @@ def ollama_manifest(rng: random.Random, place: Path) -> None:
     _empty(place)
     which = rng.choice(("manifest", "metadata", "config", "blobs"))
     store = OllamaStore(place / "store")
-    metadata: Any = {"quant_type": "int4", "group_size": "16"}
+    metadata: Any = {"quant_type": "int4", "group_size": "32"}
     bare = {key: value for key, value in CONFIG.items() if key != "quantization"}
-    words = {"a.weight": ("U32", (2, 4), bytes(32)), "a.weight.scale": ("F16", (2, 1), bytes(4))}
+    tensors = model_tensors()
+    packed = f"{PACKED}.weight"
+    parts = (("weight", packed), ("scales", f"{packed}.scale"), ("biases", f"{packed}.bias"))
+    words = {name: tensors.pop(f"{PACKED}.{part}") for part, name in parts}
     layers = [
-        store.layer(
-            TENSOR, "a.weight", tensor_file(words, _if(which == "metadata", metadata, rng))
-        ),
-        store.layer(TENSOR, "b", tensor_file({"data": ("F32", (1,), bytes(4))})),
+        store.layer(TENSOR, packed, tensor_file(words, _if(which == "metadata", metadata, rng))),
+        *(store.layer(TENSOR, name, tensor_file({name: it})) for name, it in tensors.items()),
         store.layer(JSON, "config.json", json.dumps(_if(which == "config", bare, rng)).encode()),
+        store.layer(JSON, "tokenizer.json", TOKENIZER),
     ]
     manifest = store.manifest("m", layers)
     if which == "manifest":
@@ -136,7 +161,8 @@ def hub_refs(rng: random.Random, place: Path) -> None:
     snapshot = home / "snapshots" / commit
     snapshot.mkdir(parents=True)
     (home / "blobs").mkdir()
-    files = {"config.json": json.dumps(CONFIG).encode(), SINGLE_FILE: _weights(HEADER, 40)}
+    files = {"config.json": json.dumps(CONFIG).encode(), SINGLE_FILE: MODEL}
+    files["tokenizer.json"] = TOKENIZER
     odd = ["/etc/passwd", f"../{commit}", "../../../../x"]
     for name, content in files.items():
         (home / "blobs" / name).write_bytes(content)
@@ -169,11 +195,6 @@ TARGETS = (
 
 def _if(chosen: bool, value: Any, rng: random.Random) -> Any:
     return wrong(value, rng) if chosen else value
-
-
-def _weights(header: dict[str, Any], data_nbytes: int) -> bytes:
-    raw = json.dumps(header).encode()
-    return len(raw).to_bytes(8, "little") + raw + bytes(data_nbytes)
 
 
 def _break(path: Path, rng: random.Random) -> None:

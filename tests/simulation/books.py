@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from mlxd_controller.core.fit import Device
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 
 HARD_MARK = 0.05

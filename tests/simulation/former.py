@@ -11,7 +11,8 @@ from random import Random
 from typing import Protocol
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core import fit
+from mlxd_models.fit.planner import plan_load
+from mlxd_models.fit.terms import reckon
 from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process
 from tests.simulation.checks import Checks
@@ -46,11 +47,11 @@ def begin_with_former_workers(world: Begun) -> None:
     for number, name in enumerate(names, start=1):
         facts = facts_of(sizes[name])
         home = rng.choice(world.setting.devices)
-        choice = replace(fit.plan(facts, LoadSpec(), home).choice, prefix_bytes=0)
+        choice = replace(plan_load(facts, LoadSpec(), home).choice, prefix_bytes=0)
         pinned = rng.choice((None, True))
         if pinned:
             world.books.pinned.add(name)
-        need_bytes = fit.reckon(facts, home, choice).need_bytes
+        need_bytes = reckon(facts, home, choice).need_bytes
         process = Process(number, name, need_bytes, home.name)
         world.checks.adopt(process)
         world.memory.grow(process)

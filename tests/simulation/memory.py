@@ -12,8 +12,8 @@ from dataclasses import replace
 from random import Random
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.fit import HEAP_BYTES, PROCESS_BYTES
-from mlxd_controller.core.measured import Figures
+from mlxd_models.fit.measured import Figures
+from mlxd_models.fit.terms import HEAP_BYTES, PROCESS_BYTES
 from mlxd_shared.config import MIB
 from tests.simulation.books import Books, Process, Stage
 from tests.simulation.settings import Setting

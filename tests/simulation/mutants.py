@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "what a model was measured to take does not count",
         "schedule.py",
-        "plan=fit.corrected(ready.plan, known)",
+        "plan=correct(ready.plan, known)",
         "plan=ready.plan",
         seed=62,
     ),

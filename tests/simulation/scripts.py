@@ -26,10 +26,10 @@ from pathlib import Path
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
-from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import State, next_wake_s
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.errors import WorkerExited, WorkerLost
 from mlxd_shared.domain.requests import LoadSpec
@@ -158,7 +158,7 @@ class Script:
     def _adopted(self, name: str, options: dict[str, str]) -> ev.Event:
         model = facts(int(options.get("size", SIZE_MIB)))
         home = self.state.device_named(options.get("on", ""))
-        choice = replace(fit.plan(model, LoadSpec(), home).choice, prefix_bytes=0)
+        choice = replace(plan_load(model, LoadSpec(), home).choice, prefix_bytes=0)
         spec = LoadSpec(pinned=options.get("pinned") == "yes")
         return ev.Adopted(
             self.state.next_worker,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
-from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import LoadSpec
 from tests.support.model_facts import device, facts
@@ -31,7 +32,7 @@ def facts_of(mib: int) -> ModelFacts:
 @cache
 def need_of(mib: int, kind: str) -> int:
     """Return what a model of this size cannot do without on a device of this kind."""
-    return fit.plan(facts_of(mib), LoadSpec(), device(1 << 20, kind=kind)).least_bytes
+    return plan_load(facts_of(mib), LoadSpec(), device(1 << 20, kind=kind)).least_bytes
 
 
 @dataclass(frozen=True, slots=True)

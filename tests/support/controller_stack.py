@@ -19,7 +19,6 @@ from mlxd.v1 import (
 )
 from mlxd_controller.core import phases
 from mlxd_controller.core.events import ShutDown, Tick
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, unknown_oom_kills
 from mlxd_controller.runtime.runtime import Runtime
@@ -29,6 +28,7 @@ from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, listen, make_server

@@ -343,8 +343,8 @@ class World:
             seen["reused"] += client.sink.reused
         return seen
 
-    def _reports(self) -> dict[Account, int]:
-        return {report.account: report.nbytes for report in self._ledger.report()}
+    def _reports(self) -> dict[str, int]:
+        return {report.name: report.nbytes for report in self._ledger.report()}
 
     def _compiled(self, wanted: ResponseFormat) -> Constraint:
         constraints = self._served.constraints

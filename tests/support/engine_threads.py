@@ -11,16 +11,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.serving.server import Health
 from mlxd_worker.front.worker import Identity, Worker
-from mlxd_worker.machine.backend import Backend, BackendKind, choose_backend, installed_versions
+from mlxd_worker.machine.backend import Backend, choose_backend, installed_versions
 from mlxd_worker.machine.blas_library import BlasReport
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Figures, LoadJob
 
 
-def kind() -> BackendKind:
+def kind() -> DeviceKind:
     """Return the backend that the tests run on."""
     return choose_backend(installed_versions(), platform=sys.platform).kind
 

@@ -10,9 +10,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
-from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ STEPS_GOOD = 3
 STREAMS_VARIABLE = "TEST_STREAMS"
 
 
-def make_faulty_host(kind: BackendKind) -> ModelHost:
+def make_faulty_host(kind: DeviceKind) -> ModelHost:
     """Return a host that breaks in the middle of its work; imports MLX."""
-    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class FaultyHost(ModelHost):
@@ -43,7 +42,7 @@ def make_faulty_host(kind: BackendKind) -> ModelHost:
                 self.left -= 1
             super().step()
 
-    return FaultyHost(device=DeviceKind(kind.value))
+    return FaultyHost(device=kind)
 
 
 def main() -> None:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_controller.core import fit
 from mlxd_controller.launcher.environment import own_environment
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
+from mlxd_models.fit.plan import Device, Plan
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import GIB
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from tests.bench.models import Shape
@@ -30,7 +32,7 @@ from tests.support.worker_process import WorkerProcess, running_worker
 RATIO_MIN, RATIO_MAX = 0.97, 1.10
 """Of an estimate over what was measured, above 200 MB."""
 
-MACHINE = fit.Device("cpu", "cpu", 64 * GIB, 0, 64 * GIB, 64 * GIB)
+MACHINE = Device("cpu", DeviceKind.CPU, 64 * GIB, 0, 64 * GIB, 64 * GIB)
 GENERATED = 4
 """The part of the context that is generated, as its reciprocal: rows meet in it."""
 FILLS_MAX = 5
@@ -117,7 +119,7 @@ class Truth:
     """An estimate and what came of it, in bytes."""
 
     point: Point
-    plan: fit.Plan
+    plan: Plan
     mlx_peak_nbytes: int
     rss_peak_nbytes: int
     rss_loaded_nbytes: int
@@ -149,7 +151,7 @@ async def measure(point: Point, folder: Path) -> Truth:
     """Write the point's model into `folder`, plan it, load it, and fill all its rows."""
     write_weights(folder, point.config(), stored=point.stored)
     facts = read_folder(folder).facts
-    plan = fit.plan(facts, point.spec, MACHINE)
+    plan = plan_load(facts, point.spec, MACHINE)
     async with running_worker(environ=own_environment()) as worker:
         await worker.load(
             folder,

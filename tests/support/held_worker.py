@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
-from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def steps_held(path: Path) -> Iterator[None]:
         yield
 
 
-def make_held_host(kind: BackendKind) -> ModelHost:
+def make_held_host(kind: DeviceKind) -> ModelHost:
     """Return a host whose steps can be held; imports MLX."""
-    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class HeldHost(ModelHost):
@@ -54,7 +53,7 @@ def make_held_host(kind: BackendKind) -> ModelHost:
                     fcntl.flock(file, fcntl.LOCK_SH)
             super().step()
 
-    return HeldHost(device=DeviceKind(kind.value))
+    return HeldHost(device=kind)
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
 from mlxd_worker.engine.request import Cancel
-from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ LEAKED_ROW = 1 << 40
 """A number that no stream's row ever gets."""
 
 
-def make_leaking_host(kind: BackendKind) -> ModelHost:
+def make_leaking_host(kind: DeviceKind) -> ModelHost:
     """Return a host that loses one row; imports MLX."""
     from mlxd_worker.cache.base import RowId  # noqa: PLC0415 - after the BLAS, on its thread
-    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
     class LeakingHost(ModelHost):
@@ -36,7 +35,7 @@ def make_leaking_host(kind: BackendKind) -> ModelHost:
                 self.leaked = True
                 self._resident.caches.join(RowId(LEAKED_ROW), tokens=1)
 
-    return LeakingHost(device=DeviceKind(kind.value))
+    return LeakingHost(device=kind)
 
 
 def main() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from mlxd_controller.core import fit
-from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_models.sizes.pass_sizes import PassSizes
 from mlxd_shared.config import MIB
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec
 
 CONTEXT_MAX = 1024
@@ -18,12 +21,8 @@ def facts(weights_mib: int, *, context_max: int = CONTEXT_MAX) -> ModelFacts:
         stored_bytes=weights_mib * MIB,
         elements=weights_mib * MIB // 4,
         item_bytes=4,
-        heads=2,
         caches=CacheSizes(kv_values_per_token=2 * 2 * 1 * 8, kv_heads=1, head_dim=8),
-        projected_values=(2 + 2 * 1) * 8,
-        hidden_size=16,
-        intermediate_size=32,
-        vocab_size=64,
+        passes=PassSizes(hidden=16, projected=(2 + 2 * 1) * 8, mlp=32, heads=2, vocab=64),
         context_length_max=context_max,
     )
 
@@ -42,10 +41,10 @@ def device(
     """
     budget = budget_mib * MIB
     usable = budget if usable_mib is None else usable_mib * MIB
-    return Device(name, kind, 2 * budget, budget, budget, usable, prefix_fraction)
+    return Device(name, DeviceKind(kind), 2 * budget, budget, budget, usable, prefix_fraction)
 
 
 def need_mib(weights_mib: int, *, kind: str = "cpu") -> int:
     """Return the whole need of `facts(weights_mib)` by default, in MiB, rounded up."""
-    plan = fit.plan(facts(weights_mib), LoadSpec(), device(1 << 20, kind=kind))
+    plan = plan_load(facts(weights_mib), LoadSpec(), device(1 << 20, kind=kind))
     return -(-plan.need_bytes // MIB)

@@ -82,7 +82,7 @@ class Scene:
     def audit(self) -> None:
         """Assert that every byte has an account, the snapshots' the right one, within budget."""
         contents, prefix = self.tiny.caches.contents, self.tiny.prefix
-        reports = {report.account: report.nbytes for report in self.ledger.report()}
+        reports = {report.name: report.nbytes for report in self.ledger.report()}
         assert reports[Account.PREFIX] == contents.nbytes == prefix.nbytes
         assert prefix.nbytes <= prefix.budget_nbytes
         if not self.tiny.engine.busy:

@@ -9,9 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops import logs
 from mlxd_worker.__main__ import run
-from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.process.options import parse_options
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def steps_taken(log: str) -> int:
     return log.count(OVER)
 
 
-def make_stepped_host(kind: BackendKind) -> ModelHost:
+def make_stepped_host(kind: DeviceKind) -> ModelHost:
     """Return a host whose steps are given out one by one; imports MLX."""
-    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS, on its thread
 
     class SteppedHost(ModelHost):
@@ -44,7 +43,7 @@ def make_stepped_host(kind: BackendKind) -> ModelHost:
             super().step()
             _log.info(OVER)
 
-    return SteppedHost(device=DeviceKind(kind.value))
+    return SteppedHost(device=kind)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library
 from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.wire.proof import Checked
 from mlxd_shared.wire.status import RemoteError
 from tests.support.controller_stack import serving
@@ -161,7 +162,7 @@ async def struck_controller(
         command=(sys.executable, "-m", module),
         environment=own_environment() | dict(environment),
     )
-    probe = HostProbe(Limits(None, None, config.MEMORY_RESERVE_FRACTION), kind="cpu")
+    probe = HostProbe(Limits(None, None, config.MEMORY_RESERVE_FRACTION), kind=DeviceKind.CPU)
     found: list[Struck] = []
 
     def connect(**given: Any) -> StruckLink:

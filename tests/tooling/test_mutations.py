@@ -136,7 +136,7 @@ def test_what_does_not_compile_is_no_mutant() -> None:
 
 def test_every_source_has_a_room() -> None:
     """The first prefix counts, both sides of a seam have the contracts, and no file is roomless."""
-    assert "tests/simulation" in room_of("controller/mlxd_controller/core/fit.py")
+    assert "tests/simulation" in room_of("controller/mlxd_controller/core/schedule.py")
     assert "tests/contracts" in room_of(SOURCE)
     with pytest.raises(ValueError, match=r"elsewhere/a\.py"):
         room_of("elsewhere/a.py")

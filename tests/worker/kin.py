@@ -16,9 +16,9 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
+from mlxd_worker.models.building import builder_of
 from mlxd_worker.models.families.llama import LlamaModel
 from mlxd_worker.models.loader import inspect_model
-from mlxd_worker.models.registry import build_model
 from mlxd_worker.models.weights.reader import Reader
 from tests.worker.hybrid import error, peer_logits, token_ids
 from tests.worker.tiny import caches_of, forced_logits, ignore_progress, random_weights, write_model
@@ -185,7 +185,7 @@ def built(folder: Path, *, packed: bool = False, **changes: Any) -> Model:
         files.facts, files.specs, dtype=mx.float32, keep_packed=packed, progress=ignore_progress
     )
     config = cast("DecoderConfig", files.config)
-    return build_model(files.family, replace(config, **changes), reader)
+    return builder_of(files.family)(replace(config, **changes), reader)
 
 
 def without_gain(config: DecoderConfig) -> dict[str, Any]:

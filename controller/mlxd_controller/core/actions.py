@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mlxd_controller.core.fit import Plan
 from mlxd_controller.core.phases import StopReason
+from mlxd_models.fit.plan import Plan
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 

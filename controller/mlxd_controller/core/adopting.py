@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxd_controller.core import fit
 from mlxd_controller.core.actions import StopWorker
 from mlxd_controller.core.events import Adopted
 from mlxd_controller.core.phases import Cold, Loading, Ready, StopReason
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.plan import Device
+from mlxd_models.fit.terms import reckon
 
 
 def adopt(turn: Turn, event: Adopted) -> None:
@@ -29,7 +30,7 @@ def adopt(turn: Turn, event: Adopted) -> None:
         turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
         return
     device = state.device_named(event.device)
-    plan = fit.reckon(event.facts, device, event.choice)
+    plan = reckon(event.facts, device, event.choice)
     given_s = event.spec.keep_alive_s
     model = Model(
         event.digest,
@@ -49,10 +50,9 @@ def adopt(turn: Turn, event: Adopted) -> None:
         turn.put(model)
 
 
-def _fits(state: State, device: fit.Device, need_bytes: int) -> bool:
+def _fits(state: State, device: Device, need_bytes: int) -> bool:
     """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
     staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    here = sum(model.reserved_bytes for model in staying if state.lives_on(model, device))
-    return here + need_bytes <= device.budget_bytes
+    return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes

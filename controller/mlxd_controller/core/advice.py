@@ -7,22 +7,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
-from mlxd_controller.core.fit import (
-    CONTEXT_FLOOR_TOKENS,
-    Choice,
-    Device,
-    ModelFacts,
-    Plan,
-    power_of_two_below,
-    reckon,
-)
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Choice, Device, Plan
+from mlxd_models.fit.planner import CONTEXT_FLOOR_TOKENS, shorter_contexts
+from mlxd_models.fit.terms import reckon
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import KVFormat, Weights
 from mlxd_shared.domain.units import format_bytes
-
-FLOAT32_BYTES = 4
 
 _Fits = Callable[[Choice], bool]
 
@@ -62,16 +56,10 @@ def suggestions(
 
 
 def _context(choice: Choice, fits: _Fits) -> str | None:
-    for context in _shorter(choice.context_length):
+    for context in shorter_contexts(choice.context_length):
         if fits(replace(choice, context_length=context)):
             return f"a context of {context} tokens"
     return None
-
-
-def _shorter(context: int) -> Iterator[int]:
-    while context > CONTEXT_FLOOR_TOKENS:
-        context = power_of_two_below(context)
-        yield context
 
 
 def _rows(choice: Choice, fits: _Fits) -> str | None:
@@ -92,7 +80,7 @@ def _smaller_weights(facts: ModelFacts, choice: Choice) -> list[Choice]:
     """Return the choice with the weights in each form that takes less."""
     if choice.weights is not Weights.FLOAT32:
         return []
-    smaller = facts.stored_bytes - facts.dropped_bytes < FLOAT32_BYTES * facts.elements
+    smaller = facts.stored_bytes - facts.dropped_bytes < FloatType.F32.nbytes * facts.elements
     stored = [replace(choice, weights=Weights.STORED)] if smaller else []
     return [*stored, replace(choice, weights=Weights.BFLOAT16)]
 
@@ -144,7 +132,7 @@ def _together(facts: ModelFacts, choice: Choice, fits: _Fits) -> str | None:
     smallest = _smallest(facts, choice)
     if not fits(smallest):
         return None
-    contexts = (choice.context_length, *_shorter(choice.context_length))
+    contexts = (choice.context_length, *shorter_contexts(choice.context_length))
     context = next(c for c in contexts if fits(replace(smallest, context_length=c)))
     parts = [f"a context of {context} tokens", "one stream at a time (rows_max 1)"]
     if smallest.weights is not choice.weights:

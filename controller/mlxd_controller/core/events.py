@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mlxd_controller.core.fit import Choice, Device, ModelFacts
-from mlxd_controller.core.measured import Figures
 from mlxd_controller.core.state import NOTHING_FIXED
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.measured import Figures
+from mlxd_models.fit.plan import Choice, Device
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec

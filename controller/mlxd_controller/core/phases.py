@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mlxd_controller.core.demand import NO_DEMAND, Demand
-from mlxd_controller.core.fit import Plan
+from mlxd_models.fit.plan import Plan
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress

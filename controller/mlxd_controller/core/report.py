@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from mlxd_controller.core import advice, fit
+from mlxd_controller.core import advice
 from mlxd_controller.core.options import merged
 from mlxd_controller.core.phases import Loading, Queued, Ready, Resident
 from mlxd_controller.core.placement import evict
 from mlxd_controller.core.placement.homes import plans_of
 from mlxd_controller.core.placement.room import room_of
-from mlxd_controller.core.placement.victims import Short, victims_of
+from mlxd_controller.core.placement.victims import Short, candidates, choose
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device, Plan
 from mlxd_shared.domain.requests import LoadSpec
 
 
@@ -20,8 +23,8 @@ from mlxd_shared.domain.requests import LoadSpec
 class Report:
     """A plan and how it meets the memory there is. `would_evict` are digests."""
 
-    plan: fit.Plan
-    device: fit.Device
+    plan: Plan
+    device: Device
     fits_now: bool
     fits_ever: bool
     available_bytes: int
@@ -29,7 +32,7 @@ class Report:
     suggestions: tuple[str, ...]
 
 
-def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> Report:
+def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Report:
     """Return what a load of this model with `spec` would need, evict and come up against.
 
     On the device where it would go. A resident model is reckoned as if its own memory were free; by
@@ -68,8 +71,8 @@ def report(state: State, digest: str, facts: fit.ModelFacts, spec: LoadSpec) -> 
 class _Look:
     """What one device would have for the model; `victims` None where no eviction makes room."""
 
-    plan: fit.Plan
-    device: fit.Device
+    plan: Plan
+    device: Device
     pressed: bool
     available_bytes: int
     fits_now: bool
@@ -86,7 +89,7 @@ class _Look:
         return (self.pressed, not self.fits_now, self.victims is None, dearness, short_bytes)
 
 
-def _look(state: State, model: Model | None, plan: fit.Plan) -> _Look:
+def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     device = state.device_named(plan.device)
     pressed = device.name in state.pressed
     room = room_of(state, device)
@@ -100,20 +103,14 @@ def _look(state: State, model: Model | None, plan: fit.Plan) -> _Look:
     could_bytes: int | None = None
     if ever and not now:
         short = Short(device, plan.least_bytes - available, 1 - slots)
-        offered = victims_of(state, short)
-        victims = evict.choose(offered, shortfall_bytes=short.nbytes, shortfall_slots=short.slots)
+        offered = candidates(state, math.inf)  # the young ones too, which will be old enough
+        victims = choose(state, offered, short)
         if victims is None and len(offered) >= short.slots:
-            could_bytes = available + sum(
-                victim.nbytes for victim in offered if _lives_on(state, victim, device)
-            )
+            could_bytes = available + state.reserved_on(device, offered)
     return _Look(plan, device, pressed, available, now, ever, victims, could_bytes)
 
 
-def _lives_on(state: State, victim: evict.Victim, device: fit.Device) -> bool:
-    return state.lives_on(state.models[victim.digest], device)
-
-
-def _suggestions(facts: fit.ModelFacts, look: _Look) -> tuple[str, ...]:
+def _suggestions(facts: ModelFacts, look: _Look) -> tuple[str, ...]:
     """Return what would make it fit: ever, or beside those who stay."""
     if not look.fits_ever:
         return advice.suggestions(facts, look.plan, look.device)

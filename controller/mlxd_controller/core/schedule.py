@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
 from mlxd_controller.core.demand import Demand, Fixed, Waiter, Want
@@ -35,7 +35,6 @@ from mlxd_controller.core.events import (
     Unloaded,
     WorkerDied,
 )
-from mlxd_controller.core.measured import Figures, learnt
 from mlxd_controller.core.options import conflict, merged
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.placement.holding import end_holds
@@ -45,6 +44,8 @@ from mlxd_controller.core.placement.pressure import note_memory, note_shrunk, re
 from mlxd_controller.core.placement.queueing import enqueue
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.measured import Figures, learn
+from mlxd_models.fit.planner import correct
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     MlxdError,
@@ -306,8 +307,8 @@ def _reported(turn: Turn, event: Report) -> None:
 
 def _learn(turn: Turn, model: Model, ready: phases.Ready, figures: Figures) -> None:
     """Reckon with what a model takes from now on, and remember it for its next load."""
-    known = learnt(model.measured, ready.plan.choice.way, figures)
-    ready = replace(ready, plan=fit.corrected(ready.plan, known))
+    known = learn(model.measured, ready.plan.choice.way, figures)
+    ready = replace(ready, plan=correct(ready.plan, known))
     turn.put(replace(model, measured=known, phase=ready))
 
 

@@ -9,12 +9,10 @@ Invariants (held by `schedule`, proved by tests):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxd_controller.core.demand import Fixed, Waiter
-from mlxd_controller.core.fit import Device, ModelFacts, Plan
-from mlxd_controller.core.measured import Known
 from mlxd_controller.core.phases import (
     UNLOADED,
     Cold,
@@ -29,6 +27,9 @@ from mlxd_controller.core.phases import (
     demand_of,
 )
 from mlxd_controller.core.placement.reuse import NEVER_USED, Usage
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.measured import Known
+from mlxd_models.fit.plan import Device, Plan
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
@@ -160,10 +161,10 @@ class State:
         """Return whether a model lives on `device`, or is to."""
         return self.home_of(model) == device.name
 
-    def reserved_on(self, device: Device) -> int:
-        """Return what all models that live on a device hold or are promised."""
-        models = self.models.values()
-        return sum(m.reserved_bytes for m in models if self.lives_on(m, device))
+    def reserved_on(self, device: Device, models: Iterable[Model] | None = None) -> int:
+        """Return what `models` that live on a device hold or are promised; None: all models."""
+        of = self.models.values() if models is None else models
+        return sum(model.reserved_bytes for model in of if self.lives_on(model, device))
 
     def held_on(self, device: Device) -> int:
         """Return what all workers were measured to hold on a device, or say that they do."""

@@ -20,16 +20,16 @@ from typing import Protocol
 
 import psutil
 
-from mlxd_controller.core.fit import Device
 from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nvml, visible
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
+from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
-_CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13")
 _log = get_logger("device")
 
 
@@ -46,9 +46,9 @@ class Limits:
     gpu_overhead_bytes: int = 0
     gpu_overhead_fraction: float = 0.0
 
-    def overhead(self, kind: str, total_bytes: int) -> int:
+    def overhead(self, kind: DeviceKind, total_bytes: int) -> int:
         """Return what stays free of one device besides the reserve: of a GPU alone."""
-        if kind == "cpu":
+        if kind is DeviceKind.CPU:
             return 0
         return self.gpu_overhead_bytes + int(total_bytes * self.gpu_overhead_fraction)
 
@@ -56,7 +56,9 @@ class Limits:
 class HostProbe:
     """Implements ports.DeviceProbe for host memory: CPUs and unified memory."""
 
-    def __init__(self, limits: Limits, *, kind: str, cgroup_root: Path = CGROUP_ROOT) -> None:
+    def __init__(
+        self, limits: Limits, *, kind: DeviceKind, cgroup_root: Path = CGROUP_ROOT
+    ) -> None:
         """Measure memory of this machine; `kind` is cpu or metal."""
         self._limits = limits
         self._kind = kind
@@ -70,13 +72,12 @@ class HostProbe:
         if group is not None and group.limit_bytes < total:
             total = group.limit_bytes
             available = min(available, max(0, group.limit_bytes - group.used_bytes))
-        if self._kind == "metal":
+        if self._kind is DeviceKind.METAL:
             total = int(total * METAL_SHARE)
         held = resident_bytes(own_pids)
-        name = "cpu" if self._kind == "cpu" else "gpu0"
         return (
             make_device(
-                name,
+                self._kind.first_name,
                 self._kind,
                 total_bytes=total,
                 unheld_bytes=available + held,
@@ -126,7 +127,7 @@ class CudaProbe:
     def _device(self, gpu: Gpu, use: GpuUse | None, held_bytes: int) -> Device:
         device = make_device(
             gpu.name,
-            "cuda",
+            DeviceKind.CUDA,
             total_bytes=gpu.total_bytes,
             unheld_bytes=gpu.free_bytes if use is None else use.free_bytes + held_bytes,
             limits=self._limits,
@@ -137,7 +138,7 @@ class CudaProbe:
 
 def make_device(
     name: str,
-    kind: str,
+    kind: DeviceKind,
     *,
     total_bytes: int,
     unheld_bytes: int,
@@ -231,7 +232,7 @@ def _stat(path: Path, key: str) -> int:
 
 def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
-    if not any(_installed(name) for name in _CUDA_BACKENDS):
+    if not any(_installed(name) for name in CUDA_BACKENDS):
         return ()
     driver = open_nvml()
     gpus = () if driver is None else driver.gpus()
@@ -241,12 +242,12 @@ def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | CudaProbe:
     """Return the probe of `gpus`, as they were before any worker ran; else of this machine."""
     if sys.platform == "darwin" and os.uname().machine == "arm64":
-        return HostProbe(limits, kind="metal")
+        return HostProbe(limits, kind=DeviceKind.METAL)
     if gpus:
         return CudaProbe(limits, gpus=gpus, meter=open_nvml())
     if limits.gpu_overhead_bytes or limits.gpu_overhead_fraction:
         _log.warning("there is no GPU here, of which an overhead could be kept free")
-    return HostProbe(limits, kind="cpu")
+    return HostProbe(limits, kind=DeviceKind.CPU)
 
 
 def _installed(distribution: str) -> bool:

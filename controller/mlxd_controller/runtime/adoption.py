@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mlxd_controller.core.events import Adopted
-from mlxd_controller.core.fit import Choice, Device, reckon
 from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.runtime.ports import Clock, Holding, Survivor
 from mlxd_controller.runtime.worker import Worker
+from mlxd_models.fit.plan import Choice, Device
+from mlxd_models.fit.terms import reckon
 from mlxd_shared.domain.requests import KVFormat
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxd_controller.core.measured import Figures
 from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.state import Model
+from mlxd_models.fit.measured import Figures
 from mlxd_shared.config import MIB
+from mlxd_shared.domain.devices import DeviceKind, kind_of
 from mlxd_shared.domain.figures import WorkerFigures
 
-CPU_BACKEND = "mlx-cpu"
 WEIGHTS_ACCOUNT = "weights"
 NEWS_BYTES = MIB
 
@@ -27,7 +27,7 @@ def figures_of(worker: WorkerFigures) -> Figures | None:
     weights = sum(a.nbytes for a in memory.accounts if a.name == WEIGHTS_ACCOUNT)
     if not weights:
         return None
-    on_cpu = worker.backend == CPU_BACKEND
+    on_cpu = kind_of(worker.backend) is DeviceKind.CPU
     return Figures(
         weights=weights,
         peak=memory.mlx_peak_nbytes,

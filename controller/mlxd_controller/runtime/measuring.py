@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.phases import Cold, Queued
 from mlxd_controller.core.state import State
 from mlxd_controller.runtime.ports import Clock, DeviceProbe
 from mlxd_controller.runtime.workers import Workers
+from mlxd_models.fit.plan import Device
 from mlxd_shared.ops.logs import get_logger
 
 RECENT_S = 0.1

@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from mlxd_controller.core.fit import Device, ModelFacts
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions

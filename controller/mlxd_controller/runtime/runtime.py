@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.phases import Cold, Loading, Queued, Ready
 from mlxd_controller.core.placement.queueing import no_room, place_of
 from mlxd_controller.core.schedule import decide
@@ -36,6 +35,7 @@ from mlxd_controller.runtime.ports import ModelRef, Ports, RawStream
 from mlxd_controller.runtime.silence import Silence, end_hung
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.runtime.workers import Workers
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     MlxdError,

@@ -11,11 +11,11 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mlxd_controller.core.fit import Plan
-from mlxd_controller.core.measured import Figures
 from mlxd_controller.memory.device import usage_of
 from mlxd_controller.memory.oom import killed_from_outside
 from mlxd_controller.runtime.ports import WorkerLink, WorkerProcess
+from mlxd_models.fit.measured import Figures
+from mlxd_models.fit.plan import Plan
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from mlxd_controller.core.measured import Figures
 from mlxd_controller.runtime.learning import figures_of, is_news
 from mlxd_controller.runtime.ports import Clock, WorkerLink
 from mlxd_controller.runtime.worker import Worker
+from mlxd_models.fit.measured import Figures
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError

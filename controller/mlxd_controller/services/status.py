@@ -16,7 +16,6 @@ from importlib.metadata import version
 import psutil
 
 from mlxd.v1 import status_pb2
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
 from mlxd_controller.runtime.ports import Clock
@@ -25,6 +24,7 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.worker_view import worker_to_pb
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.wire.convert import checked_duration_s

@@ -64,7 +64,7 @@ def model_to_pb(
         architecture=ref.facts.architecture,
         state=types_pb2.MODEL_STATE_UNLOADED,
         context_length_max=ref.facts.context_length_max,
-        vocab_size=ref.facts.vocab_size,
+        vocab_size=ref.facts.passes.vocab,
         stored_bytes=ref.facts.stored_bytes,
         effective_sampling=sampling_to_pb(merge(spec.sampling, ref.defaults, DEFAULTS)),
     )

@@ -20,13 +20,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.alias_places import AliasPlaces, Unreadable
-from mlxd_controller.store.facts import Folder
+from mlxd_controller.store.folder import Folder
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
@@ -52,10 +55,12 @@ class Library:
         shelves: Sequence[Shelf] = (),
         *,
         aliases: Path | None = None,
+        foreign: Family[Any] = FOREIGN,
     ) -> None:
         """Take the configured names and stores; nothing is read yet.
 
-        aliases: the directory that has the file of aliases.
+        aliases: the directory that has the file of aliases. foreign: what describes models that
+        mlx-lm alone has an architecture for.
 
         Raises:
             InvalidRequest: a name is given twice, or is not a name; or a path is not text.
@@ -64,7 +69,7 @@ class Library:
         self._configured: dict[str, Path] = {}
         self._loaded = LoadedNames()
         self._seen: dict[str, Place] = {}
-        self._readings = Readings()
+        self._readings = Readings(foreign)
         self._refs: dict[str, ModelRef] = {}
         self._shelves = tuple(shelves)
         self._aliases = AliasPlaces(aliases)

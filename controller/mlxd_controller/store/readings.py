@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
-from mlxd_controller.store.facts import Folder, read_folder
+from mlxd_controller.store.folder import Folder, read_folder
+from mlxd_models.families.common.family import Family
+from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.model_source import files_of
 from mlxd_models.files.stored_files import Signature
 from mlxd_shared.config import MODELS_MAX
@@ -42,7 +45,9 @@ class Entry:
 class Readings:
     """Entries by path. Used from the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, foreign: Family[Any] = FOREIGN) -> None:
+        """Have read nothing yet; `foreign` as `read_folder` has it."""
+        self._foreign = foreign
         self._entries: dict[Path, Entry] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
@@ -53,7 +58,7 @@ class Readings:
     async def read(self, path: Path) -> Entry:
         """Return what is there now."""
         async with self._turns.setdefault(path, asyncio.Lock()):
-            entry = await asyncio.to_thread(_read, path, self._entries.get(path))
+            entry = await asyncio.to_thread(_read, path, self._entries.get(path), self._foreign)
             self._entries.pop(path, None)
             self._entries[path] = entry
             while len(self._entries) > READINGS_MAX:
@@ -69,7 +74,7 @@ class Readings:
         return entry.folder
 
 
-def _read(path: Path, before: Entry | None) -> Entry:
+def _read(path: Path, before: Entry | None, foreign: Family[Any]) -> Entry:
     try:
         files = files_of(path)
         signature = files.signature()
@@ -78,7 +83,7 @@ def _read(path: Path, before: Entry | None) -> Entry:
     if before is not None and before.signature == signature and signature:
         return before
     try:
-        return Entry(signature, read_folder(files))
+        return Entry(signature, read_folder(files, foreign=foreign))
     except InvalidModel as error:
         return Entry(signature, error=_kept(error))
 

@@ -11,10 +11,15 @@ from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.models_dir import ModelsShelf
 from mlxd_controller.store.ollama import OllamaShelf
 from mlxd_controller.store.shelf import Shelf
+from mlxd_models.families.foreign import FOREIGN, INSTALLED
 
 
-def library_of(models: Iterable[tuple[str, Path]], places: StorePlaces) -> Library:
+def library_of(
+    models: Iterable[tuple[str, Path]], places: StorePlaces, *, launches: bool = True
+) -> Library:
     """Return the models that were named, and those of the stores.
+
+    launches: workers are of this installation, so that what it lacks they lack.
 
     Raises:
         InvalidRequest, QueueFull: see Library.
@@ -26,4 +31,5 @@ def library_of(models: Iterable[tuple[str, Path]], places: StorePlaces) -> Libra
         shelves.append(HubShelf(places.hub_cache))
     if places.ollama is not None:
         shelves.append(OllamaShelf(places.ollama))
-    return Library(models, shelves, aliases=places.models_dir)
+    foreign = INSTALLED if launches else FOREIGN
+    return Library(models, shelves, aliases=places.models_dir, foreign=foreign)

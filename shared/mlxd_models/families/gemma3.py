@@ -19,6 +19,7 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import (
     HEADS_MAX,
     LAYERS_MAX,
+    LLAMA_BUILDER,
     WIDTH_MAX,
     Activation,
     DecoderConfig,
@@ -150,10 +151,14 @@ def _cap(fields: Fields) -> float | None:
 
 
 GEMMA3: Final = Family(
-    builder="llama", parse=parse_gemma3, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="gemma3_text",
+    parse=parse_gemma3,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )
 GEMMA3_NESTED: Final = Family(
-    builder="llama",
+    builder=LLAMA_BUILDER,
     parse=parse_nested_gemma3,
     tensors=llama_tensors,
     footprint=llama_footprint,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mlxd_models.families.common.decoder import (
     HEADS_MAX,
+    LLAMA_BUILDER,
     WIDTH_MAX,
     DecoderConfig,
     layer_prefix,
@@ -22,9 +23,9 @@ from mlxd_models.families.common.decoder import (
 )
 from mlxd_models.families.common.experts import (
     EXPERT_LINEARS,
-    EXPERTS_MAX,
     ExpertsConfig,
     GateClamp,
+    experts_of,
 )
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
@@ -84,7 +85,7 @@ def _nested_base(fields: Fields) -> bool:
 
 
 def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:
-    count = fields.integer("num_local_experts", low=1, high=EXPERTS_MAX)
+    count = experts_of(fields, "num_local_experts", layers=parsed.layers)
     chosen = fields.integer("num_experts_per_tok", low=1, high=count)
     if fields.integer("experts_per_token", low=1, high=count, default=chosen) != chosen:
         raise fields.error("experts_per_token", "contradicts num_experts_per_tok")
@@ -144,6 +145,7 @@ def _published(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ..
         shape=(count, outputs, PUBLISHED.words(inputs)),
         packing=PUBLISHED,
         packed=True,
+        packable=False,
         dtype=WORD_DTYPE,
         source=Source(f"{name}_blocks", blocks, Operation.OUTPUT_WORDS, BYTE_DTYPE, turn),
     )
@@ -152,6 +154,8 @@ def _published(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ..
         name=f"{stem}.scales",
         shape=(count, outputs, groups),
         packing=PUBLISHED,
+        beside=True,
+        packable=False,
         dtype=BYTE_DTYPE,
         source=Source(f"{name}_scales", exponents, Operation.OUTPUTS, BYTE_DTYPE, turn),
     )
@@ -175,5 +179,9 @@ def _place(stem: str, linear: str, outputs: int) -> tuple[str, Turn, int]:
 
 
 GPT_OSS: Final = Family(
-    builder="llama", parse=parse_gpt_oss, tensors=gpt_oss_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="gpt_oss",
+    parse=parse_gpt_oss,
+    tensors=gpt_oss_tensors,
+    footprint=llama_footprint,
 )

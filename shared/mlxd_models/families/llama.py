@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors, parse_decoder
+from mlxd_models.families.common.decoder import (
+    LLAMA_BUILDER,
+    DecoderConfig,
+    llama_tensors,
+    parse_decoder,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.footprint import llama_footprint
@@ -23,5 +28,9 @@ def parse_llama(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 LLAMA: Final = Family(
-    builder="llama", parse=parse_llama, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="llama",
+    parse=parse_llama,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors, parse_decoder
+from mlxd_models.families.common.decoder import (
+    LLAMA_BUILDER,
+    DecoderConfig,
+    llama_tensors,
+    parse_decoder,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.footprint import llama_footprint
@@ -24,5 +29,9 @@ def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 MISTRAL: Final = Family(
-    builder="llama", parse=parse_mistral, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="mistral",
+    parse=parse_mistral,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors, parse_decoder
+from mlxd_models.families.common.decoder import (
+    LLAMA_BUILDER,
+    DecoderConfig,
+    llama_tensors,
+    parse_decoder,
+)
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.footprint import llama_footprint
@@ -34,5 +39,9 @@ def parse_qwen2(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 QWEN2: Final = Family(
-    builder="llama", parse=parse_qwen2, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen2",
+    parse=parse_qwen2,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

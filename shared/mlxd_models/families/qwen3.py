@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import (
+    LLAMA_BUILDER,
     WIDTH_MAX,
     DecoderConfig,
     llama_tensors,
@@ -51,5 +52,9 @@ def parse_unbiased(fields: Fields) -> DecoderConfig:
 
 
 QWEN3: Final = Family(
-    builder="llama", parse=parse_qwen3, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen3",
+    parse=parse_qwen3,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

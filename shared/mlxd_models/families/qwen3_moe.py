@@ -9,8 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig, llama_tensors
-from mlxd_models.families.common.experts import EXPERTS_MAX, ExpertsConfig
+from mlxd_models.families.common.decoder import (
+    LAYERS_MAX,
+    LLAMA_BUILDER,
+    WIDTH_MAX,
+    DecoderConfig,
+    llama_tensors,
+)
+from mlxd_models.families.common.experts import ExpertsConfig, experts_of
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.footprint import llama_footprint
@@ -40,7 +46,7 @@ def parse_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
     Raises:
         InvalidModel: a key is missing, mistyped or out of range.
     """
-    count = fields.integer("num_experts", low=1, high=EXPERTS_MAX)
+    count = experts_of(fields, "num_experts", layers=layers)
     step = fields.integer("decoder_sparse_step", low=1, high=LAYERS_MAX, default=1)
     dense = _dense_layers(fields)
     sparse = tuple((at + 1) % step == 0 and at not in dense for at in range(layers))
@@ -64,5 +70,9 @@ def _dense_layers(fields: Fields) -> frozenset[int]:
 
 
 QWEN3_MOE: Final = Family(
-    builder="llama", parse=parse_qwen3_moe, tensors=llama_tensors, footprint=llama_footprint
+    builder=LLAMA_BUILDER,
+    model_type="qwen3_moe",
+    parse=parse_qwen3_moe,
+    tensors=llama_tensors,
+    footprint=llama_footprint,
 )

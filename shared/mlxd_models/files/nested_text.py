@@ -16,11 +16,6 @@ TEXT_CONFIG: Final = "text_config"
 OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings", "vocab_size")
 """Keys beside the text's config that hold for it where it does not state them itself."""
 
-NESTED: Final[Mapping[str, str]] = MappingProxyType(
-    {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
-)
-"""Which architecture the text of each is."""
-
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": MappingProxyType(

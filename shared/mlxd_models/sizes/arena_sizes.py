@@ -1,8 +1,7 @@
 """How many tokens arenas are made for, how many slots they have, and what all may take. Pure.
 
 Invariants:
-- Arenas take at most `kv_tokens_bound` tokens and `slots_bound` slots, however rows come and go:
-  both who plans a load and who carries it out reckon with these.
+- Arenas take at most `kv_tokens_bound` tokens and `slots_bound` slots, however rows come and go.
 - The shapes in use are few: `capacity_classes` x `slot_sizes`, at most `ARENA_SHAPES_MAX`.
 """
 

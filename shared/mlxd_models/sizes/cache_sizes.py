@@ -2,7 +2,6 @@
 
 Invariants:
 - Sizes are in values and become bytes only with a form: one model is reckoned in several.
-- Both who plans a load and who carries it out reckon with these very sums.
 - A quantised group lies within one head of one position, so a group size divides the head's width.
 """
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound, slots_bound
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat
 
 KV_GROUP_VALUES = (64, 32)
@@ -21,7 +21,7 @@ KV_BITS = {KVFormat.Q8: 8, KVFormat.Q4: 4}
 UNPACKED_LAYERS = 2
 """Layers whose quantised keys and values exist unpacked at one moment."""
 
-PACKED_PRODUCTS_ON = "metal"
+PACKED_PRODUCTS_ON = DeviceKind.METAL
 """The kind of device whose products read packed integers within an arena."""
 
 RECURRENT_VALUE_NBYTES = 4
@@ -153,9 +153,9 @@ def kv_held(values: int, kv_format: KVFormat, *, head_dim: int) -> Held:
     return Held(2 * (values // group), values * bits // 8)
 
 
-def rows_unpacked(rows_max: int, device_kind: str) -> int:
+def rows_unpacked(rows_max: int, device: DeviceKind) -> int:
     """Return how many rows' quantised keys and values are unpacked at once.
 
     One prompt's at least, and all where a decode step cannot multiply with what is packed.
     """
-    return 1 if device_kind == PACKED_PRODUCTS_ON else rows_max
+    return 1 if device is PACKED_PRODUCTS_ON else rows_max

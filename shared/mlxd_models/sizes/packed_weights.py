@@ -1,20 +1,22 @@
-"""What packed weights take while they are used, from their names and sizes alone. Pure.
-
-Invariants:
-- Both who plans a load and who carries it out reckon with this very sum.
-"""
+"""What packed weights take while they are used, from their names and sizes alone. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from mlxd_models.sizes.expert_sizes import is_expert
-
 LAYER_PREFIX = "model.layers."
 
 UNPACKED_LAYERS = 4
 """Layers whose weights are unpacked at once, for a pass of many rows."""
+
+EXPERT_MARKS = (".mlp.switch_mlp.", ".mlp.experts.")
+"""In the name of every expert's weight, stored together or one by one."""
+
+
+def is_expert(name: str) -> bool:
+    """Tell whether a tensor is an expert's: such weights are never unpacked whole."""
+    return any(mark in name for mark in EXPERT_MARKS)
 
 
 def unpacked_weight_values(weights: Iterable[tuple[str, int]]) -> int:

@@ -1,8 +1,7 @@
 """What evaluating tokens takes besides weights and caches, from a model's widths alone. Pure.
 
 Invariants:
-- Both who plans a load and who carries it out reckon with these very sums; on a CPU the latter also
-  keeps MLX to them: it evaluates no further ahead than fits (decision 0026).
+- On a CPU a worker keeps MLX to these sums: it evaluates no further ahead than fits (0026).
 - What is alive at once follows from the operations that the worker does, one layer's at a time.
 """
 
@@ -100,6 +99,20 @@ class PassSizes:
         wide = 3 * self.hidden + self.projected + 3 * self.mlp
         values = chunk * (wide + 2 * self.heads * context)
         return values * item_nbytes + chunk * self.recurrent * RECURRENT_VALUE_NBYTES
+
+
+def routed_width(chosen: int, hidden: int, mlp: int) -> int:
+    """Return the widest part of what `chosen` experts make of one position, in values."""
+    return chosen * (hidden + mlp)
+
+
+def latent_width(*, heads: int, rank: int, rotary: int) -> int:
+    """Return the widest of what attention over latents makes of one position: `projected`.
+
+    Its queries become as wide as entries, `rank` and `rotary`, and read `rank` values each; they
+    are there once more with their scale, and so is what they read, in order.
+    """
+    return heads * (rank + rotary)
 
 
 def _scores(caches: CacheSizes, heads: int, chunk: int, context: int) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from mlxd_shared.domain.requests import Weights
 
 
 class FloatType(StrEnum):
@@ -17,6 +22,16 @@ class FloatType(StrEnum):
     def nbytes(self) -> int:
         """Bytes of one value."""
         return 4 if self is FloatType.F32 else 2
+
+
+AS_NUMBERS: Final[Mapping[Weights, FloatType]] = MappingProxyType(
+    {
+        Weights.FLOAT32: FloatType.F32,
+        Weights.BFLOAT16: FloatType.BF16,
+        Weights.FLOAT16: FloatType.F16,
+    }
+)
+"""Lives in which every weight is a number of one form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from mlxd_models.files.nested_text import TEXT_CONFIG
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.expert_sizes import routed_width
-from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.pass_sizes import PassSizes, routed_width
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 

@@ -1,4 +1,4 @@
-"""Which models mlx-lm serves that mlxd has no architecture of its own for, by config.json alone.
+"""Which models mlx-lm has a module for, by config.json alone.
 
 Invariants:
 - A name that is imported is one of `ZOO_TYPES`: nothing else in a config leads to code.
@@ -15,24 +15,6 @@ ZOO_EXTRA: Final = "zoo"
 
 ZOO_VERSION: Final = "0.32.2"
 """The one version of mlx-lm that the adapter was held to; its caches change from one to another."""
-
-OWN_ARCHITECTURES: Final = frozenset(
-    """
-    DeepseekV2ForCausalLM DeepseekV3ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration
-    Glm4MoeLiteForCausalLM GptOssForCausalLM LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM
-    Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM
-    Qwen3_5MoeForCausalLM
-    """.split()  # noqa: SIM905 - a table of names is read better so
-)
-"""What config.json calls the architectures that are our own."""
-
-OWN_TYPES: Final = frozenset(
-    """
-    deepseek_v2 deepseek_v3 gemma3_text glm4_moe_lite gpt_oss llama mistral qwen2 qwen3 qwen3_5_text
-    qwen3_5_moe_text qwen3_moe qwen3_next
-    """.split()  # noqa: SIM905 - a table of names is read better so
-)
-"""Types of models that are served by architectures of our own, or not at all."""
 
 ZOO_TYPES: Final = frozenset(
     """
@@ -86,12 +68,3 @@ def zoo_type(config: Mapping[str, Any]) -> str | None:
             return found
     module = _ALIASES.get(stated, stated)
     return module if module in ZOO_TYPES else None
-
-
-def is_foreign(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config is of no architecture of our own, and of one of mlx-lm's."""
-    names = config.get("architectures")
-    first = names[0] if isinstance(names, list) and names else None
-    if isinstance(first, str) and first in OWN_ARCHITECTURES:
-        return False
-    return zoo_type(config) is not None and config.get("model_type") not in OWN_TYPES

@@ -8,11 +8,12 @@ from __future__ import annotations
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
-from mlxd_controller.core.fit import Device, ModelFacts
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.placement.room import room_of
 from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.errors import MlxdError, WorkerLost
 from mlxd_shared.domain.requests import LoadSpec
 from tests.support.model_facts import facts

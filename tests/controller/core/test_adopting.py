@@ -9,8 +9,9 @@ import pytest
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
-from mlxd_controller.core.fit import Choice, Device, reckon
 from mlxd_controller.core.phases import StopReason
+from mlxd_models.fit.plan import Choice, Device
+from mlxd_models.fit.terms import reckon
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.controller.core.conversation import Conversation

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mlxd_controller.core import fit
 from mlxd_controller.core.advice import suggestions
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
@@ -20,15 +21,15 @@ LONG = replace(
 ASKED = LoadSpec(1 << 16, 8, weights=Weights.FLOAT32, prefix_cache_nbytes=0)
 
 
-def need(model: fit.ModelFacts, spec: LoadSpec) -> int:
+def need(model: ModelFacts, spec: LoadSpec) -> int:
     """Return what a life that was asked for needs."""
-    return fit.plan(model, spec, WIDE).need_bytes
+    return plan_load(model, spec, WIDE).need_bytes
 
 
-def advice(model: fit.ModelFacts, spec: LoadSpec, budget_bytes: int) -> tuple[str, ...]:
+def advice(model: ModelFacts, spec: LoadSpec, budget_bytes: int) -> tuple[str, ...]:
     """Return what is suggested where there is so much memory."""
     small = replace(WIDE, budget_bytes=budget_bytes, usable_bytes=budget_bytes)
-    return suggestions(model, fit.plan(model, spec, small), small)
+    return suggestions(model, plan_load(model, spec, small), small)
 
 
 @pytest.mark.parametrize("context", [256, 4096, 1 << 15])

@@ -9,9 +9,9 @@ import pytest
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.report import report
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.errors import ModelTooLarge, NoRoom

@@ -5,29 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxd_controller.core import events as ev
-from mlxd_controller.core import fit, phases
-from mlxd_controller.core.measured import KNOWN_MAX, Figures, Known, Way, learnt, recalled
+from mlxd_controller.core import phases
 from mlxd_controller.core.report import report
+from mlxd_models.fit.measured import KNOWN_MAX, Figures, Known, learn, recall
+from mlxd_models.fit.plan import Choice, Plan
+from mlxd_models.fit.planner import MEASURED, plan_load
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.controller.core.conversation import Conversation
 from tests.support.model_facts import device, facts
 
 ROOMY = device(4000)
-WAY = Way(Weights.FLOAT32, 1024, 4, KVFormat.MODEL)
+WAY = Choice(Weights.FLOAT32, 1024, 4, KVFormat.MODEL, prefix_bytes=None)
 FIGURES = Figures(weights=11 * MIB, peak=12 * MIB, process=70 * MIB)
 
 
-def named(plan: fit.Plan | None) -> dict[str, int]:
+def named(plan: Plan | None) -> dict[str, int]:
     """Return the terms by name."""
     assert plan is not None
     return {term.name: term.nbytes for term in plan.terms}
 
 
-def measured_terms(plan: fit.Plan | None) -> set[str]:
+def measured_terms(plan: Plan | None) -> set[str]:
     """Return the names of the terms that say that they were measured."""
     assert plan is not None
-    return {term.name for term in plan.terms if term.note == fit.MEASURED}
+    return {term.name for term in plan.terms if term.note == MEASURED}
 
 
 def test_what_cannot_grow_is_replaced_and_what_is_promised_stays() -> None:
@@ -79,7 +81,7 @@ def test_a_later_load_is_planned_with_it_and_the_report_says_so() -> None:
 
 def test_room_that_a_measurement_frees_is_given_to_who_waits() -> None:
     """A process smaller than reckoned lets the next model in, though nothing else has changed."""
-    one = fit.plan(facts(10), LoadSpec(), ROOMY)
+    one = plan_load(facts(10), LoadSpec(), ROOMY)
     talk = Conversation(device(2 * one.need_bytes // MIB))
     talk.serve("a")
     talk.arrive("b")
@@ -106,15 +108,15 @@ def test_figures_of_a_worker_that_is_no_longer_the_models_are_not_believed() -> 
 
 def test_the_largest_figures_count_and_few_ways_are_remembered() -> None:
     """Peak and process only grow; the way that was measured longest ago goes first."""
-    known = learnt((), WAY, FIGURES)
-    known = learnt(known, WAY, Figures(weights=10 * MIB, peak=5 * MIB, process=90 * MIB))
+    known = learn((), WAY, FIGURES)
+    known = learn(known, WAY, Figures(weights=10 * MIB, peak=5 * MIB, process=90 * MIB))
     assert known == (Known(WAY, Figures(weights=10 * MIB, peak=12 * MIB, process=90 * MIB)),)
 
     for rows in range(KNOWN_MAX):
-        known = learnt(known, replace(WAY, rows_max=10 + rows), FIGURES)
+        known = learn(known, replace(WAY, rows_max=10 + rows), FIGURES)
     assert len(known) == KNOWN_MAX
-    assert recalled(known, WAY) is None
-    assert recalled(known, replace(WAY, rows_max=10)) == FIGURES
+    assert recall(known, WAY) is None
+    assert recall(known, replace(WAY, rows_max=10)) == FIGURES
 
 
 def test_a_process_that_nobody_can_measure_stays_as_reckoned() -> None:

@@ -8,15 +8,16 @@ from typing import get_args
 
 import pytest
 
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
 from mlxd_controller.core.demand import NO_DEMAND, Demand, Fixed, Waiter, Want
 from mlxd_controller.core.state import Model
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.errors import WorkerLost
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec
 from tests.support.model_facts import device, facts
 
-PLAN = fit.plan(facts(10), LoadSpec(), device(1 << 14))
+PLAN = plan_load(facts(10), LoadSpec(), device(1 << 14))
 FIRST, SECOND = Waiter("first", Want.LEASE, 1.0), Waiter("second", Want.LOAD, 2.0)
 DEMAND = Demand((FIRST, SECOND), wanted=True)
 UNLOADERS = ("third", "fourth")

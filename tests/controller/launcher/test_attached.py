@@ -19,11 +19,12 @@ from mlxd.v1 import (
     worker_pb2_grpc,
 )
 from mlxd_controller.cli.security import named_workers
-from mlxd_controller.crew import AttachedProbe, kind_of
+from mlxd_controller.crew import AttachedProbe
 from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
 from mlxd_controller.launcher.ending import END_UNKNOWN
 from mlxd_controller.memory.device import Limits
 from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_shared.domain.devices import kind_of
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.security.net import parse_address

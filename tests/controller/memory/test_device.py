@@ -21,6 +21,7 @@ from mlxd_controller.memory.device import (
 )
 from mlxd_controller.memory.nvidia import Gpu, GpuUse, visible
 from mlxd_shared.config import GIB, MIB
+from mlxd_shared.domain.devices import DeviceKind
 
 NO_PROCESS = 2**22 + 1
 LOOKS = 50
@@ -72,7 +73,7 @@ def test_no_limit_is_no_limit(files: dict[str, str], tmp_path: Path) -> None:
 
 def test_a_control_group_smaller_than_the_machine_is_the_machine(tmp_path: Path) -> None:
     """Total, reserve and what is usable are the group's."""
-    probe = HostProbe(Limits(), kind="cpu", cgroup_root=write(tmp_path, V2))
+    probe = HostProbe(Limits(), kind=DeviceKind.CPU, cgroup_root=write(tmp_path, V2))
     (device,) = probe.read(())
     assert device.total_bytes == GIB
     assert device.reserve_bytes == GIB // 10
@@ -83,7 +84,9 @@ def test_a_control_group_smaller_than_the_machine_is_the_machine(tmp_path: Path)
 def test_what_our_own_workers_hold_is_usable(tmp_path: Path) -> None:
     """A loading worker moves bytes from available to ours; the sum is what models may use."""
     probe = HostProbe(
-        Limits(memory_limit_bytes=1 << 60, reserve_bytes=0), kind="cpu", cgroup_root=tmp_path
+        Limits(memory_limit_bytes=1 << 60, reserve_bytes=0),
+        kind=DeviceKind.CPU,
+        cgroup_root=tmp_path,
     )
     own = psutil.Process().memory_info().rss
 
@@ -100,18 +103,22 @@ def test_what_our_own_workers_hold_is_usable(tmp_path: Path) -> None:
 
 def test_the_operators_limits_bound_the_budget() -> None:
     """Reserve in bytes before the fraction, beside what others hold; a limit caps the budget."""
-    plain = make_device("cpu", "cpu", total_bytes=1000, unheld_bytes=990, limits=Limits())
+    plain = make_device("cpu", DeviceKind.CPU, total_bytes=1000, unheld_bytes=990, limits=Limits())
     assert (plain.reserve_bytes, plain.budget_bytes, plain.usable_bytes) == (100, 900, 890)
     reserve = make_device(
-        "cpu", "cpu", total_bytes=1000, unheld_bytes=990, limits=Limits(reserve_bytes=400)
+        "cpu", DeviceKind.CPU, total_bytes=1000, unheld_bytes=990, limits=Limits(reserve_bytes=400)
     )
     assert reserve.budget_bytes == 600
     limit = make_device(
-        "cpu", "cpu", total_bytes=1000, unheld_bytes=350, limits=Limits(memory_limit_bytes=300)
+        "cpu",
+        DeviceKind.CPU,
+        total_bytes=1000,
+        unheld_bytes=350,
+        limits=Limits(memory_limit_bytes=300),
     )
     assert (limit.budget_bytes, limit.usable_bytes) == (300, 250)
     over = make_device(
-        "cpu", "cpu", total_bytes=1000, unheld_bytes=50, limits=Limits(reserve_bytes=2000)
+        "cpu", DeviceKind.CPU, total_bytes=1000, unheld_bytes=50, limits=Limits(reserve_bytes=2000)
     )
     assert (over.budget_bytes, over.usable_bytes) == (0, 0)
 
@@ -119,12 +126,18 @@ def test_the_operators_limits_bound_the_budget() -> None:
 def test_an_overhead_is_kept_free_of_each_gpu_besides_the_reserve() -> None:
     """In bytes or as a share; out of the budget and out of what is free now; not of a CPU."""
     for limits in (Limits(gpu_overhead_bytes=50), Limits(gpu_overhead_fraction=0.05)):
-        gpu = make_device("gpu0", "cuda", total_bytes=1000, unheld_bytes=800, limits=limits)
+        gpu = make_device(
+            "gpu0", DeviceKind.CUDA, total_bytes=1000, unheld_bytes=800, limits=limits
+        )
         assert (gpu.reserve_bytes, gpu.budget_bytes, gpu.usable_bytes) == (150, 850, 650)
-        cpu = make_device("cpu", "cpu", total_bytes=1000, unheld_bytes=800, limits=limits)
+        cpu = make_device("cpu", DeviceKind.CPU, total_bytes=1000, unheld_bytes=800, limits=limits)
         assert (cpu.reserve_bytes, cpu.budget_bytes, cpu.usable_bytes) == (100, 900, 700)
     full = make_device(
-        "gpu0", "metal", total_bytes=1000, unheld_bytes=110, limits=Limits(gpu_overhead_bytes=50)
+        "gpu0",
+        DeviceKind.METAL,
+        total_bytes=1000,
+        unheld_bytes=110,
+        limits=Limits(gpu_overhead_bytes=50),
     )
     assert full.usable_bytes == 0
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mlxd.v1 import status_pb2
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
 from mlxd_controller.core.state import State
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.gauges import gauges
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.errors import WorkerLost
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
@@ -98,7 +99,7 @@ async def test_tokens_of_a_stream_that_breaks_off_are_counted(how: str) -> None:
 @pytest.mark.parametrize(("part", "error"), [(0.25, -0.75), (1.5, 0.5)])
 def test_a_plan_is_held_against_the_measured_peak(part: float, error: float) -> None:
     """Below 0 the plan was too large, above 0 too small; the process is in neither."""
-    plan = fit.plan(facts(100), LoadSpec(), device(1 << 14))
+    plan = plan_load(facts(100), LoadSpec(), device(1 << 14))
     worker = Worker(
         number=1, digest="d", name="m", path="/m", plan=plan, incarnation="i", started_unix_s=0.0
     )

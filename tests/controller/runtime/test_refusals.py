@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mlxd.v1 import model_pb2, types_pb2
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
+from mlxd_models.fit.plan import TERMS
 from mlxd_shared import config
 from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
 from tests.support.calls import error_of
@@ -27,7 +28,7 @@ async def load(stack: Stack, model: str, **fields: Any) -> list[model_pb2.LoadMo
 def terms_of(error: ModelTooLarge | NoRoom) -> dict[str, int]:
     """Return the terms that an error carries, by name."""
     told = vars(error)
-    return {name: told[f"{name}_bytes"] for name in fit.TERMS}
+    return {name: told[f"{name}_bytes"] for name in TERMS}
 
 
 @pytest.mark.asyncio

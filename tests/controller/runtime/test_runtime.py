@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.core import fit, phases
+from mlxd_controller.core import phases
 from mlxd_controller.core.demand import NO_DEMAND
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.runtime.changes import WATCH_QUEUE_MAX, Changes
 from mlxd_controller.runtime.ports import ModelRef, Ports
 from mlxd_controller.runtime.runtime import Runtime
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.errors import QueueFull, ShuttingDown
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
@@ -24,7 +25,7 @@ from tests.support.model_facts import device, facts
 
 REF = ModelRef("d", "m", (), Path("/m"), facts(10), SamplingOptions())
 MEMORY = device(1 << 14)
-PLAN = fit.plan(facts(10), LoadSpec(), MEMORY)
+PLAN = plan_load(facts(10), LoadSpec(), MEMORY)
 READY = phases.Ready(1, PLAN, since_s=0.0)
 
 

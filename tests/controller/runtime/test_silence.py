@@ -8,9 +8,9 @@ import math
 import grpc
 import pytest
 
-from mlxd_controller.core import fit
 from mlxd_controller.runtime.silence import ENGINE_PATIENCE, ROUND_MAX_S, Silence
 from mlxd_controller.runtime.worker import ENGINE_STILL_S, Worker
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InternalError, MlxdError, WorkerLost
 from mlxd_shared.domain.figures import WorkerFigures
@@ -28,7 +28,7 @@ HEARD_S_MAX = 60.0
 
 def a_worker(**given: object) -> Worker:
     """Return one that serves and has been asked at the clock's beginning."""
-    plan = fit.plan(facts(10), LoadSpec(), device(1 << 14))
+    plan = plan_load(facts(10), LoadSpec(), device(1 << 14))
     worker = Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **given)  # type: ignore[arg-type]
     worker.attention.asked_s = FakeClock().now_s()
     return worker

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd.v1 import model_pb2, status_pb2, types_pb2
 from mlxd_controller.core import phases
-from mlxd_controller.core.fit import Device
+from mlxd_models.fit.plan import Device
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, need_mib
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from mlxd_controller.core import fit
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.worker_view import worker_to_pb
+from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.workers import FakeProcess
@@ -18,7 +18,7 @@ from tests.support.model_facts import device, facts
 
 def a_worker(**given: object) -> Worker:
     """Return one that has been launched."""
-    plan = fit.plan(facts(10), LoadSpec(), device(1 << 14))
+    plan = plan_load(facts(10), LoadSpec(), device(1 << 14))
     return Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **given)  # type: ignore[arg-type]
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxd_controller.store.readings import READINGS_MAX, Readings
+from mlxd_models.families.foreign import (
+    FOREIGN,
+    ForeignConfig,
+    check_installed,
+    parse_foreign,
+)
 from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.made_stores import tensor_file
@@ -55,7 +63,7 @@ async def test_a_slow_model_keeps_no_other_waiting(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     await readings.read(quick)
     assert not later.done()
-    assert (await later).error is None
+    assert (await later).error is not None  # none of these tensors is a Llama's
 
 
 @pytest.mark.asyncio
@@ -71,3 +79,30 @@ async def test_readings_have_a_bound(tmp_path: Path) -> None:
 
     assert readings.last(tmp_path / "1") is None
     assert readings.last(first) is not None
+
+
+def not_installed(config: Any) -> ForeignConfig:
+    """Refuse a config as an installation without mlx-lm does."""
+    stated = parse_foreign(config)
+    check_installed(stated.name, None)
+    return stated
+
+
+@pytest.mark.asyncio
+async def test_a_model_of_mlx_lms_is_refused_where_its_worker_would_not_have_it(
+    tmp_path: Path,
+) -> None:
+    """Before anybody makes room for it, and by what to install; others may have it elsewhere."""
+    folder = write_tiny_model(tmp_path / "m")
+    file = folder / "config.json"
+    theirs = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | theirs))
+    here = Readings(replace(FOREIGN, parse=not_installed))
+
+    refused, elsewhere = await here.read(folder), await Readings().read(folder)
+
+    assert refused.error is not None
+    assert (refused.error.file, refused.error.field) == ("config.json", "model_type")
+    assert "install mlxd[zoo]" in refused.error.problem
+    assert elsewhere.folder is not None
+    assert elsewhere.folder.facts.caches.foreign

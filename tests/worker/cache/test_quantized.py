@@ -11,13 +11,13 @@ import pytest
 
 from mlxd_models.sizes.cache_sizes import kv_group_values, rows_unpacked
 from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError, RowId
 from mlxd_worker.cache.layers.quantized import Packing, QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from tests.support.mlx_memory import live_nbytes

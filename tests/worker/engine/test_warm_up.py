@@ -12,6 +12,7 @@ import pytest
 
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound
 from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
 from mlxd_shared.domain.requests import KVFormat, LoadSpec
 from mlxd_worker.cache.arenas.plan import PassCaches
@@ -21,8 +22,7 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
-from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
-from mlxd_worker.memory.residency import DeviceKind
+from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.models.base import Batch, attention_caches
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.thread.facts import LoadJob
@@ -175,7 +175,7 @@ def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
     before, whole = mx.set_cache_limit(77 << 20), mx.get_memory_limit()
     kind = choose_backend(installed_versions(), platform=sys.platform).kind
     try:
-        host = ModelHost(device=DeviceKind(kind.value))
+        host = ModelHost(device=kind)
         folder = write_tiny_model(tmp_path / "good")
         broken = write_tiny_model(tmp_path / "broken")
         (broken / "model.safetensors").write_bytes(b"nothing")
@@ -184,7 +184,7 @@ def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
             LoadJob(folder, "tiny", "d" * 64, LoadSpec(prefix_cache_nbytes=0)), lambda _: None
         )
         assert pool_limit() == POOL_NBYTES
-        if kind is BackendKind.CPU:
+        if kind is DeviceKind.CPU:
             assert mx.get_memory_limit() < 1 << 30
         host.unload(ModelUnloaded("tiny"))
         assert pool_limit() == 77 << 20

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
 from mlxd_worker.machine.backend import (
-    BackendKind,
     choose_backend,
     compile_policy,
     compiler_problem,
@@ -53,14 +53,14 @@ TELL = "\nprint(json.dumps(answer))\n"
 @pytest.mark.parametrize(
     ("versions", "platform", "kind"),
     [
-        ({"mlx": "1", "mlx-cpu": "1"}, "linux", BackendKind.CPU),
-        ({"mlx": "1", "mlx-cuda-13": "1"}, "linux", BackendKind.CUDA),
-        ({"mlx": "1", "mlx-cuda-12": "1"}, "linux", BackendKind.CUDA),
-        ({"mlx": "1", "mlx-metal": "1"}, "darwin", BackendKind.METAL),
+        ({"mlx": "1", "mlx-cpu": "1"}, "linux", DeviceKind.CPU),
+        ({"mlx": "1", "mlx-cuda-13": "1"}, "linux", DeviceKind.CUDA),
+        ({"mlx": "1", "mlx-cuda-12": "1"}, "linux", DeviceKind.CUDA),
+        ({"mlx": "1", "mlx-metal": "1"}, "darwin", DeviceKind.METAL),
     ],
 )
 def test_the_one_backend_is_found(
-    versions: dict[str, str], platform: str, kind: BackendKind
+    versions: dict[str, str], platform: str, kind: DeviceKind
 ) -> None:
     """With exactly one backend of MLX's version, it is the one."""
     installed = choose_backend(versions, platform=platform)
@@ -97,19 +97,19 @@ def test_none_or_two_backends_are_an_error(
 @pytest.mark.parametrize(
     ("kind", "environ", "problem", "allowed"),
     [
-        (BackendKind.CPU, {}, None, False),
-        (BackendKind.CPU, {"MLXD_COMPILE": "auto"}, None, False),
-        (BackendKind.CPU, {"MLXD_COMPILE": "on"}, None, True),
-        (BackendKind.CPU, {"MLXD_COMPILE": "on"}, "no g++ on PATH", False),
-        (BackendKind.CPU, {"MLXD_COMPILE": "on", "MLX_DISABLE_COMPILE": ""}, None, False),
-        (BackendKind.CUDA, {}, "no g++ on PATH", True),
-        (BackendKind.METAL, {}, "no g++ on PATH", True),
-        (BackendKind.CUDA, {"MLXD_COMPILE": "off"}, None, False),
-        (BackendKind.CUDA, {"MLX_DISABLE_COMPILE": "1"}, None, False),
+        (DeviceKind.CPU, {}, None, False),
+        (DeviceKind.CPU, {"MLXD_COMPILE": "auto"}, None, False),
+        (DeviceKind.CPU, {"MLXD_COMPILE": "on"}, None, True),
+        (DeviceKind.CPU, {"MLXD_COMPILE": "on"}, "no g++ on PATH", False),
+        (DeviceKind.CPU, {"MLXD_COMPILE": "on", "MLX_DISABLE_COMPILE": ""}, None, False),
+        (DeviceKind.CUDA, {}, "no g++ on PATH", True),
+        (DeviceKind.METAL, {}, "no g++ on PATH", True),
+        (DeviceKind.CUDA, {"MLXD_COMPILE": "off"}, None, False),
+        (DeviceKind.CUDA, {"MLX_DISABLE_COMPILE": "1"}, None, False),
     ],
 )
 def test_compiling_is_allowed_where_it_works_and_is_wanted(
-    kind: BackendKind, environ: dict[str, str], problem: str | None, *, allowed: bool
+    kind: DeviceKind, environ: dict[str, str], problem: str | None, *, allowed: bool
 ) -> None:
     """GPUs compile by default; the CPU only if asked to and with a compiler that works."""
     decided, reason = compile_policy(kind, environ, lambda: problem)
@@ -120,7 +120,7 @@ def test_compiling_is_allowed_where_it_works_and_is_wanted(
 def test_a_malformed_compile_wish_is_an_error() -> None:
     """A value of MLXD_COMPILE that means nothing is refused with those that do."""
     with pytest.raises(BackendProblem, match="auto, on, off"):
-        compile_policy(BackendKind.CPU, {"MLXD_COMPILE": "1"}, lambda: None)
+        compile_policy(DeviceKind.CPU, {"MLXD_COMPILE": "1"}, lambda: None)
 
 
 def write_program(folder: Path, text: str) -> None:

@@ -1,9 +1,9 @@
-"""The ledger's sums and pins, and the choice of how weights live."""
+"""The ledger's sums and pins."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,19 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.weight_forms import FloatType
-from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.memory.ledger import Account, Audit, Ledger, LedgerError
-from mlxd_worker.memory.residency import (
-    Demand,
-    DeviceKind,
-    ResidencyPlan,
-    WeightsChoice,
-    open_contexts,
-    plan_residency,
-)
 from mlxd_worker.models.base import Batch
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import caches_of, config_with, load, write_model
@@ -31,7 +20,7 @@ from tests.worker.tiny import caches_of, config_with, load, write_model
 
 def nbytes_of(ledger: Ledger, account: Account) -> int:
     """Return one account's bytes."""
-    return {report.account: report.nbytes for report in ledger.report()}[account]
+    return {report.name: report.nbytes for report in ledger.report()}[account]
 
 
 def test_an_account_is_the_sum_of_its_arrays() -> None:
@@ -40,7 +29,7 @@ def test_an_account_is_the_sum_of_its_arrays() -> None:
     ledger.pin_all(Account.WEIGHTS, {"a": mx.zeros(10), "b": mx.zeros((3, 3))})
     ledger.pin(Account.PREFIX, "a", mx.zeros(5, dtype=mx.bfloat16))
 
-    figures = {report.account: (report.nbytes, report.arrays) for report in ledger.report()}
+    figures = {report.name: (report.nbytes, report.arrays) for report in ledger.report()}
 
     assert figures == {
         Account.WEIGHTS: (76, 2),
@@ -127,7 +116,7 @@ def test_a_tally_is_read_instead_of_the_arrays_and_held_against_them() -> None:
     ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: told[0])
 
     ledger.sweep()
-    report = next(r for r in ledger.report() if r.account is Account.PREFIX)
+    report = next(r for r in ledger.report() if r.name == Account.PREFIX)
     assert (report.nbytes, report.arrays) == (20, 2)
     told[0] = (24, 2)
     assert ledger.nbytes == 24
@@ -201,142 +190,3 @@ def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
         caches.leave(RowId(number))
     assert nbytes_of(ledger, Account.KV) == 0
     assert difference(ledger.sweep()) < 16 << 10
-
-
-MIB = 1 << 20
-
-
-def demand(stored: FloatType = FloatType.BF16) -> Callable[[int], Demand]:
-    """Return what a model of round figures takes by its context: 100 MiB of float32 weights."""
-
-    def demand_at(context: int) -> Demand:
-        return Demand(
-            weight_values=25 * MIB,
-            stored=stored,
-            caches=Held(context * 2048, 0),
-            pass_nbytes=lambda item_nbytes: MIB * item_nbytes,
-        )
-
-    return demand_at
-
-
-def planned(
-    budget_nbytes: int,
-    *,
-    contexts: Sequence[int] = (1024,),
-    stored: FloatType = FloatType.BF16,
-    device: DeviceKind = DeviceKind.CPU,
-    choice: WeightsChoice = WeightsChoice.AUTO,
-    prefix_cache_nbytes: int | None = 0,
-) -> ResidencyPlan:
-    """Return the plan of the model of round figures."""
-    return plan_residency(
-        demand(stored),
-        contexts=contexts,
-        device=device,
-        choice=choice,
-        budget_nbytes=budget_nbytes,
-        prefix_cache_nbytes=prefix_cache_nbytes,
-    )
-
-
-def test_an_open_prefix_cache_takes_its_share_of_what_is_left() -> None:
-    """A fraction of the budget, less where less is left, nothing before a context is shortened."""
-    contexts = open_contexts(131_072)
-    roomy = planned(1 << 40, contexts=contexts, prefix_cache_nbytes=None)
-    assert roomy.prefix_cache_nbytes == int((1 << 40) * PREFIX_MEMORY_FRACTION)
-    assert roomy.context_length == 131_072
-    need = planned(1 << 40, contexts=contexts).total_nbytes
-    tight = planned(need + 5, contexts=contexts, prefix_cache_nbytes=None)
-    assert (tight.prefix_cache_nbytes, tight.context_length) == (5, 131_072)
-    assert tight.total_nbytes == need + 5
-
-
-def test_a_prefix_cache_that_was_asked_for_stands() -> None:
-    """It is part of the sum, and may be what makes it too large."""
-    need = planned(1 << 40).total_nbytes
-    assert planned(need + 5, prefix_cache_nbytes=5).prefix_cache_nbytes == 5
-    assert planned(need + 5, prefix_cache_nbytes=5).form is FloatType.F32
-    assert not planned(need + 4, prefix_cache_nbytes=1 << 40).fits
-
-
-def test_a_cpu_takes_float32_where_it_fits() -> None:
-    """On a CPU the weights are widened if the sum fits, and kept as stored if it does not."""
-    roomy = planned(1 << 30)
-    exact = planned(roomy.total_nbytes)
-    tight = planned(roomy.total_nbytes - 1)
-
-    assert (roomy.form, exact.form, tight.form) == (
-        FloatType.F32,
-        FloatType.F32,
-        FloatType.BF16,
-    )
-    assert "F32 would need 144.0 MiB of 144.0 MiB" in tight.reason
-    assert all(plan.fits for plan in (roomy, exact, tight))
-
-
-def test_an_open_context_gives_way_to_faster_weights() -> None:
-    """Keys and values of a huge context rule float32 out only where a useful context does, too;
-    a context that was asked for is never shortened.
-    """
-    contexts = open_contexts(131_072)
-    with_4096 = planned(1 << 40, contexts=(4096,)).total_nbytes
-
-    fits = planned(with_4096, contexts=contexts)
-    short = planned(with_4096 - 1, contexts=contexts)
-    asked = planned(with_4096, contexts=(131_072,))
-
-    assert (fits.form, fits.context_length, fits.fits) == (FloatType.F32, 4096, True)
-    assert (short.form, short.context_length, short.fits) == (FloatType.BF16, 16_384, True)
-    assert (asked.context_length, asked.fits) == (131_072, False)
-
-
-def test_a_model_that_fits_nowhere_gets_its_smallest_plan() -> None:
-    """Without room for anything the plan says so, in the smallest form and context."""
-    plan = planned(1, contexts=open_contexts(131_072))
-
-    assert (plan.form, plan.context_length, plan.fits) == (FloatType.BF16, 256, False)
-
-
-@pytest.mark.parametrize(
-    ("context_max", "contexts"),
-    [(8, (8,)), (256, (256,)), (257, (257, 256)), (2000, (2000, 1024, 512, 256))],
-)
-def test_open_contexts_are_the_models_own_and_powers_of_two(
-    context_max: int, contexts: tuple[int, ...]
-) -> None:
-    """The model's own comes first, and nothing below the floor is tried."""
-    assert open_contexts(context_max) == contexts
-
-
-@pytest.mark.parametrize("device", [DeviceKind.CUDA, DeviceKind.METAL])
-@pytest.mark.parametrize("stored", FloatType)
-def test_elsewhere_weights_live_as_stored(device: DeviceKind, stored: FloatType) -> None:
-    """A GPU multiplies what is stored."""
-    assert planned(1 << 30, stored=stored, device=device).form is stored
-
-
-@pytest.mark.parametrize("choice", [c for c in WeightsChoice if c not in ("auto", "packed")])
-@pytest.mark.parametrize("device", DeviceKind)
-def test_the_user_decides(choice: WeightsChoice, device: DeviceKind) -> None:
-    """A form that was asked for is the one planned, on any device and even where it cannot fit."""
-    plan = planned(1, device=device, choice=choice)
-
-    assert plan.form.lower() == ("bf16" if choice == "stored" else choice)
-    assert not plan.fits
-    assert choice in plan.reason
-
-
-def test_the_terms_have_names_and_sum() -> None:
-    """Every term of the sum is named, and the total is their sum."""
-    plan = planned(1 << 30, device=DeviceKind.CUDA)
-
-    assert {term.name: term.nbytes // MIB for term in plan.terms} == {
-        "weights": 50,
-        "kv": 4,
-        "activations": 2,
-        "pool": 32,
-        "prefix": 0,
-    }
-    assert plan.total_nbytes == 88 * MIB
-    assert plan.arrays_nbytes == 56 * MIB

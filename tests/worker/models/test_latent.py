@@ -13,10 +13,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
-from mlxd_controller.store.facts import read_folder
 from mlxd_models.families.common.experts import CORRECTION, Scoring
 from mlxd_models.families.common.rope_kinds import YarnScaling
 from mlxd_models.families.latent.config import LatentConfig
+from mlxd_models.fit.described import facts_of
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import KVFormat
@@ -326,7 +326,7 @@ def test_drafting_layers_stay_unread(tmp_path: Path) -> None:
     tokens = token_ids(40, seed=11)
 
     model, files = load(folder), inspect_model(folder)
-    facts = read_folder(folder).facts
+    facts = facts_of(files)
 
     plain = load(write_model(tmp_path / "plain", plain_config, weights))
     assert mx.array_equal(forced(model, tokens), forced(plain, tokens))
@@ -369,7 +369,7 @@ def test_half_precision_runs_end_to_end(form: FloatType, tmp_path: Path) -> None
 
 
 def test_a_position_takes_one_latent_a_layer(tmp_path: Path) -> None:
-    """The caches are the latents', their bytes what the fit reckons with on both sides; keys and
+    """The caches are the latents', their bytes what the fit reckons with; keys and
     values of their own would take seven times as much."""
     folder = write_latent(tmp_path, DEEPSEEK_V3)
     files, model = inspect_model(folder), load(folder)
@@ -379,6 +379,5 @@ def test_a_position_takes_one_latent_a_layer(tmp_path: Path) -> None:
     assert {cache.kind for cache in caches} == {Kind.LATENT}
     assert sum(cache.slot_nbytes(512) for cache in caches) == 4 * 512 * sizes.kv_values_per_token
     assert sizes.kv_values_per_token == 3 * (64 + 16)
-    assert read_folder(folder).facts.caches == sizes
     assert "latents" in (sizes.kv_format_problem(KVFormat.Q8) or "")
     assert sizes.kv_format_problem(KVFormat.MODEL) is None

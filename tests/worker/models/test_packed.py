@@ -13,13 +13,10 @@ from mlxd_models.describe import Description
 from mlxd_models.families.common.packing import Packing
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.memory.residency import DeviceKind, WeightsChoice, plan_residency
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, SideBySide
-from mlxd_worker.thread.resident import demand_of
 from tests.worker.tiny import (
     caches_of,
     config_with,
@@ -103,24 +100,6 @@ def test_packed_weights_give_what_they_stand_for(
     assert difference(logits(loose), expected) < 1e-4
     assert {array.dtype for array in loose.parameters().values()} == {mx.float32}
     assert kept.parameters()["layers.0.qkv.weight"].dtype == mx.uint32
-
-
-def test_the_fit_counts_packed_weights_to_the_byte(tmp_path: Path) -> None:
-    """On a GPU they stay packed, on a CPU they are unpacked where that fits; the sum is exact."""
-    files, _ = written(tmp_path, packed_config())
-    for device, packed in ((DeviceKind.CUDA, True), (DeviceKind.CPU, False)):
-        plan = plan_residency(
-            demand_of(
-                files.footprint, weights=files.weight_values, stored=files.stored, rows_max=1,
-                kv_format=KVFormat.MODEL, device=device, packed=files.packed,
-            ),
-            contexts=(256,), device=device, choice=WeightsChoice.AUTO, budget_nbytes=1 << 40,
-        )  # fmt: skip
-        loaded = load_model(
-            files, form=plan.form, progress=ignore_progress, packed=plan.packed
-        ).parameters()
-        assert plan.packed is packed
-        assert plan.nbytes_of("weights") == sum(array.nbytes for array in loaded.values())
 
 
 def test_a_checkpoint_may_leave_matrices_unpacked(tmp_path: Path) -> None:

@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import pytest
 
-from mlxd_models.families.common.decoder import llama_tensors
 from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.tensors import Operation, Source, Turn
-from mlxd_models.families.llama import parse_llama
+from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.families.registry import REGISTRY, Registry
+from mlxd_models.fit.described import facts_of
+from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
-from mlxd_worker.models.families.llama import LlamaModel
+from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_worker.models.building import builder_of
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.registry import BUILDERS
 from mlxd_worker.models.weights.operations import OPERATIONS, apply_operation
 from mlxd_worker.models.zoo.adapter import ZOO
-from tests.worker.tiny import config_with, ignore_progress, random_weights, write_model
+from tests.support.model_facts import device
+from tests.worker.made_up.builder import NarrowedModel
+from tests.worker.made_up.narrowed import NARROWED
+from tests.worker.tiny import (
+    config_with,
+    ignore_progress,
+    random_weights,
+    write_config,
+    write_model,
+)
 
 
-def test_every_described_family_is_built_and_no_other() -> None:
-    """The names that descriptions have for builders are those that the worker has."""
-    described = {family.builder for family in REGISTRY.entries.values()}
-
-    assert set(BUILDERS) == described | {ZOO.builder}
-
-
-class MadeUpModel(LlamaModel):
-    """A family that is nobody's."""
+@pytest.mark.parametrize("family", [*REGISTRY.entries.values(), ZOO, FOREIGN])
+def test_every_described_family_is_built(family: Family[Any]) -> None:
+    """The module that a description names is there, and builds models."""
+    assert callable(builder_of(family))
 
 
 def test_a_family_is_added_by_a_description_a_builder_and_a_line(tmp_path: Path) -> None:
-    """Neither the reading of files nor the load knows families by name."""
-    family = Family("made up", parse_llama, llama_tensors, llama_footprint)
-    registry = Registry(*REGISTRY.entries.items(), ("MadeUpForCausalLM", family))
-    config = config_with(architectures=["MadeUpForCausalLM"])
-    folder = write_model(tmp_path, config, random_weights(config_with()))
+    """One file says what it is, one how it is built, one line of a registry that it is there: then
+    it is described, planned and loaded, and what is not as described is refused by name."""
+    registry = Registry(*REGISTRY.entries.items(), ("NarrowedForCausalLM", NARROWED))
+    config = config_with(architectures=["NarrowedForCausalLM"], model_type="narrowed", sixths=3)
+    weights = random_weights(config_with(hidden_size=32, intermediate_size=24))
+    folder = write_model(tmp_path / "narrowed", config, weights)
 
-    model = load_model(
-        inspect_model(folder, registry=registry),
-        form=FloatType.F32,
-        progress=ignore_progress,
-        builders={**BUILDERS, "made up": MadeUpModel},
-    )
+    described = inspect_model(folder, registry=registry)
+    planned = plan_load(facts_of(described), LoadSpec(256, 1), device(1 << 10))
+    model = load_model(described, form=FloatType.F32, progress=ignore_progress)
+    write_config(folder, {**config, "sixths": 0})
+    with pytest.raises(InvalidModel) as refused:
+        inspect_model(folder, registry=registry)
 
-    assert type(model) is MadeUpModel
+    assert type(model) is NarrowedModel
     assert model.vocab_size == config["vocab_size"]
+    taken = sum(array.nbytes for array in model.parameters().values())
+    assert {term.name: term.nbytes for term in planned.terms}["weights"] == taken
+    assert refused.value.field == "sixths"
 
 
 def test_every_operation_has_a_function() -> None:

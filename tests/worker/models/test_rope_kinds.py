@@ -29,7 +29,6 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_worker.machine.backend import choose_backend, installed_versions
-from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.thread.facts import LoadJob
@@ -208,7 +207,7 @@ def test_a_load_rotates_by_the_context_that_it_is_given(
     kind = choose_backend(installed_versions(), platform=sys.platform).kind
     job = LoadJob(folder, "tiny", "d" * 64, LoadSpec(rows_max=1, context_length=context))
 
-    made = make_resident(job, device=DeviceKind(kind.value), report=lambda _: None)
+    made = make_resident(job, device=kind, report=lambda _: None)
 
     plain = 10000.0 ** (mx.arange(0, 2 * pairs, 2) / (2 * pairs))
     table = made.model.parameters()["rope_periods"]

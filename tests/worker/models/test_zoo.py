@@ -14,13 +14,12 @@ import mlx.core as mx
 import mlx_lm.models
 import pytest
 
-from mlxd_controller.store.facts import read_folder
+from mlxd_models.describe import describe
+from mlxd_models.families.foreign import FOREIGN, check_installed
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, zoo_cache_sizes, zoo_context
 from mlxd_models.sizes.zoo_types import (
-    OWN_ARCHITECTURES,
-    OWN_TYPES,
     ZOO_EXTRA,
     ZOO_TYPES,
     ZOO_VERSION,
@@ -33,7 +32,6 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.zoo.adapter import ZooModel, parse_zoo, zoo_footprint
-from mlxd_worker.models.zoo.peer import check_installed
 from tests.support.effort import IN_CI
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, quantised
@@ -264,24 +262,32 @@ def test_what_is_stated_counts_before_what_is_left_out() -> None:
     assert zoo_cache_sizes(unknown).kv_values_per_token == 2 * 2
 
 
-def test_both_sides_take_a_folder_for_the_same_model(tmp_path: Path) -> None:
-    """The controller counts no fewer weights, and lets a row be as long."""
-    folder = write_zoo(tmp_path, zoo_config("granitemoehybrid"))
+@pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
+def test_names_alone_describe_no_smaller_a_model(tmp_path: Path, *, packed: bool) -> None:
+    """Whoever has no mlx-lm counts no fewer weights, and lets a row be as long."""
+    config = zoo_config("granitemoehybrid")
+    if packed:
+        folder = write_model(tmp_path, *quantised(config, zoo_weights(config)))
+    else:
+        folder = write_zoo(tmp_path, config)
 
-    facts, files = read_folder(folder).facts, inspect_model(folder)
+    named, files = describe(folder, foreign=FOREIGN), inspect_model(folder)
 
-    assert facts.caches.foreign
-    assert facts.elements >= files.weight_values
-    assert facts.context_length_max == files.footprint.context_max
-    passes = files.footprint.passes
-    assert (facts.hidden_size, facts.vocab_size) == (passes.hidden, passes.vocab)
+    assert named.footprint.caches.foreign
+    assert named.weight_values >= files.weight_values
+    assert (named.packed is None) == (files.packed is None) != packed
+    if named.packed is not None and files.packed is not None:
+        assert named.packed.kept_nbytes == files.packed.kept_nbytes
+    assert named.footprint.context_max == files.footprint.context_max
+    passes = named.footprint.passes
+    assert (passes.hidden, passes.vocab) == (files.footprint.passes.hidden, files.footprint.vocab)
 
 
 def test_the_names_are_those_of_mlx_lm() -> None:
     """Every module of a model, and nothing else, can be asked for."""
-    assert set(REGISTRY.entries) == OWN_ARCHITECTURES
+    own = {family.model_type for family in REGISTRY.entries.values()} - {""}
+    assert own - {"mistral", "qwen3_5_text", "qwen3_5_moe_text"} < ZOO_TYPES
     if not IN_CI:
-        assert (OWN_TYPES - {"mistral", "qwen3_5_text", "qwen3_5_moe_text"}).issubset(ZOO_TYPES)
         return
     found = set()
     for module in pkgutil.iter_modules(mlx_lm.models.__path__):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.store.facts import read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import EmbedSpec, Pooling

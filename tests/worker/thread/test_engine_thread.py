@@ -21,7 +21,6 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, Sink, StreamId, Submit
-from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Figures, Loaded, LoadJob, Report
 from mlxd_worker.thread.host import ModelHost
@@ -109,7 +108,7 @@ async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> 
         device=kind(),
         loop=asyncio.get_running_loop(),
         on_fault=lambda: None,
-        make_host=lambda _: _Tardy(device=DeviceKind(kind().value)),
+        make_host=lambda _: _Tardy(device=kind()),
     )
     engine.start()
     try:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_worker.__main__ import SWITCH_INTERVAL_S
 from mlxd_worker.engine.request import Tokens
-from mlxd_worker.machine.backend import BackendKind, choose_backend, installed_versions
-from mlxd_worker.memory.residency import DeviceKind
+from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.host import ModelHost
 from mlxd_worker.thread.outbox import CROWD_STREAMS, StreamReader
@@ -55,8 +55,8 @@ class Crowd:
 class CrowdHost(ModelHost):
     """Serves a crowd instead of a model."""
 
-    def __init__(self, kind: BackendKind, crowd: Crowd) -> None:
-        super().__init__(device=DeviceKind(kind.value))
+    def __init__(self, kind: DeviceKind, crowd: Crowd) -> None:
+        super().__init__(device=kind)
         self._crowd = crowd
         self._steps = 0
 

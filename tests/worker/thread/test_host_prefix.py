@@ -15,7 +15,6 @@ from mlxd_shared.domain.errors import ModelUnloaded
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_worker.engine.request import StreamId, Submit
 from mlxd_worker.machine.backend import choose_backend, installed_versions
-from mlxd_worker.memory.residency import DeviceKind
 from mlxd_worker.servicers.metrics import prefix_counters
 from mlxd_worker.thread.facts import Figures, LoadJob, PrefixFigures
 from mlxd_worker.thread.host import ModelHost
@@ -76,7 +75,7 @@ def hosted(tmp_path: Path) -> Iterator[Hosted]:
     mx.set_cache_limit(limit)
     kind = choose_backend(installed_versions(), platform=sys.platform).kind
     live_nbytes()  # what others left behind is not freed while bytes are compared
-    host = ModelHost(device=DeviceKind(kind.value))
+    host = ModelHost(device=kind)
     yield Hosted(host, write_tiny_model(tmp_path))
     host.unload(ModelUnloaded("tiny"))
     mx.set_cache_limit(limit)

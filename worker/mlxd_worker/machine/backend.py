@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
 import os
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
 from mlxd_worker.machine.blas import preload_blas
 from mlxd_worker.machine.blas_library import BlasReport
@@ -33,21 +33,12 @@ COMPILER_TIMEOUT_S: Final = 60.0
 _PROBE_SOURCE: Final = '#include <cmath>\nextern "C" float f(float x) { return std::exp(x); }\n'
 
 
-class BackendKind(enum.Enum):
-    """What MLX computes on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    METAL = "metal"
-
-
 _BACKENDS: Final = {
     "linux": {
-        "mlx-cpu": BackendKind.CPU,
-        "mlx-cuda-12": BackendKind.CUDA,
-        "mlx-cuda-13": BackendKind.CUDA,
+        "mlx-cpu": DeviceKind.CPU,
+        **dict.fromkeys(CUDA_BACKENDS, DeviceKind.CUDA),
     },
-    "darwin": {"mlx-metal": BackendKind.METAL},
+    "darwin": {"mlx-metal": DeviceKind.METAL},
 }
 _REMEDY: Final = {
     "linux": "install exactly one of mlxd[worker,cpu] and mlxd[worker,cuda13]",
@@ -59,7 +50,7 @@ _REMEDY: Final = {
 class Installed:
     """The backend as installed."""
 
-    kind: BackendKind
+    kind: DeviceKind
     distribution: str
     version: str
 
@@ -68,7 +59,7 @@ class Installed:
 class Backend:
     """What the worker runs on, for the log and the status."""
 
-    kind: BackendKind
+    kind: DeviceKind
     distribution: str
     version: str
     compile_allowed: bool
@@ -121,7 +112,7 @@ def choose_backend(versions: Mapping[str, str], *, platform: str) -> Installed:
 
 
 def compile_policy(
-    kind: BackendKind, environ: Mapping[str, str], compiler_works: Callable[[], str | None]
+    kind: DeviceKind, environ: Mapping[str, str], compiler_works: Callable[[], str | None]
 ) -> tuple[bool, str]:
     """Return whether MLX may compile, and why.
 
@@ -138,7 +129,7 @@ def compile_policy(
         return False, f"{MLX_COMPILE_VARIABLE} is set"
     if wish == "off":
         return False, f"{COMPILE_VARIABLE}=off"
-    if kind is not BackendKind.CPU:
+    if kind is not DeviceKind.CPU:
         return True, f"{kind.value} needs no C++ compiler"
     if wish == "auto":
         return False, "off on the CPU by default"

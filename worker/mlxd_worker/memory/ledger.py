@@ -19,6 +19,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxd_shared.domain.figures import MemoryAccount
 from mlxd_worker.kernels.device import runs_cpu
 
 TOLERANCE_CPU_NBYTES = 64 << 10
@@ -54,19 +55,10 @@ Tally = Callable[[], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class AccountReport:
-    """One account at one moment."""
-
-    account: Account
-    nbytes: int
-    arrays: int
-
-
-@dataclass(frozen=True, slots=True)
 class Audit:
     """The accounts against what MLX says is alive."""
 
-    accounts: tuple[AccountReport, ...]
+    accounts: tuple[MemoryAccount, ...]
     active_nbytes: int
     cache_nbytes: int
     peak_nbytes: int
@@ -158,7 +150,7 @@ class Ledger:
         if self._sources.pop((account, name), None) is None:
             raise LedgerError(f"{account}/{name} is not attached")
 
-    def report(self) -> tuple[AccountReport, ...]:
+    def report(self) -> tuple[MemoryAccount, ...]:
         """Return every account, in the enum's order, empty ones included."""
         nbytes = dict.fromkeys(Account, 0)
         counts = dict.fromkeys(Account, 0)
@@ -173,9 +165,7 @@ class Ledger:
                 held_nbytes, held = source.tally()
                 nbytes[account] += held_nbytes
                 counts[account] += held
-        return tuple(
-            AccountReport(account, nbytes[account], counts[account]) for account in Account
-        )
+        return tuple(MemoryAccount(each.value, nbytes[each], counts[each]) for each in Account)
 
     @property
     def nbytes(self) -> int:

@@ -2,13 +2,16 @@
 
 Invariants:
 - A builder takes every required tensor of the description, and keeps nothing else of the weights.
+- Builders are found by the module that a description names, which is imported for its first model.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.weights.expert_linear import ExpertProjection
@@ -68,13 +71,17 @@ class Weights(Protocol):
         ...
 
     def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
-        """Return experts' linears over one input as one, their outputs in this order.
-
-        Raises:
-            InvalidModel: some of them are packed unlike others.
-        """
+        """Return experts' linears over one input as one, their outputs in this order."""
         ...
 
 
 Builder = Callable[[Any, Weights], Model]
-"""Builds a model of the config that its family parsed; takes all weights."""
+"""Builds a model of the config that its family parsed; takes all weights.
+
+Raises InvalidModel where a file cannot be read after all.
+"""
+
+
+def builder_of(family: Family[Any]) -> Builder:
+    """Return what builds a family's models."""
+    return cast("Builder", importlib.import_module(family.builder).build)

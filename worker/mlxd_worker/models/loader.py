@@ -4,8 +4,6 @@ Invariants:
 - What is loaded is what config and headers said; a file that has changed by then is refused.
 """
 
-from collections.abc import Mapping
-
 import mlx.core as mx
 
 from mlxd_models.describe import Description, describe, packs_on_load
@@ -15,8 +13,7 @@ from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.building import Builder
-from mlxd_worker.models.registry import BUILDERS, build_model
+from mlxd_worker.models.building import builder_of
 from mlxd_worker.models.weights.reader import Progress, Reader
 from mlxd_worker.models.zoo.adapter import ZOO
 
@@ -44,17 +41,15 @@ def load_model(
     packed: bool = False,
     on_load: Packing | None = None,
     context: int | None = None,
-    builders: Mapping[str, Builder] = BUILDERS,
 ) -> Model:
     """Read the weights in the given form and return the model; engine thread.
 
     packed: weights that are stored packed stay so, and `form` is what their scales become. on_load:
     what others become then, but for those that are kept. context: no row will be longer than
-    that; None: than the model allows. builders: who builds it, by `Family.builder`.
+    that; None: than the model allows.
 
     Raises:
-        InvalidModel: a file changed or could not be read after all; or of experts' weights that
-            are one here some are packed unlike others.
+        InvalidModel: a file changed or could not be read after all.
         Whatever `progress` raises: the load is given up and holds nothing.
     """
     check_copies(files.copies)
@@ -72,6 +67,6 @@ def load_model(
     )
     reader.check_copies(files.specs)
     settled = files.config if context is None else files.config.within(context)
-    model = build_model(files.family, settled, reader, builders=builders)
+    model = builder_of(files.family)(settled, reader)
     reader.finish(files.specs)
     return model

@@ -18,7 +18,6 @@ from mlxd.v1 import status_pb2
 from mlxd_shared.domain.figures import (
     DeviceMemory,
     MathLibrary,
-    MemoryAccount,
     MemoryFigures,
     WorkerFigures,
 )
@@ -106,15 +105,14 @@ def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
 
 def device_name(worker: Worker) -> str:
     """Return the device that the model lives on, as the controller calls it where there is one."""
-    kind = worker.identity.backend.kind.value
-    return worker.identity.device or (kind if kind == "cpu" else "gpu0")
+    return worker.identity.device or worker.identity.backend.kind.first_name
 
 
 def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
     """Return the account of memory; `rss` is the process's resident set in bytes."""
     total_nbytes = sum(account.nbytes for account in figures.accounts)
     return MemoryFigures(
-        accounts=tuple(MemoryAccount(a.name, a.nbytes, a.arrays) for a in figures.accounts),
+        accounts=figures.accounts,
         total_nbytes=total_nbytes,
         mlx_active_nbytes=figures.mlx_active_nbytes,
         mlx_cache_nbytes=figures.mlx_cache_nbytes,

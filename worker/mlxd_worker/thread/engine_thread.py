@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import (
     InternalError,
     LoadAbandoned,
@@ -36,7 +37,6 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.engine.request import Cancel, Failed, Submit
-from mlxd_worker.machine.backend import BackendKind
 from mlxd_worker.thread.facts import Figures, Loaded, LoadJob
 from mlxd_worker.thread.outbox import Outbox, StreamReader
 
@@ -64,15 +64,14 @@ class _Stop:
 
 
 _Message = Submit | Cancel | _Call | _Stop
-MakeHost = Callable[[BackendKind], "ModelHost"]
+MakeHost = Callable[[DeviceKind], "ModelHost"]
 
 
-def _import_host(device: BackendKind) -> ModelHost:
+def _import_host(device: DeviceKind) -> ModelHost:
     """Import MLX on the calling thread, which from then on owns it; the BLAS is there already."""
-    from mlxd_worker.memory.residency import DeviceKind  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
-    return ModelHost(device=DeviceKind(device.value))
+    return ModelHost(device=device)
 
 
 class EngineThread:
@@ -81,7 +80,7 @@ class EngineThread:
     def __init__(
         self,
         *,
-        device: BackendKind,
+        device: DeviceKind,
         loop: asyncio.AbstractEventLoop,
         on_fault: Callable[[], None],
         make_host: MakeHost | None = None,

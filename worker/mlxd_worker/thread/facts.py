@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.figures import LoadProgress, MemoryAccount
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
@@ -55,15 +55,6 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """One account of the ledger."""
-
-    name: str
-    nbytes: int
-    arrays: int
-
-
-@dataclass(frozen=True, slots=True)
 class PrefixFigures:
     """What one model's prefix cache has done since the process began."""
 
@@ -93,7 +84,7 @@ class Figures:
     oldest_wait_s: float = 0.0
     kv_tokens_used: int = 0
     kv_tokens_capacity: int = 0
-    accounts: tuple[Account, ...] = ()
+    accounts: tuple[MemoryAccount, ...] = ()
     mlx_active_nbytes: int = 0
     mlx_cache_nbytes: int = 0
     mlx_peak_nbytes: int = 0

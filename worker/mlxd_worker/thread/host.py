@@ -14,6 +14,7 @@ import traceback
 
 import mlx.core as mx
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
@@ -21,10 +22,8 @@ from mlxd_worker.cache.prefix.prefix import PrefixCounts
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
-from mlxd_worker.memory import ledger as accounts
-from mlxd_worker.memory.residency import DeviceKind
+from mlxd_worker.memory.ledger import Account, Audit, Ledger
 from mlxd_worker.thread.facts import (
-    Account,
     Figures,
     Loaded,
     LoadJob,
@@ -42,7 +41,7 @@ class ModelHost:
 
     def __init__(self, *, device: DeviceKind) -> None:
         self._device = device
-        self._ledger = accounts.Ledger()
+        self._ledger = Ledger()
         self._resident: Resident | None = None
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
         self._pool_limit_nbytes = _pool_limit_nbytes()
@@ -75,10 +74,10 @@ class ModelHost:
             self._lift_limits()
             self._sweep()
             raise
-        self._ledger.pin_all(accounts.Account.WEIGHTS, resident.model.parameters())
-        self._ledger.attach(accounts.Account.KV, "rows", resident.caches)
+        self._ledger.pin_all(Account.WEIGHTS, resident.model.parameters())
+        self._ledger.attach(Account.KV, "rows", resident.caches)
         contents = resident.caches.contents
-        self._ledger.attach(accounts.Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
         self._counts[job.name] = counts
         self._guesses[job.name] = guesses
         self._resident = resident
@@ -93,10 +92,10 @@ class ModelHost:
         self._absent = error
         if self._resident is not None:
             for name in self._resident.model.parameters():
-                self._ledger.unpin(accounts.Account.WEIGHTS, name)
-            self._ledger.detach(accounts.Account.KV, "rows")
+                self._ledger.unpin(Account.WEIGHTS, name)
+            self._ledger.detach(Account.KV, "rows")
             self._lift_limits()
-            self._ledger.detach(accounts.Account.PREFIX, "snapshots")
+            self._ledger.detach(Account.PREFIX, "snapshots")
             self._resident = None
         return self._sweep().active_nbytes
 
@@ -177,10 +176,7 @@ class ModelHost:
             oldest_wait_s=load.oldest_wait_s,
             kv_tokens_used=load.kv_tokens_used,
             kv_tokens_capacity=load.kv_tokens_capacity,
-            accounts=tuple(
-                Account(report.account.value, report.nbytes, report.arrays)
-                for report in self._ledger.report()
-            ),
+            accounts=self._ledger.report(),
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
             mlx_peak_nbytes=mx.get_peak_memory(),
@@ -199,7 +195,7 @@ class ModelHost:
         mx.set_cache_limit(self._pool_limit_nbytes)
         mx.set_memory_limit(self._memory_limit_nbytes)
 
-    def _sweep(self) -> accounts.Audit:
+    def _sweep(self) -> Audit:
         # A traceback or a cycle may hold what was dropped.
         gc.collect()
         audit = self._ledger.sweep()

@@ -20,14 +20,17 @@ from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
-from mlxd_models.sizes.arena_sizes import kv_tokens_bound
-from mlxd_models.sizes.cache_sizes import rows_unpacked
-from mlxd_models.sizes.weight_forms import FloatType, Packed
+from mlxd_models.fit.described import facts_of
+from mlxd_models.fit.life import life_of
+from mlxd_models.fit.plan import KV_TERM, POOL_TERM, Device, Plan
+from mlxd_models.fit.planner import plan_load
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
 from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
-from mlxd_shared.domain.requests import DEFAULTS, KVFormat, Sampling, Weights, merge
+from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
@@ -42,16 +45,6 @@ from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
-from mlxd_worker.memory.residency import (
-    KV_TERM,
-    POOL_TERM,
-    Demand,
-    DeviceKind,
-    ResidencyPlan,
-    WeightsChoice,
-    open_contexts,
-    plan_residency,
-)
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
@@ -63,19 +56,6 @@ WARM_UP_PROMPT_TOKENS = 4
 WARM_UP_TOKENS = 2
 WARM_UP_ROWS_MAX = 2
 
-_CHOICE = {
-    Weights.AUTO: WeightsChoice.AUTO,
-    Weights.STORED: WeightsChoice.STORED,
-    Weights.FLOAT32: WeightsChoice.F32,
-    Weights.FLOAT16: WeightsChoice.F16,
-    Weights.BFLOAT16: WeightsChoice.BF16,
-    **dict.fromkeys(ON_LOAD, WeightsChoice.PACKED),
-}
-_FORM = {
-    FloatType.F32: Weights.FLOAT32,
-    FloatType.F16: Weights.FLOAT16,
-    FloatType.BF16: Weights.BFLOAT16,
-}
 _log = get_logger("load")
 
 
@@ -109,13 +89,11 @@ def make_resident(
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
-    spec, kv_format = job.spec, job.spec.kv_format or KVFormat.MODEL
-    _check(job, files, kv_format)
+    _check(job.spec, files)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
-    rows_max = spec.rows_max or config.ROWS_MAX_DEFAULT
-    sampling = merge(spec.sampling, read_generation_defaults(stored), DEFAULTS)
-    plan = _plan(job, files, rows_max=rows_max, kv_format=kv_format, device=device)
-    _log_plan(plan, kv_format)
+    sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
+    plan = _plan(job.spec, files, device)
+    life = life_of(plan, files, on_cpu=device is DeviceKind.CPU)
     read_nbytes = 0
 
     def progress(bytes_read: int, bytes_total: int) -> None:
@@ -123,18 +101,25 @@ def make_resident(
         read_nbytes = bytes_total
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
-    _set_limits(plan, files.footprint, device)
-    model = _read(job, files, plan, progress)
+    _set_limits(plan, files.footprint, life.form, device)
+    model = load_model(
+        files,
+        form=life.form,
+        progress=progress,
+        packed=life.packed,
+        on_load=life.on_load,
+        context=plan.context_length,
+    )
     caches = RowCaches(
-        model.new_caches(kv=kv_format, context_max=plan.context_length),
+        model.new_caches(kv=plan.kv_format, context_max=plan.context_length),
         context_max=plan.context_length,
-        rows_max=rows_max,
+        rows_max=plan.rows_max,
         keeps_spares=True,
     )
     compiles = device is DeviceKind.CUDA and model.capabilities.compiles
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
-    prefix = PrefixCache(caches, budget_nbytes=plan.prefix_cache_nbytes, counts=counts)
+    prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
@@ -143,37 +128,23 @@ def make_resident(
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
         context_length_max=model.context_max,
-        rows_max=rows_max,
-        weights=_life(plan, job.spec.weights),
-        kv_format=kv_format,
-        prefix_cache_nbytes=plan.prefix_cache_nbytes,
+        rows_max=plan.rows_max,
+        weights=life.weights,
+        kv_format=plan.kv_format,
+        prefix_cache_nbytes=plan.prefix_bytes,
         sampling=sampling,
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
     )
     make_engine = _engine_maker(passes, caches, facts, kv_nbytes_max=plan.nbytes_of(KV_TERM))
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
-    _check_generates(make_engine(stepper=choose(passes, caches)), plan.form)
+    _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     engine = make_engine(prefix=prefix, stepper=stepper)
     return Resident(model, caches, prefix, engine, facts)
-
-
-def _read(
-    job: LoadJob, files: Description, plan: ResidencyPlan, progress: Callable[[int, int], None]
-) -> Model:
-    """Return the model, its weights in the form and its rotations for the context of the plan."""
-    return load_model(
-        files,
-        form=plan.form,
-        progress=progress,
-        packed=plan.packed,
-        on_load=ON_LOAD.get(job.spec.weights),
-        context=plan.context_length,
-    )
 
 
 def _chat(
@@ -184,21 +155,16 @@ def _chat(
     return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(context_length))
 
 
-def _life(plan: ResidencyPlan, asked: Weights) -> Weights:
-    if asked in ON_LOAD:
-        return asked
-    return Weights.STORED if plan.packed else _FORM[plan.form]
-
-
-def _set_limits(plan: ResidencyPlan, footprint: Footprint, device: DeviceKind) -> None:
+def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
     """Have MLX keep to the plan: what it keeps of freed buffers, and how far it goes ahead."""
-    mx.set_cache_limit(plan.nbytes_of(POOL_TERM))
+    pool_nbytes = plan.nbytes_of(POOL_TERM)
+    mx.set_cache_limit(pool_nbytes)
     if device is DeviceKind.CPU:
         beyond_nbytes = footprint.passes.beyond_nbytes(
-            footprint.caches, context=plan.context_length, item_nbytes=plan.form.nbytes
+            footprint.caches, context=plan.context_length, item_nbytes=form.nbytes
         )
         # Up to this it evaluates ahead; then it waits for what it has begun.
-        mx.set_memory_limit(plan.arrays_nbytes - beyond_nbytes)
+        mx.set_memory_limit(plan.arrays_bytes - pool_nbytes - beyond_nbytes)
 
 
 def _engine_maker(
@@ -222,22 +188,6 @@ def _engine_maker(
     return partial(Engine, model, caches, decoder, limits)
 
 
-def _log_plan(plan: ResidencyPlan, kv_format: KVFormat) -> None:
-    log = _log.info if plan.fits else _log.warning
-    log(
-        "residency",
-        form=plan.form.value,
-        packed=plan.packed,
-        context_length=plan.context_length,
-        kv_format=kv_format.value,
-        prefix_cache_nbytes=plan.prefix_cache_nbytes,
-        reason=plan.reason,
-        fits=plan.fits,
-        total_nbytes=plan.total_nbytes,
-        budget_nbytes=plan.budget_nbytes,
-    )
-
-
 def _check_generates(engine: Engine, form: FloatType) -> None:
     """Warm up with an engine that keeps nothing of it, and refuse a model that cannot answer."""
     try:
@@ -247,106 +197,53 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
         raise InvalidModel(problem) from error
 
 
-def _check(job: LoadJob, files: Description, kv_format: KVFormat) -> None:
+def _check(spec: LoadSpec, files: Description) -> None:
     """Refuse what was asked for and cannot be had of this model."""
-    _check_context(job, files)
-    _check_bias(job, files)
-    _check_kv_format(kv_format, files)
-    _check_weights(job, files)
-
-
-def _check_context(job: LoadJob, files: Description) -> None:
-    wanted, most = job.spec.context_length, files.footprint.context_max
+    wanted, most = spec.context_length, files.footprint.context_max
     if wanted is not None and wanted > most:
         limit = f"{wanted} is above the model's maximum of {most} tokens"
         raise InvalidRequest.of("options.context_length", limit)
-
-
-def _check_bias(job: LoadJob, files: Description) -> None:
     vocab = files.footprint.vocab
-    bad = next((i for i, _ in job.spec.sampling.logit_bias if i >= vocab), None)
+    bad = next((i for i, _ in spec.sampling.logit_bias if i >= vocab), None)
     if bad is not None:
         field = f"options.sampling.logit_bias[{bad}]"
         raise InvalidRequest.of(field, f"the vocabulary has {vocab} tokens")
-
-
-def _check_kv_format(kv_format: KVFormat, files: Description) -> None:
-    problem = files.footprint.caches.kv_format_problem(kv_format)
+    problem = files.footprint.caches.kv_format_problem(spec.kv_format)
     if problem is not None:
         raise InvalidRequest.of("options.kv_format", problem)
-
-
-def _check_weights(job: LoadJob, files: Description) -> None:
-    on_load = ON_LOAD.get(job.spec.weights)
+    on_load = ON_LOAD.get(spec.weights)
     if on_load is not None and files.packed_as(on_load) is None:
-        problem = f"{job.spec.weights.value}: no weights of this model can be packed while loading"
+        problem = f"{spec.weights.value}: no weights of this model can be packed while loading"
         raise InvalidRequest.of("options.weights", problem)
 
 
-def _plan(
-    job: LoadJob, files: Description, *, rows_max: int, kv_format: KVFormat, device: DeviceKind
-) -> ResidencyPlan:
+def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
     """Return what was asked for; what was left open is chosen so that it fits."""
-    footprint, wanted = files.footprint, job.spec.context_length
-    return plan_residency(
-        demand_of(
-            footprint,
-            weights=files.weight_values,
-            stored=files.stored,
-            packed=files.packed_as(ON_LOAD.get(job.spec.weights)),
-            rows_max=rows_max,
-            kv_format=kv_format,
-            device=device,
-        ),
-        contexts=(wanted,) if wanted else open_contexts(footprint.context_max),
-        device=device,
-        choice=_CHOICE[job.spec.weights],
-        budget_nbytes=int(_available_nbytes(device) * (1 - config.MEMORY_RESERVE_FRACTION)),
-        prefix_cache_nbytes=job.spec.prefix_cache_nbytes,
+    available_nbytes = _available_nbytes(kind)
+    budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
+    device = Device(
+        name=kind.first_name,
+        kind=kind,
+        total_bytes=available_nbytes,
+        reserve_bytes=available_nbytes - budget_nbytes,
+        budget_bytes=budget_nbytes,
+        usable_bytes=budget_nbytes,
+        holds_process=True,
     )
-
-
-def demand_of(
-    footprint: Footprint,
-    *,
-    weights: int,
-    stored: FloatType,
-    rows_max: int,
-    kv_format: KVFormat,
-    device: DeviceKind,
-    packed: Packed | None = None,
-) -> Callable[[int], Demand]:
-    """Return what a model of `weights` values takes by its context, in tokens."""
-    caches = footprint.caches
-    rows_read = rows_unpacked(rows_max, device.value)
-
-    def demand_at(context: int) -> Demand:
-        unpacked = caches.unpacked_values(kv_tokens_bound(context, rows_read), kv_format)
-
-        def pass_nbytes(item_nbytes: int) -> int:
-            evaluated = footprint.passes.nbytes(
-                caches,
-                context=context,
-                rows=rows_max,
-                item_nbytes=item_nbytes,
-                on_cpu=device is DeviceKind.CPU,
-            )
-            return evaluated + unpacked * item_nbytes
-
-        return Demand(
-            weight_values=weights,
-            stored=stored,
-            caches=caches.held(
-                context_max=context,
-                rows_max=rows_max,
-                kv_format=kv_format,
-                on_cpu=device is DeviceKind.CPU,
-            ),
-            pass_nbytes=pass_nbytes,
-            packed=packed,
-        )
-
-    return demand_at
+    plan = plan_load(facts_of(files), spec, device)
+    fits = plan.need_bytes <= budget_nbytes
+    log = _log.info if fits else _log.warning
+    log(
+        "residency",
+        weights=plan.weights.value,
+        context_length=plan.context_length,
+        kv_format=plan.kv_format.value,
+        prefix_cache_nbytes=plan.prefix_bytes,
+        fits=fits,
+        total_nbytes=plan.need_bytes,
+        budget_nbytes=budget_nbytes,
+    )
+    return plan
 
 
 def _available_nbytes(device: DeviceKind) -> int:

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
+from mlxd_models.files.tokenizer_file import TOKENIZER_FILE, no_tokenizer
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults
 from mlxd_worker.tokenizing.trial import try_tokenizer
 
-TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -83,7 +83,7 @@ def _read_content(stored: StoredFiles) -> tuple[bytes, Judgement]:
     """Return tokenizer.json, and what it costs; one that is not plain has stood its trial."""
     content = stored.read(TOKENIZER_FILE, bytes_max=TOKENIZER_FILE_BYTES_MAX)
     if content is None:
-        raise InvalidModel("is missing; mlxd reads this format only", TOKENIZER_FILE)
+        raise no_tokenizer()
     label = stored.label(TOKENIZER_FILE)
     judged = check_tokenizer(read_settings(content, file=label), file=label)
     if not judged.is_plain:

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_controller.core import fit
-from mlxd_controller.core.measured import Known
 from mlxd_controller.core.phases import Queued
 from mlxd_controller.core.placement.room import Room, rooms_of, too_large
 from mlxd_controller.core.placement.victims import Short
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.measured import Known
+from mlxd_models.fit.plan import Device, Plan
+from mlxd_models.fit.planner import is_useful, plan_load
 from mlxd_shared.domain.errors import ModelTooLarge
 from mlxd_shared.domain.requests import LoadSpec
 
@@ -39,8 +41,8 @@ class Home:
     its way out has gone.
     """
 
-    plan: fit.Plan
-    device: fit.Device
+    plan: Plan
+    device: Device
     free_bytes: int
     short: Short
     coming: Short
@@ -57,8 +59,8 @@ class Home:
 
 
 def plans_for(
-    model: Model, spec: LoadSpec, devices: tuple[fit.Device, ...]
-) -> tuple[fit.Plan, ...] | ModelTooLarge:
+    model: Model, spec: LoadSpec, devices: tuple[Device, ...]
+) -> tuple[Plan, ...] | ModelTooLarge:
     """Return a plan for each device that can hold the model, at least one, in the devices' order.
 
     Or why there is none: by the device that comes closest.
@@ -69,22 +71,21 @@ def plans_for(
 
 
 def plans_of(
-    facts: fit.ModelFacts,
+    facts: ModelFacts,
     spec: LoadSpec,
-    devices: tuple[fit.Device, ...],
+    devices: tuple[Device, ...],
     *,
     known: tuple[Known, ...] = (),
-) -> tuple[fit.Plan, ...]:
+) -> tuple[Plan, ...]:
     """Return a plan for each device that can hold such a model; without any, for the largest.
 
     known: what was measured of the model before.
     """
-    planned = [(fit.plan(facts, spec, device, known=known), device) for device in devices]
+    planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
     found = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
     if not found:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
-    enough = min(fit.CONTEXT_USEFUL_TOKENS, facts.context_length_max)
-    useful = [plan for plan in found if spec.context_length or plan.context_length >= enough]
+    useful = [plan for plan in found if is_useful(plan, facts, spec)]
     return tuple(useful or found)
 
 
@@ -99,7 +100,7 @@ def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
     return sorted(open_ or homes, key=lambda home: home.short.nbytes)
 
 
-def _home(state: State, plan: fit.Plan, rooms: Mapping[str, Room], line: Line) -> Home:
+def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Home:
     device = state.device_named(plan.device)
     room = rooms[device.name]
     free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)

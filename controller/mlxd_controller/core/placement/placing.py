@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxd_controller.core import fit
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.phases import Loading, Queued, StopReason
 from mlxd_controller.core.placement.holding import hold_for
@@ -27,6 +26,7 @@ from mlxd_controller.core.placement.room import busy_device
 from mlxd_controller.core.placement.victims import candidates, cheapest
 from mlxd_controller.core.state import Model
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.plan import Plan
 from mlxd_shared.domain.figures import LoadProgress
 
 
@@ -92,7 +92,7 @@ def _home_on(homes: list[Home], name: str | None) -> Home:
     return next((home for home in homes if home.device.name == name), homes[0])
 
 
-def _start(turn: Turn, model: Model, queued: Queued, plan: fit.Plan) -> None:
+def _start(turn: Turn, model: Model, queued: Queued, plan: Plan) -> None:
     worker = turn.state.next_worker
     restart = "" if queued.error is None else type(queued.error).__name__
     turn.state = replace(turn.state, next_worker=worker + 1)

@@ -23,7 +23,6 @@ import math
 from dataclasses import replace
 
 from mlxd_controller.core.actions import Shrink
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.phases import (
     Draining,
     Phase,
@@ -35,6 +34,7 @@ from mlxd_controller.core.phases import (
 from mlxd_controller.core.placement.victims import Short, candidates, choose
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 
 
@@ -135,12 +135,8 @@ def _evict(turn: Turn, device: Device) -> None:
     """Evict the cheapest idle models that are enough; all of them where they are too few."""
     state = turn.state
     idle = [model for model in candidates(state, turn.now_s) if state.lives_on(model, device)]
-    leaving = sum(
-        model.reserved_bytes
-        for model in turn.models()
-        if isinstance(model.phase, Draining) and state.lives_on(model, device)
-    )
-    excess_bytes = state.excess_on(device) - leaving
+    leaving = [model for model in turn.models() if isinstance(model.phase, Draining)]
+    excess_bytes = state.excess_on(device) - state.reserved_on(device, leaving)
     if excess_bytes <= 0:
         return
     chosen = choose(state, idle, Short(device, excess_bytes, 0))

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd_controller.core import advice, fit
+from mlxd_controller.core import advice
 from mlxd_controller.core.phases import Draining, Loading, Unloading
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.plan import Device, Plan
 from mlxd_shared.domain.errors import ModelTooLarge
 
 
@@ -49,25 +50,25 @@ def rooms_of(state: State) -> dict[str, Room]:
     }
 
 
-def room_of(state: State, device: fit.Device) -> Room:
+def room_of(state: State, device: Device) -> Room:
     """Return the room on one device."""
     return rooms_of(state)[device.name]
 
 
-def busy_device(state: State, device: fit.Device) -> bool:
+def busy_device(state: State, device: Device) -> bool:
     """Return whether a load must wait for another load, or for the end of a worker, to be over.
 
     What a load takes of a GPU at its peak is in no figure until it is over, and what a worker held
     is given back by the driver only when its process is gone. Host memory is the kernel's account.
     """
-    gpu = device.kind != "cpu"
+    gpu = not device.on_cpu
     return gpu and any(
         isinstance(model.phase, Loading | Unloading) and state.lives_on(model, device)
         for model in state.models.values()
     )
 
 
-def too_large(model: Model, plan: fit.Plan, device: fit.Device) -> ModelTooLarge | None:
+def too_large(model: Model, plan: Plan, device: Device) -> ModelTooLarge | None:
     """Return why `plan` can never fit, whoever is evicted."""
     if plan.need_bytes <= device.budget_bytes:
         return None

@@ -8,13 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlxd_controller.core.fit import Device
 from mlxd_controller.core.placement import evict, reuse
 from mlxd_controller.core.state import Model, State
+from mlxd_models.fit.plan import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,6 @@ class Short:
         return self.nbytes <= 0 and self.slots <= 0
 
 
-def victims_of(state: State, short: Short, now_s: float = math.inf) -> tuple[evict.Victim, ...]:
-    """Return the models that may be evicted at `now_s`; by default, all but the busy and pinned."""
-    return _offered(state, candidates(state, now_s), short)
-
-
 def candidates(state: State, now_s: float, *, in_use: bool = False) -> list[Model]:
     """Return the models that may be evicted, or might be if nobody used them (`in_use`)."""
     return [
@@ -49,8 +43,7 @@ def candidates(state: State, now_s: float, *, in_use: bool = False) -> list[Mode
 
 def choose(state: State, offered: list[Model], short: Short) -> tuple[evict.Victim, ...] | None:
     """Return the cheapest of `offered` that are enough; None where all of them are too few."""
-    here = sum(m.reserved_bytes for m in offered if state.lives_on(m, short.device))
-    if len(offered) < short.slots or here < short.nbytes:
+    if len(offered) < short.slots or state.reserved_on(short.device, offered) < short.nbytes:
         return None  # the usual case while models are in use: what they cost need not be known
     return evict.choose(
         _offered(state, offered, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots

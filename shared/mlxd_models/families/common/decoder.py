@@ -21,6 +21,7 @@ from mlxd_models.families.common.windows import Windows
 from mlxd_models.sizes.packed_weights import LAYER_PREFIX
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 
+LLAMA_BUILDER = "mlxd_worker.models.families.llama"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
@@ -229,7 +230,7 @@ def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
         "self_attn.v_proj": (keys, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, queries, config.output_bias),
     }
-    specs = linear_specs(config.packing, prefix, shapes)
+    specs = linear_specs(config.packing, prefix, shapes, joined=ATTENTION)
     if config.sinks:
         specs.append(TensorSpec(prefix + SINKS, (config.heads,)))
     if config.head_norms:
@@ -240,7 +241,8 @@ def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
 def _dense(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
     hidden, mlp, biased = config.hidden, config.mlp, config.mlp_bias
     shapes = dict.fromkeys(GATED, (mlp, hidden, biased))
-    return linear_specs(config.packing, prefix, shapes | {DOWN: (hidden, mlp, biased)})
+    shapes |= {DOWN: (hidden, mlp, biased)}
+    return linear_specs(config.packing, prefix, shapes, joined=GATED)
 
 
 def layer_prefix(index: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.packing import Packings
 from mlxd_models.families.common.tensors import (
     Operation,
@@ -18,7 +19,7 @@ from mlxd_models.families.common.tensors import (
     linear_specs,
     weight_spec,
 )
-from mlxd_models.sizes.expert_sizes import routed_width
+from mlxd_models.sizes.pass_sizes import routed_width
 
 CORRECTION = "mlp.gate.e_score_correction_bias"
 EXPERT_GATED = ("gate_proj", "up_proj")
@@ -29,6 +30,9 @@ EXPERT_LINEARS = (*EXPERT_GATED, EXPERT_DOWN)
 
 EXPERTS_MAX: Final = 4096
 """The most experts that a config may name."""
+
+NETWORKS_MAX: Final = 1 << 16
+"""The most of them in all layers together: each has tensors, of which a reader makes the names."""
 
 
 class Scoring(StrEnum):
@@ -106,6 +110,15 @@ class ExpertsConfig:
         return routed if self.shared is None else routed + self.shared.mlp
 
 
+def experts_of(fields: Fields, key: str, *, layers: int) -> int:
+    """Return how many experts a layer has, where `layers` of them have some.
+
+    Raises:
+        InvalidModel: missing, mistyped, or too many for a layer or for all of them.
+    """
+    return fields.integer(key, low=1, high=min(EXPERTS_MAX, NETWORKS_MAX // max(layers, 1)))
+
+
 def expert_specs(
     experts: ExpertsConfig, prefix: str, *, hidden: int, packings: Packings | None
 ) -> list[TensorSpec]:
@@ -115,7 +128,7 @@ def expert_specs(
     if experts.biased:
         specs.append(TensorSpec(f"{prefix}{experts.router}.bias", (experts.count,)))
     if experts.corrected:
-        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,)))
+        specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,), exact=True))
     if experts.shared is not None:
         specs += _shared(experts.shared, prefix, hidden=hidden, packings=packings)
     for name in EXPERT_LINEARS:
@@ -124,9 +137,11 @@ def expert_specs(
         whole = weight_spec(packings, f"{stack.stem}.weight", (experts.count, outputs, inputs))
         instead = ((_fused(experts, prefix, name, hidden),),) if experts.fused else ()
         parts = tuple(f"{part}.weight" for part in stack.parts)
-        specs.append(replace(whole, parts=parts, instead=instead))
+        joins = f"{prefix}{experts.stack}" if name in EXPERT_GATED else ""
+        specs.append(replace(whole, parts=parts, instead=instead, joins=joins))
         if experts.biased:
-            specs.append(TensorSpec(f"{stack.stem}.bias", (experts.count, outputs)))
+            bias = f"{stack.stem}.bias"
+            specs.append(TensorSpec(bias, (experts.count, outputs), joins=joins))
     return specs
 
 
@@ -147,11 +162,12 @@ def _shared(
     shared: SharedConfig, prefix: str, *, hidden: int, packings: Packings | None
 ) -> list[TensorSpec]:
     module = f"mlp.{shared.name}"
-    shapes = {f"{module}.{name}": (shared.mlp, hidden, False) for name in EXPERT_GATED}
+    gated = tuple(f"{module}.{name}" for name in EXPERT_GATED)
+    shapes = dict.fromkeys(gated, (shared.mlp, hidden, False))
     shapes |= {f"{module}.{EXPERT_DOWN}": (hidden, shared.mlp, False)}
     if shared.gated:
         shapes |= {f"{module}_gate": (1, hidden, False)}
-    return linear_specs(packings, prefix, shapes)
+    return linear_specs(packings, prefix, shapes, joined=gated)
 
 
 def expert_stack(prefix: str, name: str, experts: ExpertsConfig) -> Stack:

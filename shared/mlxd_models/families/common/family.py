@@ -3,7 +3,7 @@
 Invariants:
 - `tensors` and `footprint` are computed from the config alone, before any weight is read.
 - Every stored tensor is one of `tensors` or the file is refused; every required one is present.
-- How a model is built is not known here: `builder` names it for whoever has MLX.
+- How a model is built is not known here: `builder` names the module for whoever has MLX.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ class Family(Generic[Config]):
     """One family of models under one config type."""
 
     builder: str
-    """By what name the worker knows the function that builds its models."""
+    """The module of the worker whose `build` makes its models; imported when one is loaded."""
     parse: Callable[[Mapping[str, Any]], Config]
     tensors: Callable[[Config], tuple[TensorSpec, ...]]
     footprint: Callable[[Config], Footprint]
+    model_type: str = ""
+    """Where config.json has it: no other architecture of this type is left to mlx-lm."""
     name_of: Callable[[str], str | None] = str
     """By what name `tensors` knows a stored tensor; None for one that is known, and left unread."""
     restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None

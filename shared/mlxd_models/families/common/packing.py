@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Final
 
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.sizes.packing_on_load import POLICY
 from mlxd_shared.domain.requests import Weights
 
 WORD_DTYPE = "U32"
@@ -105,11 +104,19 @@ class Packing:
         """Return how many scales, and as many offsets, a row of `inputs` values has."""
         return -(-inputs // self.group_size)
 
+    def nbytes(self, values: int, item_nbytes: int) -> int:
+        """Return what whole groups of values take, with scales; a number takes `item_nbytes`."""
+        scale_nbytes = 2 * item_nbytes if self.has_offsets else 1
+        return values * self.bits // 8 + values // self.group_size * scale_nbytes
+
 
 ON_LOAD: Final[Mapping[Weights, Packing]] = MappingProxyType(
     {
-        weights: Packing(it.group_size, it.bits, PackingMode(it.mode))
-        for weights, it in POLICY.items()
+        Weights.Q8: Packing(64, 8),
+        Weights.Q4: Packing(64, 4),
+        Weights.MXFP8: Packing(32, 8, PackingMode.MXFP8),
+        Weights.MXFP4: Packing(32, 4, PackingMode.MXFP4),
+        Weights.NVFP4: Packing(16, 4, PackingMode.NVFP4),
     }
 )
 """What weights become that are packed while they are loaded."""

@@ -51,7 +51,8 @@ def _slices(spec: TensorSpec, stored: Collection[str]) -> list[TensorSpec]:
             return [replace(part, required=spec.required) for part in layout]
     if spec.name in stored or not any(part in stored for part in spec.parts):
         return [spec]
-    one = replace(spec, shape=spec.shape[1:], parts=(), instead=())
+    joins = spec.joins or spec.name.removesuffix(".weight")
+    one = replace(spec, shape=spec.shape[1:], parts=(), instead=(), joins=joins)
     return [replace(one, name=part) for part in spec.parts]
 
 
@@ -73,13 +74,16 @@ def _packed_parts(
         parts["global_scale"] = (tuple(outputs[:-1]), "F32")
     original = None if spec.copy_of is None else spec.copy_of.removesuffix(".weight")
     return [
-        TensorSpec(
-            f"{stem}.{part}",
-            shape,
-            required=spec.required,
+        replace(
+            spec,
+            name=f"{stem}.{part}",
+            shape=shape,
             copy_of=None if original is None else f"{original}.{part}",
+            other_shape=None,
             packing=packing,
             packed=part == "weight",
+            beside=part != "weight",
+            packable=False,
             dtype=dtype,
             source=(
                 Source(factor, shape, Operation.FULL_SCALE)
@@ -99,12 +103,14 @@ def _modelopt_parts(spec: TensorSpec, packing: Packing, stem: str) -> list[Tenso
     def part_of(
         name: str, shape: tuple[int, ...], dtype: str, source: Source, *, packed: bool = False
     ) -> TensorSpec:
-        return TensorSpec(
-            f"{stem}.{name}",
-            shape,
-            required=spec.required,
+        return replace(
+            spec,
+            name=f"{stem}.{name}",
+            shape=shape,
             packing=packing,
             packed=packed,
+            beside=not packed,
+            packable=False,
             dtype=dtype,
             source=source,
         )
@@ -117,12 +123,13 @@ def _modelopt_parts(spec: TensorSpec, packing: Packing, stem: str) -> list[Tenso
         part_of("scales", groups, BYTE_DTYPE, scales),
         part_of("global_scale", (), "F32", whole),
         # By this others round what is multiplied; here that stays as it is.
-        TensorSpec(f"{stem}.input_scale", (), required=False),
+        TensorSpec(f"{stem}.input_scale", (), required=False, beside=True),
     ]
 
 
 def _block_parts(spec: TensorSpec, packing: Packing) -> list[TensorSpec]:
     *stack, outputs, inputs = spec.shape
     squares = (*stack, -(-outputs // packing.block_rows), packing.groups(inputs))
-    scales = TensorSpec(block_scales_name(spec.name), squares, required=spec.required)
+    name = block_scales_name(spec.name)
+    scales = TensorSpec(name, squares, required=spec.required, beside=True, joins=spec.joins)
     return [replace(spec, dtype=FP8_DTYPE), scales]

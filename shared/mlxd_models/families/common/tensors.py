@@ -7,12 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from mlxd_models.families.common.packing import Packing, Packings
+from mlxd_models.families.common.packing import WORD_BITS, Packing, Packings
 
 
 class Operation(StrEnum):
@@ -87,11 +88,27 @@ class TensorSpec:
     """What is stored in its place; set by what `instead` says."""
     instead: tuple[tuple[TensorSpec, ...], ...] = ()
     """Other layouts: what takes its place where one of their sources is stored."""
+    beside: bool = False
+    """Whether it is a scale or an offset of a weight that stands beside it."""
+    exact: bool = False
+    """Whether it lives as float32, whatever form others live in."""
+    joins: str = ""
+    """What it becomes a part of, with all others that say the same, or alone where that is taken
+    apart: all of it is there twice for a moment. Empty: it is taken as it is."""
 
     @property
     def stored_name(self) -> str:
         """The name that the checkpoint has for it."""
         return self.name if self.source is None else self.source.name
+
+    @property
+    def values(self) -> int:
+        """Values of the model that it stands for; 0 beside a weight, which stands for them all."""
+        if self.beside:
+            return 0
+        count = math.prod(self.shape)
+        packed = self.packing if self.packed else None
+        return count if packed is None else count * WORD_BITS // packed.bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +121,23 @@ class Stack:
 
 
 def linear_specs(
-    packings: Packings | None, prefix: str, shapes: Mapping[str, tuple[int, int, bool]]
+    packings: Packings | None,
+    prefix: str,
+    shapes: Mapping[str, tuple[int, int, bool]],
+    *,
+    joined: Collection[str] = (),
 ) -> list[TensorSpec]:
-    """Return weights, and biases where there are any, of (outputs, inputs, has a bias) by name."""
+    """Return weights, and biases where there are any, of (outputs, inputs, has a bias) by name.
+
+    joined: the names of those that a builder makes one of.
+    """
     specs: list[TensorSpec] = []
     for name, (outputs, inputs, has_bias) in shapes.items():
-        specs.append(weight_spec(packings, f"{prefix}{name}.weight", (outputs, inputs)))
+        joins = prefix + name.rpartition(".")[0] if name in joined else ""
+        weight = weight_spec(packings, f"{prefix}{name}.weight", (outputs, inputs))
+        specs.append(replace(weight, joins=joins))
         if has_bias:
-            specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,)))
+            specs.append(TensorSpec(f"{prefix}{name}.bias", (outputs,), joins=joins))
     return specs
 
 

@@ -7,7 +7,7 @@ from mlxd_models.families.common.decoder import WIDTH_MAX
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.hybrid.config import HybridConfig, parse_hybrid
-from mlxd_models.families.hybrid.tensors import qwen3_5_footprint, qwen3_5_tensors
+from mlxd_models.families.hybrid.tensors import HYBRID_BUILDER, qwen3_5_footprint, qwen3_5_tensors
 
 
 def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
@@ -23,5 +23,9 @@ def parse_qwen3_5(config: Mapping[str, Any]) -> HybridConfig:
 
 
 QWEN3_5: Final = Family(
-    builder="hybrid", parse=parse_qwen3_5, tensors=qwen3_5_tensors, footprint=qwen3_5_footprint
+    builder=HYBRID_BUILDER,
+    model_type="qwen3_5_text",
+    parse=parse_qwen3_5,
+    tensors=qwen3_5_tensors,
+    footprint=qwen3_5_footprint,
 )

@@ -13,7 +13,7 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.hybrid.config import HybridConfig, parse_hybrid
 from mlxd_models.families.hybrid.qwen3_next import parse_shared_experts
-from mlxd_models.families.hybrid.tensors import qwen3_5_footprint, qwen3_5_tensors
+from mlxd_models.families.hybrid.tensors import HYBRID_BUILDER, qwen3_5_footprint, qwen3_5_tensors
 
 
 def parse_qwen3_5_moe(config: Mapping[str, Any]) -> HybridConfig:
@@ -36,5 +36,9 @@ def parse_qwen3_5_moe(config: Mapping[str, Any]) -> HybridConfig:
 
 
 QWEN3_5_MOE: Final = Family(
-    builder="hybrid", parse=parse_qwen3_5_moe, tensors=qwen3_5_tensors, footprint=qwen3_5_footprint
+    builder=HYBRID_BUILDER,
+    model_type="qwen3_5_moe_text",
+    parse=parse_qwen3_5_moe,
+    tensors=qwen3_5_tensors,
+    footprint=qwen3_5_footprint,
 )

@@ -14,7 +14,7 @@ from mlxd_models.families.common.experts import ExpertsConfig, SharedConfig
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.hybrid.config import HybridConfig, parse_hybrid
-from mlxd_models.families.hybrid.tensors import qwen3_5_footprint, qwen3_5_tensors
+from mlxd_models.families.hybrid.tensors import HYBRID_BUILDER, qwen3_5_footprint, qwen3_5_tensors
 from mlxd_models.families.qwen3_moe import parse_experts
 
 SHARED: Final = "shared_expert"
@@ -52,5 +52,9 @@ def parse_shared_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None
 
 
 QWEN3_NEXT: Final = Family(
-    builder="hybrid", parse=parse_qwen3_next, tensors=qwen3_5_tensors, footprint=qwen3_5_footprint
+    builder=HYBRID_BUILDER,
+    model_type="qwen3_next",
+    parse=parse_qwen3_next,
+    tensors=qwen3_5_tensors,
+    footprint=qwen3_5_footprint,
 )

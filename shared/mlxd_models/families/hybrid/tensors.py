@@ -7,6 +7,7 @@ Invariants:
 from dataclasses import replace
 
 from mlxd_models.families.common.decoder import (
+    ATTENTION,
     HEAD_NORMS,
     DecoderConfig,
     feed_specs,
@@ -18,6 +19,8 @@ from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight
 from mlxd_models.families.hybrid.config import DeltaConfig, HybridConfig
 from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES, CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
+
+HYBRID_BUILDER = "mlxd_worker.models.families.qwen3_5"
 
 DELTA = "linear_attn."
 """Where a layer's gated delta tensors are, within the layer."""
@@ -74,21 +77,21 @@ def delta_tensors(
     outputs: tuple[int, ...] = (config.mixed, config.values, heads, heads)
     if config.grouped:
         names, outputs = GROUPED_PROJECTIONS, (config.mixed + config.values, 2 * heads)
-    linears = {name: (width, decoder.hidden) for name, width in zip(names, outputs, strict=True)}
-    linears[DELTA_OUTPUT] = (decoder.hidden, config.values)
-    shapes = {"A_log": (heads,), "dt_bias": (heads,), "norm.weight": (config.value_dim,)}
+    linears = {
+        name: (width, decoder.hidden, False) for name, width in zip(names, outputs, strict=True)
+    }
+    linears[DELTA_OUTPUT] = (decoder.hidden, config.values, False)
     convolution = TensorSpec(
         f"{prefix}conv1d.weight",
         (config.mixed, 1, config.kernel),
         other_shape=(config.mixed, config.kernel, 1),
+        exact=True,
     )
     return (
         convolution,
-        *(
-            weight_spec(decoder.packing, f"{prefix}{name}.weight", shape)
-            for name, shape in linears.items()
-        ),
-        *(TensorSpec(prefix + name, shape) for name, shape in shapes.items()),
+        *linear_specs(decoder.packing, prefix, linears, joined=names),
+        *(TensorSpec(prefix + name, (heads,), exact=True) for name in ("A_log", "dt_bias")),
+        TensorSpec(f"{prefix}norm.weight", (config.value_dim,)),
     )
 
 
@@ -110,7 +113,7 @@ def _attention_tensors(decoder: DecoderConfig, prefix: str) -> tuple[TensorSpec,
         "self_attn.o_proj": (hidden, queries, decoder.output_bias),
     }
     norms = [TensorSpec(f"{prefix}{name}.weight", (decoder.head_dim,)) for name in HEAD_NORMS]
-    return (*norms, *linear_specs(decoder.packing, prefix, shapes))
+    return (*norms, *linear_specs(decoder.packing, prefix, shapes, joined=ATTENTION))
 
 
 def _multi_token_tensors(decoder: DecoderConfig) -> tuple[TensorSpec, ...]:

@@ -18,10 +18,10 @@ from mlxd_models.families.common.decoder import (
     parse_decoder,
 )
 from mlxd_models.families.common.experts import (
-    EXPERTS_MAX,
     ExpertsConfig,
     GroupsConfig,
     SharedConfig,
+    experts_of,
 )
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.rope_fields import refuse_longrope
@@ -133,7 +133,7 @@ def parse_experts(fields: Fields, *, sparse: tuple[bool, ...], normalised: bool)
     """
     if fields.integer("moe_layer_freq", low=1, high=LAYERS_MAX, default=1) != 1:
         raise fields.error("moe_layer_freq", "only 1 is supported")
-    count = fields.integer("n_routed_experts", low=1, high=EXPERTS_MAX)
+    count = experts_of(fields, "n_routed_experts", layers=len(sparse))
     mlp = fields.integer("moe_intermediate_size", low=1, high=WIDTH_MAX)
     beside = fields.integer("n_shared_experts", low=0, high=SHARED_EXPERTS_MAX, default=0)
     return ExpertsConfig(

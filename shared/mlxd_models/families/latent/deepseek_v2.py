@@ -18,7 +18,7 @@ from mlxd_models.families.latent.config import (
     parse_latent,
     with_experts,
 )
-from mlxd_models.families.latent.tensors import latent_footprint, latent_tensors
+from mlxd_models.families.latent.tensors import LATENT_BUILDER, latent_footprint, latent_tensors
 
 _GREEDY: Final = "greedy"
 _BY_GROUP: Final = "group_limited_greedy"
@@ -48,5 +48,9 @@ def parse_deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
 
 
 DEEPSEEK_V2: Final = Family(
-    builder="latent", parse=parse_deepseek_v2, tensors=latent_tensors, footprint=latent_footprint
+    builder=LATENT_BUILDER,
+    model_type="deepseek_v2",
+    parse=parse_deepseek_v2,
+    tensors=latent_tensors,
+    footprint=latent_footprint,
 )

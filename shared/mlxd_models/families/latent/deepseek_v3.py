@@ -19,7 +19,7 @@ from mlxd_models.families.latent.config import (
     parse_latent,
     with_experts,
 )
-from mlxd_models.families.latent.tensors import latent_footprint, latent_tensors
+from mlxd_models.families.latent.tensors import LATENT_BUILDER, latent_footprint, latent_tensors
 
 BEST_OF_GROUP: Final = 2
 _ONLY: Final = (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"))
@@ -61,5 +61,9 @@ def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfi
 
 
 DEEPSEEK_V3: Final = Family(
-    builder="latent", parse=parse_deepseek_v3, tensors=latent_tensors, footprint=latent_footprint
+    builder=LATENT_BUILDER,
+    model_type="deepseek_v3",
+    parse=parse_deepseek_v3,
+    tensors=latent_tensors,
+    footprint=latent_footprint,
 )

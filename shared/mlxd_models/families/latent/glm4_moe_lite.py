@@ -16,7 +16,7 @@ from mlxd_models.families.latent.config import (
     with_experts,
 )
 from mlxd_models.families.latent.deepseek_v3 import parse_corrected
-from mlxd_models.families.latent.tensors import latent_footprint, latent_tensors
+from mlxd_models.families.latent.tensors import LATENT_BUILDER, latent_footprint, latent_tensors
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "n_group": 1,
@@ -62,5 +62,9 @@ def _sparse_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
 
 
 GLM4_MOE_LITE: Final = Family(
-    builder="latent", parse=parse_glm4_moe_lite, tensors=latent_tensors, footprint=latent_footprint
+    builder=LATENT_BUILDER,
+    model_type="glm4_moe_lite",
+    parse=parse_glm4_moe_lite,
+    tensors=latent_tensors,
+    footprint=latent_footprint,
 )

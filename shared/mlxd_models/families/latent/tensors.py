@@ -20,8 +20,9 @@ from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.latent_sizes import latent_width
-from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.pass_sizes import PassSizes, latent_width
+
+LATENT_BUILDER = "mlxd_worker.models.families.latent_model"
 
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"
@@ -98,20 +99,18 @@ def _attention(config: LatentConfig, prefix: str) -> list[TensorSpec]:
     else:
         shapes |= {QUERY_DOWN: (rank, hidden, biased), QUERY_UP: (config.queries, rank, False)}
         specs.append(TensorSpec(f"{prefix}{QUERY_NORM}", (rank,)))
-    return specs + linear_specs(decoder.packing, prefix, shapes)
+    joined = (QUERY, QUERY_DOWN, ENTRY_DOWN)
+    return specs + linear_specs(decoder.packing, prefix, shapes, joined=joined)
 
 
 def _both_up(config: LatentConfig, prefix: str) -> TensorSpec:
     decoder = config.decoder
     heads, plain, value, rank = decoder.heads, config.plain_dim, config.value_dim, config.rank
     shapes = {ABSORBING: (heads, rank, plain), EXPANDING: (heads, value, rank)}
-    whole = weight_spec(
-        decoder.packing, f"{prefix}{BOTH_UP}.weight", (heads * (plain + value), rank)
-    )
-    apart = [
-        weight_spec(decoder.packing, f"{prefix}{name}.weight", its) for name, its in shapes.items()
-    ]
-    return replace(whole, instead=(tuple(apart),))
+    stem, packings = f"{prefix}{BOTH_UP}", decoder.packing
+    whole = weight_spec(packings, f"{stem}.weight", (heads * (plain + value), rank))
+    apart = [weight_spec(packings, f"{prefix}{name}.weight", its) for name, its in shapes.items()]
+    return replace(whole, instead=(tuple(apart),), joins=stem)
 
 
 def _drafting(config: LatentConfig, prefix: str) -> tuple[TensorSpec, ...]:

@@ -129,7 +129,7 @@ def audited(tiny: TinyEngine) -> Iterator[None]:
     yield
     assert not tiny.engine.busy
     tiny.rest()
-    reports = {report.account: report.nbytes for report in ledger.report()}
+    reports = {report.name: report.nbytes for report in ledger.report()}
     assert reports[Account.KV] == 0
     assert reports[Account.PREFIX] == contents.nbytes == tiny.prefix.nbytes
     gc.collect()

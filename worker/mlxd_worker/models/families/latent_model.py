@@ -134,3 +134,6 @@ def _take_layer(config: LatentConfig, weights: Weights, index: int, rotation: Ro
     norm = Norm(weights.take(f"{prefix}{norms_of(decoder).mlp}.weight"), decoder.norm_eps)
     feed = take_feed(decoder, weights, prefix, norm, routed=is_routed(decoder, index))
     return Layer(attention, output, feed)
+
+
+build = LatentModel

@@ -199,3 +199,6 @@ def _apart(rows: mx.array, passes: Sequence[_Pass]) -> list[mx.array]:
         parts.append(rows[first : first + its.batch.tokens.size])
         first += its.batch.tokens.size
     return parts
+
+
+build = LlamaModel

@@ -258,3 +258,6 @@ def _arrays(layer: Layer) -> Mapping[str, mx.array]:
     named |= {"query_norm": layer.mixer.query_norm, "key_norm": layer.mixer.key_norm}
     named |= named_arrays("qkv", layer.mixer.qkv)
     return named | named_arrays("output", layer.mixer.output)
+
+
+build = Qwen35Model

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import mlx.core as mx
 
 from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.fields import Fields, invalid
 from mlxd_models.families.common.footprint import Footprint
-from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings, parse_packing
+from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings
 from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_installed
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.zoo_sizes import zoo_context, zoo_pass_sizes
-from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowId
@@ -51,9 +50,7 @@ from mlxd_worker.models.zoo.caches import (
 from mlxd_worker.models.zoo.peer import (
     arrays_of,
     cast_weights,
-    check_installed,
     hollow,
-    installed_version,
     module_of,
     packed_modules,
     parameters_of,
@@ -73,20 +70,6 @@ APART: Final = frozenset({"minimax_m3_vl"})
 """Types whose rows never decode together: they choose keys by where these stand among what is
 fetched, not by a row's position, and short rows, as they are tried, have all keys chosen."""
 
-REFUSED: Final[Mapping[str, str]] = {
-    "plamo3": "reads prompts by a window one wider than that by which it goes on",
-}
-"""Types whose models in mlx-lm contradict themselves: nobody knows what is right."""
-
-VOCAB_MIN: Final[Mapping[str, int]] = {"phi3small": 100_352}
-"""Types that write to ids of their own, beyond the end of logits for a smaller vocabulary."""
-
-COUNT_MAX: Final = 4096
-"""Layers, heads or experts that a config may name."""
-
-_COUNTED = ("layer", "expert", "head")
-_SIZED = ("dim", "size", "vocab", "rank", "token")
-
 TRIED_CONTEXT: Final = 256
 APART_ERROR: Final = {mx.float32: 1e-2}
 """How far logits of rows together may be from those of rows alone, relative to the largest."""
@@ -104,8 +87,6 @@ class ZooConfig:
     packings: Packings | None
     leaves: Leaves
     vocab: int
-    shapes: Mapping[str, tuple[int, ...]]
-    """The model's own parameters, none of them packed."""
 
     @cached_property
     def context_max(self) -> int:
@@ -203,38 +184,13 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
     """Return what mlx-lm makes of a config; nothing is evaluated.
 
     Raises:
-        InvalidModel: mlx-lm is not there, or in another version; it has no such model, or refuses
-            the config; the config brings code along; a cache has no counterpart here; it would
-            write beyond its logits.
+        InvalidModel: as `parse_installed`; mlx-lm refuses the config, or a cache has no counterpart
+            here.
     """
-    name = zoo_type(config)
-    if name is None:
-        problem = f"{config.get('model_type')!r} is none of mlx-lm's models"
-        raise invalid("model_type", problem)
-    if config.get("model_file") is not None:
-        raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
-    if name in REFUSED:
-        raise invalid("model_type", f"mlx-lm's {name} {REFUSED[name]}")
-    _check_counts(config)
-    check_installed(name, installed_version())
-    packings = parse_packing(Fields(config))
-    peer = hollow(name, config)
+    stated = parse_installed(config)
+    peer = hollow(stated.name, config)
     leaves, logits = seen(peer, PeerCaches(module_of("cache")))
-    least = VOCAB_MIN.get(name, 1)
-    if logits.shape[-1] < least:
-        raise invalid("vocab_size", f"mlx-lm's {name} needs {least} tokens at least")
-    shapes = {path: tuple(array.shape) for path, array in parameters_of(peer)}
-    return ZooConfig(name, config, packings, leaves, logits.shape[-1], shapes)
-
-
-def _check_counts(values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse numbers of parts that would keep Python busy: a model is made of so many objects."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _check_counts(value, f"{prefix}{key}.")
-        counts = any(part in key for part in _COUNTED) and not any(it in key for it in _SIZED)
-        if counts and type(value) is int and value > COUNT_MAX:
-            raise invalid(prefix + key, f"{value} is above {COUNT_MAX}")
+    return ZooConfig(stated.name, config, stated.packings, leaves, logits.shape[-1])
 
 
 def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
@@ -257,6 +213,7 @@ def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpe
                 tuple(array.shape),
                 packing=packing,
                 packed=packing is not None and part == "weight",
+                beside=packing is not None and part != "weight",
                 dtype=dtype if packing is not None else None,
             )
         )
@@ -267,7 +224,7 @@ def _restored(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
     return restored(config.name, config.values, stored, config.packings)
 
 
-def build_zoo(config: ZooConfig, weights: Weights) -> Model:
+def build(config: ZooConfig, weights: Weights) -> Model:
     """Take all weights; nothing else keeps them.
 
     Raises:
@@ -281,11 +238,6 @@ def build_zoo(config: ZooConfig, weights: Weights) -> Model:
         cast_weights(peer, dtype)
     weights.evaluate(arrays_of(peer))
     return ZooModel(config, peer)
-
-
-def zoo_tensors(config: ZooConfig) -> tuple[TensorSpec, ...]:
-    """Return the model's own parameters, unpacked."""
-    return tuple(TensorSpec(name, shape) for name, shape in config.shapes.items())
 
 
 def zoo_footprint(config: ZooConfig) -> Footprint:
@@ -315,9 +267,9 @@ def zoo_footprint(config: ZooConfig) -> Footprint:
 
 
 ZOO: Final = Family(
-    builder="zoo",
+    builder=FOREIGN.builder,
     parse=parse_zoo,
-    tensors=zoo_tensors,
+    tensors=no_tensors,
     footprint=zoo_footprint,
     restore=check_zoo,
 )

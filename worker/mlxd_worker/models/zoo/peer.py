@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.metadata
 import os
 import resource
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxd_models.families.common.fields import CONFIG_FILE, invalid
 from mlxd_models.families.common.packing import Packing, PackingMode, Packings
-from mlxd_models.sizes.zoo_types import ZOO_EXTRA, ZOO_VERSION
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.zoo.caches import Leaves, PeerCaches
@@ -36,29 +34,6 @@ WIDE_TOKENS: Final = 64
 
 REASON_CHARS_MAX: Final = 500
 """What is told of an error of mlx-lm's, which may name every tensor."""
-
-
-def check_installed(name: str, found: str | None) -> None:
-    """Make sure that mlx-lm is there in its one version, where `found` is there.
-
-    Raises:
-        InvalidModel: it is not; names what to install.
-    """
-    extra = f"install mlxd[{ZOO_EXTRA}]"
-    if found is None:
-        problem = f"{name!r} is served through mlx-lm alone, which is not installed: {extra}"
-        raise invalid("model_type", problem)
-    if found != ZOO_VERSION:
-        problem = f"{name!r} is served through mlx-lm {ZOO_VERSION} alone, {found} is installed"
-        raise invalid("model_type", f"{problem}: {extra}")
-
-
-def installed_version() -> str | None:
-    """Return which mlx-lm is installed; None: none."""
-    try:
-        return importlib.metadata.version("mlx-lm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def module_of(name: str, *, package: str = "mlx_lm.models") -> Any:  # noqa: ANN401 - no types there

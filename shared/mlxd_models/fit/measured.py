@@ -13,20 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_shared.domain.requests import KVFormat, Weights
+from mlxd_models.fit.plan import Choice
 
 KNOWN_MAX = 8
 """Ways to live that are remembered of one model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a model lives, as far as it decides what is measured."""
-
-    weights: Weights
-    context_length: int
-    rows_max: int
-    kv_format: KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +45,18 @@ class Figures:
 class Known:
     """Figures, and the way that they are of."""
 
-    way: Way
+    way: Choice
     figures: Figures
 
 
-def recalled(known: tuple[Known, ...], way: Way) -> Figures | None:
+def recall(known: tuple[Known, ...], way: Choice) -> Figures | None:
     """Return what is known of one way to live."""
     return next((each.figures for each in known if each.way == way), None)
 
 
-def learnt(known: tuple[Known, ...], way: Way, figures: Figures) -> tuple[Known, ...]:
+def learn(known: tuple[Known, ...], way: Choice, figures: Figures) -> tuple[Known, ...]:
     """Return what is known after one more measurement; the oldest is forgotten for it."""
-    former = recalled(known, way) or figures
+    former = recall(known, way) or figures
     largest = Figures(
         weights=figures.weights,
         peak=max(former.peak, figures.peak),

@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from mlxd_controller.core import fit
-from mlxd_controller.core.taken import Taken
+from mlxd_models.fit.facts import Taken
+from mlxd_models.fit.plan import Device, Plan
+from mlxd_models.fit.planner import plan_load, shorter_contexts
+from mlxd_models.fit.terms import (
+    CUDA_CONTEXT_BYTES,
+    HEAP_BYTES,
+    PROCESS_BYTES,
+    TOKENIZER_FACTOR,
+    WIDENING_BYTES,
+)
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
 from tests.support.model_facts import device, facts
 
@@ -23,14 +32,14 @@ LONG = replace(
 HALVES = replace(facts(100), stored_bytes=50 * MIB, item_bytes=2)
 
 
-def named(plan: fit.Plan) -> dict[str, int]:
+def named(plan: Plan) -> dict[str, int]:
     """Return the terms by name."""
     return {term.name: term.nbytes for term in plan.terms}
 
 
 def test_the_need_is_the_sum_of_its_terms() -> None:
     """Every term is there, by name, with a note, and nothing else is counted."""
-    plan = fit.plan(facts(10), LoadSpec(), WIDE)
+    plan = plan_load(facts(10), LoadSpec(), WIDE)
 
     assert tuple(term.name for term in plan.terms) == TERMS
     assert plan.need_bytes == sum(term.nbytes for term in plan.terms)
@@ -40,7 +49,7 @@ def test_the_need_is_the_sum_of_its_terms() -> None:
 def test_keys_and_values_are_counted_to_the_byte() -> None:
     """KV is context (in classes of 256) x rows x layers x 2 x heads x width x item."""
     spec = LoadSpec(context_length=300, rows_max=3)
-    plan = fit.plan(facts(10), spec, WIDE)
+    plan = plan_load(facts(10), spec, WIDE)
 
     layer = 2 * 1 * 8 * 4 * 512 * 3
     assert named(plan)["kv"] == 2 * layer
@@ -48,7 +57,7 @@ def test_keys_and_values_are_counted_to_the_byte() -> None:
 
 def test_what_is_left_open_is_the_models_own() -> None:
     """Without options: the model's whole context, and the default number of rows."""
-    plan = fit.plan(facts(10), LoadSpec(), WIDE)
+    plan = plan_load(facts(10), LoadSpec(), WIDE)
 
     assert (plan.context_length, plan.rows_max) == (1024, ROWS_MAX_DEFAULT)
 
@@ -56,7 +65,7 @@ def test_what_is_left_open_is_the_models_own() -> None:
 def test_a_context_that_was_asked_for_is_never_shortened() -> None:
     """Asked for and too large: the plan says so, and keeps what was asked for."""
     small = device(200)
-    plan = fit.plan(LONG, LoadSpec(context_length=1 << 16), small)
+    plan = plan_load(LONG, LoadSpec(context_length=1 << 16), small)
 
     assert plan.context_length == 1 << 16
     assert plan.need_bytes > small.budget_bytes
@@ -65,47 +74,47 @@ def test_a_context_that_was_asked_for_is_never_shortened() -> None:
 def test_an_open_context_is_the_largest_power_of_two_that_fits() -> None:
     """Left open and too large: the next power of two that fits; twice as much would not."""
     small = device(400)
-    plan = fit.plan(LONG, LoadSpec(), small)
+    plan = plan_load(LONG, LoadSpec(), small)
 
     assert plan.need_bytes <= small.budget_bytes
     assert plan.context_length & (plan.context_length - 1) == 0
     twice = LoadSpec(context_length=plan.context_length * 2, weights=plan.weights)
-    assert fit.plan(LONG, twice, small).need_bytes > small.budget_bytes
+    assert plan_load(LONG, twice, small).need_bytes > small.budget_bytes
 
 
 def test_a_cpu_takes_float32_where_it_fits_and_stored_where_not() -> None:
     """On a CPU other products are scalar loops: float32 first, as stored where memory is short."""
-    assert fit.plan(HALVES, LoadSpec(), WIDE).weights is Weights.FLOAT32
-    tight = device(fit.plan(HALVES, LoadSpec(), WIDE).need_bytes // MIB - 20)
-    plan = fit.plan(HALVES, LoadSpec(), tight)
+    assert plan_load(HALVES, LoadSpec(), WIDE).weights is Weights.FLOAT32
+    tight = device(plan_load(HALVES, LoadSpec(), WIDE).need_bytes // MIB - 20)
+    plan = plan_load(HALVES, LoadSpec(), tight)
     assert plan.weights is Weights.STORED
     assert named(plan)["weights"] == 50 * MIB
 
 
 def test_a_gpu_keeps_weights_as_stored() -> None:
     """Elsewhere the stored form is the fast one."""
-    gpu = replace(WIDE, kind="metal")
-    assert fit.plan(HALVES, LoadSpec(), gpu).weights is Weights.STORED
+    gpu = replace(WIDE, kind=DeviceKind.METAL)
+    assert plan_load(HALVES, LoadSpec(), gpu).weights is Weights.STORED
 
 
 @pytest.mark.parametrize("weights", [Weights.FLOAT32, Weights.BFLOAT16, Weights.STORED])
 def test_a_forced_form_is_taken(weights: Weights) -> None:
     """The operator's form stands, on every device."""
-    plan = fit.plan(HALVES, LoadSpec(weights=weights), WIDE)
+    plan = plan_load(HALVES, LoadSpec(weights=weights), WIDE)
 
     assert plan.weights is weights
     size = {Weights.FLOAT32: 100, Weights.BFLOAT16: 50, Weights.STORED: 50}[weights]
     assert named(plan)["weights"] == size * MIB
 
 
-def roomy(*, prefix_fraction: float = 0.25) -> fit.Device:
+def roomy(*, prefix_fraction: float = 0.25) -> Device:
     """A device on which a quarter goes to former prompts by default."""
     return device(4000, prefix_fraction=prefix_fraction)
 
 
 def test_an_open_prefix_cache_is_a_share_of_the_device() -> None:
     """A fraction of the budget, and the note says which."""
-    plan = fit.plan(facts(10), LoadSpec(), roomy())
+    plan = plan_load(facts(10), LoadSpec(), roomy())
 
     assert plan.prefix_bytes == named(plan)["prefix"] == 1000 * MIB
     assert next(term.note for term in plan.terms if term.name == "prefix").startswith("25%")
@@ -114,7 +123,7 @@ def test_an_open_prefix_cache_is_a_share_of_the_device() -> None:
 @pytest.mark.parametrize("nbytes", [0, 3 * MIB, 9000 * MIB])
 def test_a_prefix_cache_that_was_asked_for_stands(nbytes: int) -> None:
     """To the byte, none at all included; one that does not fit makes the plan not fit."""
-    plan = fit.plan(facts(10), LoadSpec(prefix_cache_nbytes=nbytes), roomy())
+    plan = plan_load(facts(10), LoadSpec(prefix_cache_nbytes=nbytes), roomy())
 
     assert plan.prefix_bytes == nbytes
     assert plan.least_bytes == plan.need_bytes
@@ -123,27 +132,27 @@ def test_a_prefix_cache_that_was_asked_for_stands(nbytes: int) -> None:
 
 def test_an_open_prefix_cache_gives_way_before_anything_else() -> None:
     """It shrinks to what is left, down to nothing, while context and form stay the best."""
-    alone = fit.plan(LONG, LoadSpec(prefix_cache_nbytes=0), WIDE)
+    alone = plan_load(LONG, LoadSpec(prefix_cache_nbytes=0), WIDE)
     tight = device(alone.need_bytes // MIB + 7, prefix_fraction=0.5)
-    plan = fit.plan(LONG, LoadSpec(), tight)
+    plan = plan_load(LONG, LoadSpec(), tight)
 
     assert (plan.context_length, plan.weights) == (alone.context_length, alone.weights)
     assert 6 * MIB < plan.prefix_bytes <= 7 * MIB
     assert plan.need_bytes == tight.budget_bytes
     tighter = device(alone.need_bytes // MIB, prefix_fraction=0.5)
-    shortened = fit.plan(LONG, LoadSpec(), tighter)
+    shortened = plan_load(LONG, LoadSpec(), tighter)
     assert shortened.context_length < alone.context_length
     assert shortened.prefix_bytes > 0, "what the shorter context leaves"
 
 
 def test_a_plan_takes_of_its_prefix_cache_what_the_room_allows() -> None:
     """An open one is cut to the room, never below nothing; one that was asked for is not."""
-    plan = fit.plan(facts(10), LoadSpec(), roomy())
+    plan = plan_load(facts(10), LoadSpec(), roomy())
     assert plan.within(plan.need_bytes) == plan
     cut = plan.within(plan.least_bytes + 5)
     assert (cut.prefix_bytes, cut.need_bytes) == (5, plan.least_bytes + 5)
     assert plan.within(0).need_bytes == plan.least_bytes
-    asked = fit.plan(facts(10), LoadSpec(prefix_cache_nbytes=MIB), roomy())
+    asked = plan_load(facts(10), LoadSpec(prefix_cache_nbytes=MIB), roomy())
     assert asked.within(0) == asked
 
 
@@ -152,7 +161,7 @@ def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
     wide = replace(facts(10), caches=CacheSizes(4 * 128, kv_heads=1, head_dim=128))
     tokens = 1024 * ROWS_MAX_DEFAULT
     for kv_format, bits in ((KVFormat.Q8, 8), (KVFormat.Q4, 4)):
-        plan = fit.plan(wide, LoadSpec(kv_format=kv_format), WIDE)
+        plan = plan_load(wide, LoadSpec(kv_format=kv_format), WIDE)
         assert plan.kv_format is kv_format
         assert named(plan)["kv"] == tokens * 4 * (128 * bits // 8 + 2 * 2 * 4)
 
@@ -176,8 +185,8 @@ def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
     assert tokens == 2 * 512
     sliding += tokens * 64 * 2
     whole = tokens * 32 * 2
-    assert named(fit.plan(model, spec, WIDE))["kv"] == whole + sliding + states
-    packed = fit.plan(model, replace(spec, kv_format=KVFormat.Q8), WIDE)
+    assert named(plan_load(model, spec, WIDE))["kv"] == whole + sliding + states
+    packed = plan_load(model, replace(spec, kv_format=KVFormat.Q8), WIDE)
     assert named(packed)["kv"] == tokens * (32 + 2 * 2) + sliding + states
 
 
@@ -185,10 +194,10 @@ def test_unpacking_counts_as_activations() -> None:
     """Two layers' keys and values of all rows on a CPU, of one row elsewhere."""
     model = replace(facts(10), caches=CacheSizes(16 * 128, kv_heads=1, head_dim=64))
     spec = LoadSpec(rows_max=4, weights=Weights.FLOAT32)
-    for kind, rows in (("cpu", 4), ("metal", 1)):
+    for kind, rows in ((DeviceKind.CPU, 4), (DeviceKind.METAL, 1)):
         here = replace(WIDE, kind=kind)
-        plain = fit.plan(model, spec, here)
-        packed = fit.plan(model, replace(spec, kv_format=KVFormat.Q4), here)
+        plain = plan_load(model, spec, here)
+        packed = plan_load(model, replace(spec, kv_format=KVFormat.Q4), here)
         more = named(packed)["activations"] - named(plain)["activations"]
         assert more == 2 * 128 * 1024 * rows * 4
 
@@ -199,7 +208,7 @@ def test_unpacked_weights_count_where_they_stay_packed() -> None:
     model = replace(whole, unpacked_values=1000)
     for weights, more in ((Weights.STORED, 2 * 1000), (Weights.FLOAT32, 0), (Weights.BFLOAT16, 0)):
         spec = LoadSpec(weights=weights)
-        plans = [fit.plan(each, spec, WIDE) for each in (model, whole)]
+        plans = [plan_load(each, spec, WIDE) for each in (model, whole)]
         found, without = (named(plan)["activations"] for plan in plans)
         assert found == without + more
 
@@ -210,44 +219,44 @@ def test_a_load_that_puts_large_tensors_together_is_within_its_need() -> None:
     joined = Taken(values=30 * MIB, stored_bytes=60 * MIB, joined=True)
     model = replace(HALVES, taken=(tied, joined))
     spec = LoadSpec(weights=Weights.FLOAT32, prefix_cache_nbytes=0)
-    plan = fit.plan(model, spec, WIDE)
+    plan = plan_load(model, spec, WIDE)
     assert named(plan)["activations"] + named(plan)["kv"] == (60 + 4 * 30) * MIB
-    as_it_is = fit.plan(model, replace(spec, weights=Weights.STORED), WIDE)
+    as_it_is = plan_load(model, replace(spec, weights=Weights.STORED), WIDE)
     assert named(as_it_is)["activations"] + named(as_it_is)["kv"] == 60 * MIB
     early = replace(joined, later_values=10 * MIB, later_bytes=20 * MIB)
-    not_last = fit.plan(replace(model, taken=(early,)), spec, WIDE)
+    not_last = plan_load(replace(model, taken=(early,)), spec, WIDE)
     assert named(not_last)["activations"] + named(not_last)["kv"] == (60 + 4 * 30 - 4 * 10) * MIB
-    kept = fit.plan(model, replace(spec, prefix_cache_nbytes=500 * MIB), WIDE)
-    assert named(kept)["activations"] == named(fit.plan(HALVES, spec, WIDE))["activations"]
+    kept = plan_load(model, replace(spec, prefix_cache_nbytes=500 * MIB), WIDE)
+    assert named(kept)["activations"] == named(plan_load(HALVES, spec, WIDE))["activations"]
 
 
 def test_what_is_stored_and_not_kept_is_no_need() -> None:
     """A copy of a tied head is left out of weights as stored."""
     model = replace(HALVES, dropped_bytes=7 * MIB)
-    plan = fit.plan(model, LoadSpec(weights=Weights.STORED), WIDE)
+    plan = plan_load(model, LoadSpec(weights=Weights.STORED), WIDE)
     assert named(plan)["weights"] == 43 * MIB
 
 
 def test_a_tokenizer_counts_by_its_file() -> None:
     """A process takes more for a larger one."""
     model = replace(facts(10), tokenizer_bytes=MIB)
-    more = named(fit.plan(model, LoadSpec(), WIDE))["process"]
-    assert more - fit.PROCESS_BYTES - fit.HEAP_BYTES == fit.TOKENIZER_FACTOR * MIB
+    more = named(plan_load(model, LoadSpec(), WIDE))["process"]
+    assert more - PROCESS_BYTES - HEAP_BYTES == TOKENIZER_FACTOR * MIB
 
 
 def test_on_a_cuda_gpu_a_process_is_its_context() -> None:
     """What a driver keeps for each process is of the GPU's memory; the process itself is not."""
     model = replace(facts(10), tokenizer_bytes=MIB)
-    gpu = fit.plan(model, LoadSpec(), replace(WIDE, kind="cuda"))
-    assert named(gpu)["process"] == fit.CUDA_CONTEXT_BYTES
-    metal = fit.plan(model, LoadSpec(), replace(WIDE, kind="metal"))
-    assert named(metal)["process"] == named(fit.plan(model, LoadSpec(), WIDE))["process"]
+    gpu = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.CUDA))
+    assert named(gpu)["process"] == CUDA_CONTEXT_BYTES
+    metal = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.METAL))
+    assert named(metal)["process"] == named(plan_load(model, LoadSpec(), WIDE))["process"]
 
 
 def test_a_process_that_widens_weights_takes_more() -> None:
     """What reads halves as float32 is counted; whoever keeps a form does not need it."""
     taken = {
-        (it.item_bytes, form): named(fit.plan(it, LoadSpec(weights=form), WIDE))["process"]
+        (it.item_bytes, form): named(plan_load(it, LoadSpec(weights=form), WIDE))["process"]
         for it in (facts(100), HALVES)
         for form in (Weights.FLOAT32, Weights.STORED)
     }
@@ -256,6 +265,47 @@ def test_a_process_that_widens_weights_takes_more() -> None:
     assert taken == {
         (4, Weights.FLOAT32): plain,
         (4, Weights.STORED): plain,
-        (2, Weights.FLOAT32): plain + fit.WIDENING_BYTES,
+        (2, Weights.FLOAT32): plain + WIDENING_BYTES,
         (2, Weights.STORED): plain,
     }
+
+
+@pytest.mark.parametrize(
+    ("context", "shorter"),
+    [(8, []), (256, []), (257, [256]), (2000, [1024, 512, 256])],
+)
+def test_an_open_context_is_shortened_by_powers_of_two(context: int, shorter: list[int]) -> None:
+    """Nothing below the floor is tried."""
+    assert list(shorter_contexts(context)) == shorter
+
+
+def test_an_open_context_gives_way_to_faster_weights() -> None:
+    """Keys and values of a huge context rule float32 out only where a useful context does, too."""
+    model = replace(LONG, stored_bytes=LONG.stored_bytes // 2, item_bytes=2)
+    useful = plan_load(model, LoadSpec(context_length=4096, weights=Weights.FLOAT32), WIDE)
+    exact = replace(WIDE, budget_bytes=useful.need_bytes)
+
+    fits = plan_load(model, LoadSpec(), exact)
+    short = plan_load(model, LoadSpec(), replace(exact, budget_bytes=useful.need_bytes - 1))
+
+    assert (fits.weights, fits.context_length) == (Weights.FLOAT32, 4096)
+    assert (short.weights, short.context_length) == (Weights.STORED, 8192)
+
+
+def test_a_model_that_fits_nowhere_gets_its_smallest_plan() -> None:
+    """Without room for anything it is in the smallest form and context."""
+    model = replace(LONG, stored_bytes=LONG.stored_bytes // 2, item_bytes=2)
+    plan = plan_load(model, LoadSpec(), device(1))
+
+    assert (plan.weights, plan.context_length) == (Weights.STORED, 256)
+
+
+def test_a_process_that_is_there_already_counts_no_more() -> None:
+    """A worker that plans for itself has what its process takes behind it, on every device."""
+    for kind in DeviceKind:
+        here = replace(WIDE, kind=kind)
+        plan, alone = (
+            plan_load(HALVES, LoadSpec(), replace(here, holds_process=there))
+            for there in (False, True)
+        )
+        assert named(alone) == named(plan) | {"process": 0}

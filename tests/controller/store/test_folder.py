@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxd_controller.core.taken import Taken
-from mlxd_controller.store.facts import _made_of, read_folder
+from mlxd_controller.store.folder import read_folder
 from mlxd_controller.store.model_library import Library
+from mlxd_models.fit.facts import Taken
 from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input
-from tests.support.tiny_model import LAYERS, write_tiny_model
+from tests.support.tiny_model import write_tiny_model
 
 
 def change_config(folder: Path, **values: Any) -> None:
@@ -41,73 +44,46 @@ def test_facts_of_a_real_model() -> None:
     folder = read_folder(real_input("models", "stories260k"))
     facts = folder.facts
     assert facts.architecture == "LlamaForCausalLM"
-    assert (facts.heads, facts.projected_values) == (8, 16 * 8)
+    assert (facts.passes.heads, facts.passes.projected) == (8, 16 * 8)
     assert facts.caches == CacheSizes(kv_values_per_token=5 * 2 * 4 * 8, kv_heads=4, head_dim=8)
     assert facts.elements == 260_032
     assert facts.stored_bytes == 4 * facts.elements
-    assert (facts.vocab_size, facts.context_length_max) == (512, 512)
-
-
-def test_packed_weights_are_counted_as_what_they_stand_for(tmp_path: Path) -> None:
-    """8 values of 4 bits in a U32, scales and biases beside them: counted once dequantised."""
-    folder = write_tiny_model(tmp_path / "m")
-    change_config(
-        folder, quantization={"group_size": 64, "bits": 4, "b": {"group_size": 64, "bits": 8}}
-    )
-    write_safetensors(
-        folder / "model.safetensors",
-        {
-            "a.weight": ("U32", [10, 8], 320), "a.scales": ("F16", [10, 1], 20),
-            "a.biases": ("F16", [10, 1], 20), "b.weight": ("U32", [4, 4], 64),
-            "b.scales": ("F16", [4, 1], 8), "norm.weight": ("F16", [7], 14),
-        },
-    )  # fmt: skip
-    facts = read_folder(folder).facts
-    assert facts.elements == 10 * 8 * 8 + 4 * 4 * 4 + 7
-    assert facts.item_bytes == 2
-    assert facts.unpacked_values == 0  # none of them in a layer
-    change_config(folder, quantization=None)
-    with pytest.raises(InvalidModel, match="quantization"):
-        read_folder(folder)
+    assert (facts.passes.vocab, facts.context_length_max) == (512, 512)
 
 
 def test_what_a_load_makes_and_what_it_leaves_out(tmp_path: Path) -> None:
-    """Each size with what comes after it, and of equal ones the last; a copy of a tied head, an old
-    table and a head for guessing are no need; the tokenizer is."""
+    """Each size with what comes after it, and of equal ones the last; a copy of a tied head and an
+    old table are no need; the tokenizer is."""
     folder = write_tiny_model(tmp_path / "m")
-    change_config(folder, tie_word_embeddings=True)
-    layer, last = "model.layers.0.", "model.layers.10."
-    write_safetensors(
-        folder / "model.safetensors",
-        {
-            "model.embed_tokens.weight": ("BF16", [100, 4], 800),
-            f"{layer}mlp.gate_proj.weight": ("BF16", [50, 4], 400),
-            f"{layer}mlp.up_proj.weight": ("BF16", [50, 4], 400),
-            f"{layer}mlp.down_proj.weight": ("BF16", [4, 50], 400),
-            f"{last}mlp.gate_proj.weight": ("BF16", [50, 4], 400),
-            f"{last}mlp.up_proj.weight": ("BF16", [50, 4], 400),
-            f"{last}mlp.down_proj.weight": ("BF16", [4, 50], 400),
-            f"{last}self_attn.q_proj.weight": ("BF16", [25, 4], 200),
-            f"{last}self_attn.o_proj.weight": ("BF16", [4, 10], 80),
-            f"{layer}self_attn.rotary_emb.inv_freq": ("F32", [8], 32),
-            "lm_head.weight": ("BF16", [100, 4], 800),
-            "mtp.fc.weight": ("BF16", [500, 4], 4000),
-        },
-    )
+    change_config(folder, tie_word_embeddings=True, hidden_size=4, head_dim=2,
+                  num_attention_heads=2, num_key_value_heads=1, intermediate_size=50,
+                  vocab_size=100)  # fmt: skip
+    shapes: dict[str, list[int]] = {"model.embed_tokens.weight": [100, 4], "model.norm.weight": [4]}
+    for layer in ("model.layers.0.", "model.layers.1."):
+        shapes |= {f"{layer}mlp.{name}_proj.weight": [50, 4] for name in ("gate", "up")}
+        shapes |= {f"{layer}self_attn.{name}_proj.weight": [2, 4] for name in "kv"}
+        shapes |= {f"{layer}self_attn.{name}_proj.weight": [4, 4] for name in "qo"}
+        shapes |= {f"{layer}mlp.down_proj.weight": [4, 50]}
+        shapes |= {f"{layer}{name}_layernorm.weight": [4] for name in ("input", "post_attention")}
+    left = {"lm_head.weight": ("BF16", [100, 4], 800),
+            "model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", [1], 4)}  # fmt: skip
+    tensors = {name: ("BF16", shape, 2 * math.prod(shape)) for name, shape in shapes.items()}
+
+    write_safetensors(folder / "model.safetensors", tensors | left)
     facts = read_folder(folder).facts
+
     assert facts.taken == (
-        Taken(200, 400, joined=False),
-        Taken(400, 800, joined=True, later_values=200, later_bytes=400),
-        Taken(40, 80, joined=False, later_values=600, later_bytes=1200),
-        Taken(100, 200, joined=True, later_values=640, later_bytes=1280),
-        Taken(400, 800, joined=False, later_values=1340, later_bytes=2680),
+        Taken(4, 8, joined=False),
+        Taken(200, 400, joined=False, later_values=4, later_bytes=8),
+        Taken(400, 800, joined=True, later_values=204, later_bytes=408),
+        Taken(16, 32, joined=False, later_values=604, later_bytes=1208),
+        Taken(32, 64, joined=True, later_values=620, later_bytes=1240),
+        Taken(400, 800, joined=False, later_values=1316, later_bytes=2632),
     )
-    assert facts.dropped_bytes == 32 + 800 + 4000
-    assert facts.stored_bytes - facts.dropped_bytes == 2 * facts.elements == 3480
+    assert facts.dropped_bytes == 800 + 4
+    assert facts.stored_bytes - facts.dropped_bytes == 2 * facts.elements == 2 * 1716
     assert facts.item_bytes == 2
     assert facts.tokenizer_bytes == (folder / "tokenizer.json").stat().st_size > 0
-    change_config(folder, tie_word_embeddings=None)
-    assert read_folder(folder).facts.dropped_bytes == 32 + 4000
 
 
 @pytest.mark.parametrize(
@@ -132,14 +108,45 @@ def test_a_bad_key_is_named(values: dict[str, Any], field: str, tmp_path: Path) 
     assert (caught.value.file, caught.value.field) == ("config.json", field)
 
 
-def test_absent_keys_with_a_meaning_take_it(tmp_path: Path) -> None:
-    """No KV heads means as many as heads; no head_dim means hidden over heads."""
+def unlink(folder: Path) -> None:
+    """Take the tokenizer's file away."""
+    (folder / "tokenizer.json").unlink()
+
+
+def make_empty(folder: Path) -> None:
+    """Leave nothing in the tokenizer's file."""
+    (folder / "tokenizer.json").write_bytes(b"")
+
+
+def make_folder(folder: Path) -> None:
+    """Put a folder in the place of the tokenizer's file."""
+    unlink(folder)
+    (folder / "tokenizer.json").mkdir()
+
+
+def make_huge(folder: Path) -> None:
+    """Make the tokenizer's file one byte longer than is read."""
+    os.truncate(folder / "tokenizer.json", TOKENIZER_FILE_BYTES_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (unlink, "is missing; mlxd reads this format only"),
+        (make_empty, "empty"),
+        (make_folder, "not a regular file"),
+        (make_huge, f"over {TOKENIZER_FILE_BYTES_MAX} bytes long"),
+    ],
+)
+def test_a_model_without_a_tokenizer_is_none(
+    change: Callable[[Path], None], problem: str, tmp_path: Path
+) -> None:
+    """No worker could load it: it is refused by the file's name, and none of it is read."""
     folder = write_tiny_model(tmp_path / "m")
-    change_config(folder, num_key_value_heads=None, head_dim=None)
-    facts = read_folder(folder).facts
-    assert facts.heads == 4
-    assert facts.caches.head_dim == 8
-    assert facts.caches.kv_values_per_token == LAYERS * 2 * 4 * 8
+    change(folder)
+    with pytest.raises(InvalidModel) as caught:
+        read_folder(folder)
+    assert (caught.value.file, caught.value.problem) == ("tokenizer.json", problem)
 
 
 @pytest.mark.parametrize(
@@ -209,22 +216,3 @@ def test_names_are_checked_where_they_are_given(tmp_path: Path) -> None:
     for bad in ("", " ", "a b", "x" * 600, "/abs"):
         with pytest.raises(InvalidRequest, match="name"):
             Library([(bad, tmp_path)])
-
-
-@pytest.mark.parametrize(
-    ("name", "made_of"),
-    [
-        ("model.layers.1.mlp.gate_proj.weight", ("model.layers.1.mlp", True)),
-        ("model.layers.1.mlp.down_proj.weight", ("model.layers.1.mlp.down_proj", False)),
-        ("model.layers.1.mlp.experts.7.up_proj.weight", ("model.layers.1.mlp.experts", True)),
-        (
-            "model.layers.1.mlp.experts.7.down_proj.weight",
-            ("model.layers.1.mlp.experts.down_proj", True),
-        ),
-        ("model.layers.1.mlp.switch_mlp.up_proj.weight", ("model.layers.1.mlp.switch_mlp", True)),
-        ("lm_head.weight", ("lm_head", False)),
-    ],
-)
-def test_which_tensors_a_load_puts_together(name: str, made_of: tuple[str, bool]) -> None:
-    """Projections of one input, and the experts of a layer that are stored one by one."""
-    assert _made_of(name) == made_of

@@ -1,0 +1,99 @@
+"""What a model's headers and config.json say of its size, as far as a load's need follows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.sizes.cache_sizes import CacheSizes
+from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_shared.domain.requests import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One tensor as a load makes it; `joined` of several that are stored apart."""
+
+    values: int
+    stored_bytes: int
+    joined: bool
+    later_values: int = 0
+    """Those of all tensors that are taken after it."""
+    later_bytes: int = 0
+    """The same, as they live where they live as stored."""
+    kept_bytes: int | None = None
+    """What it takes where it lives as stored, unless that is as many bytes as it has there."""
+
+    def beyond_bytes(self, form_bytes: int | None) -> int:
+        """Return by how much a load is beyond the finished weights while this one is made.
+
+        There are then the tensor as it is stored, and, where it is put together, its parts in the
+        form, of so many bytes a value; what is taken later is not there. None is as stored.
+        """
+        as_stored = self.stored_bytes if self.kept_bytes is None else self.kept_bytes
+        made = as_stored if form_bytes is None else self.values * form_bytes
+        converted = 0 if made == self.stored_bytes else self.stored_bytes
+        later = self.later_bytes if form_bytes is None else self.later_values * form_bytes
+        return converted + (made if self.joined else 0) - later
+
+    def beyond_in(self, weights: Weights, item_bytes: int) -> int:
+        """Return the same by the form of the weights, and what a number takes in it."""
+        if weights in ON_LOAD:  # beside what is packed there is what it was, in no other form
+            return self.stored_bytes * (2 if self.joined else 1)
+        return self.beyond_bytes(None if weights is Weights.STORED else item_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Packable:
+    """What is packed while loading in groups of one size, in values."""
+
+    values: int
+    unpacked_values: int
+    """The most that is unpacked at once then, of these and of what is stored packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's headers and config.json say about its size.
+
+    `stored_bytes` is the tensors' size on disk, `elements` their number once dequantised,
+    `item_bytes` the size of one stored floating-point value.
+    """
+
+    architecture: str
+    stored_bytes: int
+    elements: int
+    item_bytes: int
+    caches: CacheSizes
+    passes: PassSizes
+    context_length_max: int
+    unpacked_values: int = 0
+    """The most values of packed weights that are unpacked at once, where they stay packed."""
+    tokenizer_bytes: int = 0
+    """The size of tokenizer.json."""
+    taken: tuple[Taken, ...] = ()
+    """Tensors that a load makes, of each size the one that is made last."""
+    dropped_bytes: int = 0
+    """By how much less is kept than is stored, where it lives as stored: copies, and what a worker
+    has no use for; below zero where 8-bit floats, which live as numbers, outweigh these."""
+    packed_values: int = 0
+    """Values that are stored packed."""
+    packed_bytes: int = 0
+    """What these take as they are stored."""
+    packed_scales: int = 0
+    """Scales and offsets of these that take what a number takes, where these bytes are without."""
+    packable: Mapping[int, Packable] = field(default_factory=dict)
+    """What is packed while loading, where that is asked for, by the size of groups."""
+
+    def unpacked_of(self, weights: Weights) -> int:
+        """Return the most values that are unpacked at once in such a life."""
+        if weights is Weights.STORED:
+            return self.unpacked_values
+        return self.packed_on_load(weights).unpacked_values
+
+    def packed_on_load(self, weights: Weights) -> Packable:
+        """Return what is packed while loading in such a life."""
+        packing = ON_LOAD.get(weights)
+        nothing = Packable(0, 0)
+        return nothing if packing is None else self.packable.get(packing.group_size, nothing)

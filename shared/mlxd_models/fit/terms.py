@@ -1,0 +1,151 @@
+"""The terms of a plan's need, each reckoned from what a model's files state. Pure."""
+
+from __future__ import annotations
+
+from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.plan import (
+    ACTIVATIONS_TERM,
+    KV_TERM,
+    POOL_TERM,
+    PREFIX_TERM,
+    PROCESS_TERM,
+    WEIGHTS_TERM,
+    Choice,
+    Device,
+    Plan,
+    Term,
+)
+from mlxd_models.sizes.arena_sizes import kv_tokens_bound
+from mlxd_models.sizes.cache_sizes import rows_unpacked
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_models.sizes.weight_forms import AS_NUMBERS, FloatType
+from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.requests import KVFormat, Weights
+
+PROCESS_BYTES = 84 * config.MIB
+"""A worker beside its arrays, its tokenizer apart: interpreter, MLX, BLAS, gRPC. Measured with
+a model of 0.2 MB, after a stream: 87.8 MB; before it holds a model, 75.6."""
+WIDENING_BYTES = 11 * config.MIB
+"""NumPy, which a worker needs where weights are widened as they are read. Measured: 11.0 MB."""
+
+HEAP_BYTES = config.OWN_MAPPING_NBYTES
+"""What the C heap keeps between blocks that live: larger ones are mappings of their own (0026)."""
+
+CUDA_CONTEXT_BYTES = 600 * config.MIB
+"""What the driver keeps of a GPU for each process: context, kernels, workspaces. Measured on one
+H200: 518 MiB after a first array, 590 after streams. The process itself is not on the GPU."""
+
+TOKENIZER_FACTOR = 13
+"""Of a tokenizer for each byte of its tokenizer.json: 6.8 (GPT-NeoX) to 12.5 (Mistral v3; 0045)."""
+
+
+def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
+    """Return the plan with exactly these choices, whether it fits or not."""
+    form = form_of_numbers(choice.weights, on_cpu=device.on_cpu)
+    item_bytes = facts.item_bytes if form is None else form.nbytes
+    kv = _kv(facts, choice, item_bytes=item_bytes, on_cpu=device.on_cpu)
+    beside_bytes = kv.nbytes + (choice.prefix_bytes or 0)
+    rest = (
+        _weights(facts, choice.weights, item_bytes=item_bytes),
+        kv,
+        _activations(facts, device, choice, item_bytes=item_bytes, beside_bytes=beside_bytes),
+        Term(POOL_TERM, POOL_NBYTES, "freed memory that is kept for reuse"),
+        _process(facts, device, choice),
+    )
+    free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
+    prefix = _prefix(device, choice, free_bytes=free_bytes)
+    return Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
+
+
+def form_of_numbers(weights: Weights, *, on_cpu: bool) -> FloatType | None:
+    """Return what weights that are not packed live in; None: in what they are stored in.
+
+    Beside weights packed while loading, too, what is multiplied is fastest in float32 on a CPU.
+    """
+    return FloatType.F32 if weights in ON_LOAD and on_cpu else AS_NUMBERS.get(weights)
+
+
+def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
+    if weights is Weights.STORED:
+        return Term(WEIGHTS_TERM, facts.stored_bytes - facts.dropped_bytes, "as stored")
+    packing = ON_LOAD.get(weights)
+    if packing is not None:
+        values = facts.packed_on_load(weights).values
+        plain = facts.elements - facts.packed_values - values + facts.packed_scales
+        nbytes = packing.nbytes(values, item_bytes) + plain * item_bytes + facts.packed_bytes
+        return Term(WEIGHTS_TERM, nbytes, f"{values:,} values packed as {weights.value}")
+    note = f"{facts.elements:,} values as {weights.value}"
+    return Term(WEIGHTS_TERM, facts.elements * item_bytes, note)
+
+
+def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
+    context, rows, caches = choice.context_length, choice.rows_max, facts.caches
+    held = caches.held(
+        context_max=context, rows_max=rows, kv_format=choice.kv_format, on_cpu=on_cpu
+    )
+    tokens = kv_tokens_bound(context, rows)
+    form = "" if choice.kv_format is KVFormat.MODEL else f" as {choice.kv_format.value}"
+    parts = [f"{tokens} tokens x {caches.kv_values_per_token} values{form}"]
+    parts += [
+        f"{layers.kv_values_per_token} values in a window of {layers.window}"
+        for layers in caches.windows
+    ]
+    if caches.recurrent_values_per_row:
+        parts.append(f"states of {caches.recurrent_values_per_row} float32 values a row")
+    if caches.foreign:
+        parts.append("at most: what mlx-lm's layers keep is known when the worker has the model")
+    return Term(KV_TERM, held.nbytes(item_bytes), ", ".join(parts))
+
+
+def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
+    if choice.prefix_bytes is not None:
+        note = "as asked for" if choice.prefix_bytes else "no prefix is to be kept"
+        return Term(PREFIX_TERM, choice.prefix_bytes, note)
+    wanted = int(device.budget_bytes * device.prefix_fraction)
+    note = f"{device.prefix_fraction:.0%} of the device's memory"
+    if wanted <= free_bytes:
+        return Term(PREFIX_TERM, wanted, note)
+    return Term(PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
+
+
+def _activations(
+    facts: ModelFacts, device: Device, choice: Choice, *, item_bytes: int, beside_bytes: int
+) -> Term:
+    """Widest moment of a pass, or of putting a tensor together while nothing else is there yet.
+
+    Quantised keys and values are unpacked to be read: on Metal one prompt's, elsewhere all rows'.
+    Weights that stay packed are unpacked for a prompt, a few layers' at a time.
+    """
+    context = choice.context_length
+    nbytes = facts.passes.nbytes(
+        facts.caches,
+        context=context,
+        rows=choice.rows_max,
+        item_nbytes=item_bytes,
+        on_cpu=device.on_cpu,
+    )
+    read = kv_tokens_bound(context, rows_unpacked(choice.rows_max, device.kind))
+    unpacked = facts.caches.unpacked_values(read, choice.kv_format)
+    unpacked += facts.unpacked_of(choice.weights)
+    nbytes += unpacked * item_bytes
+    making = max((it.beyond_in(choice.weights, item_bytes) for it in facts.taken), default=0)
+    if making - beside_bytes > nbytes:
+        return Term(
+            ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"
+        )
+    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
+    note = f"a prefill of {chunk} tokens against a context of {context}"
+    return Term(ACTIVATIONS_TERM, nbytes, note)
+
+
+def _process(facts: ModelFacts, device: Device, choice: Choice) -> Term:
+    if device.holds_process:
+        return Term(PROCESS_TERM, 0, "there already")
+    if device.kind is DeviceKind.CUDA:
+        return Term(PROCESS_TERM, CUDA_CONTEXT_BYTES, "the driver's context of a process")
+    nbytes = PROCESS_BYTES + HEAP_BYTES + TOKENIZER_FACTOR * facts.tokenizer_bytes
+    if choice.weights is Weights.FLOAT32 and facts.item_bytes < FloatType.F32.nbytes:
+        nbytes += WIDENING_BYTES
+    return Term(PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")

@@ -1,0 +1,1 @@
+"""A family that is nobody's, as CONTRIBUTING says that one is added."""
