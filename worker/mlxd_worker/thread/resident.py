@@ -110,12 +110,7 @@ def make_resident(
         on_load=life.on_load,
         context=plan.context_length,
     )
-    caches = RowCaches(
-        model.new_caches(kv=plan.kv_format, context_max=plan.context_length),
-        context_max=plan.context_length,
-        rows_max=plan.rows_max,
-        keeps_spares=True,
-    )
+    caches = _new_caches(model, plan)
     compiles = device is DeviceKind.CUDA and model.capabilities.compiles
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
@@ -145,6 +140,12 @@ def make_resident(
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     engine = make_engine(prefix=prefix, stepper=stepper)
     return Resident(model, caches, prefix, engine, facts)
+
+
+def _new_caches(model: Model, plan: Plan) -> RowCaches:
+    context = plan.context_length
+    layers = model.new_caches(kv=plan.kv_format, context_max=context)
+    return RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
 
 
 def _chat(
