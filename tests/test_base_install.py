@@ -46,18 +46,18 @@ def normal(name: str) -> str:
 
 def base_distributions() -> set[str]:
     """The base dependencies of mlxd and all that they need, on this platform."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting: list[tuple[str, frozenset[str]]] = [("mlxd", frozenset())]
     while waiting:
         name, extras = waiting.pop()
-        found.add(normal(name))
+        names.add(normal(name))
         for line in metadata.requires(name) or []:
             needed = Requirement(line)
             markers = [{"extra": extra} for extra in extras or {""}]
             wanted = needed.marker is None or any(map(needed.marker.evaluate, markers))
-            if wanted and normal(needed.name) not in found:
+            if wanted and normal(needed.name) not in names:
                 waiting.append((needed.name, frozenset(needed.extras)))
-    return found
+    return names
 
 
 def allowed_modules() -> set[str]:

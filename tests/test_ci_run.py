@@ -27,45 +27,45 @@ def run_ci(
 
     `ci` is the variable CI as the caller has it; None is unset.
     """
-    made = folder / "made.txt"
+    stages_file = folder / "made.txt"
     stand_in = folder / "make"
     stand_in.write_text(MAKE, encoding="utf-8")
     stand_in.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
     environment = {name: value for name, value in os.environ.items() if name != "CI"}
-    environment |= {"PATH": path, "MADE": str(made), "BROKEN": broken}
+    environment |= {"PATH": path, "MADE": str(stages_file), "BROKEN": broken}
     environment |= {"WANTED_CI": "true"} if ci is None else {"WANTED_CI": ci, "CI": ci}
     done = subprocess.run(
         [str(ROOT / ".ci" / "run")], cwd=folder, env=environment, input="typed by nobody\n",
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
-    return done, made.read_text(encoding="utf-8").split()
+    return done, stages_file.read_text(encoding="utf-8").split()
 
 
 def test_every_stage_runs_and_the_run_passes(tmp_path: Path) -> None:
     """With nothing broken: each stage once, in order, in CI's environment, without a terminal."""
-    done, made = run_ci(tmp_path, broken="")
+    done, stages = run_ci(tmp_path, broken="")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert made == STAGES
+    assert stages == STAGES
     assert "== ci: ok" in done.stdout
 
 
 def test_a_run_may_allow_skips(tmp_path: Path) -> None:
     """Where CI is set and empty it stays so, and the stages see that."""
-    done, made = run_ci(tmp_path, broken="", ci="")
+    done, stages = run_ci(tmp_path, broken="", ci="")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert made == STAGES
+    assert stages == STAGES
 
 
 @pytest.mark.parametrize("stage", sorted(set(STAGES) - {"setup", "tools"}))
 def test_one_failing_stage_fails_the_run(tmp_path: Path, stage: str) -> None:
     """A stage that fails is named and fails the run, and the others still run."""
-    done, made = run_ci(tmp_path, broken=stage)
+    done, stages = run_ci(tmp_path, broken=stage)
 
     assert done.returncode != 0
-    assert made == STAGES
+    assert stages == STAGES
     assert f"== ci: FAILED: {stage}" in done.stdout
     assert "== ci: ok" not in done.stdout
 
@@ -73,10 +73,10 @@ def test_one_failing_stage_fails_the_run(tmp_path: Path, stage: str) -> None:
 @pytest.mark.parametrize("stage", ["setup", "tools"])
 def test_nothing_runs_without_set_up(tmp_path: Path, stage: str) -> None:
     """When set-up fails the run ends there, and fails."""
-    done, made = run_ci(tmp_path, broken=stage)
+    done, stages = run_ci(tmp_path, broken=stage)
 
     assert done.returncode != 0
-    assert made == STAGES[: STAGES.index(stage) + 1]
+    assert stages == STAGES[: STAGES.index(stage) + 1]
     assert "== ci: FAILED: " in done.stdout
 
 

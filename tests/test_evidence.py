@@ -52,12 +52,12 @@ def rows(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_test_that_is_named_exists(document: str) -> None:
     """A proof is a file of tests, a folder of them, or a test in a file."""
-    found = list(node_ids((FOLDER / document).read_text(encoding="utf-8")))
+    ids = list(node_ids((FOLDER / document).read_text(encoding="utf-8")))
 
-    for path, test in found:
+    for path, test in ids:
         assert (ROOT / path).exists(), path
         assert not test or test in names_in(ROOT / path), f"{path}::{test}"
-    assert found or document == "README.md"
+    assert ids or document == "README.md"
 
 
 def test_a_proof_that_is_gone_is_found() -> None:

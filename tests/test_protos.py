@@ -23,10 +23,10 @@ TOOL_TIMEOUT_S = 60
 @pytest.fixture(name="buf")
 def find_buf() -> str:
     """Find buf where `make tools` puts it, or on PATH."""
-    found = shutil.which("buf", path=str(ROOT / ".tools" / "bin")) or shutil.which("buf")
-    if found is None:
+    path = shutil.which("buf", path=str(ROOT / ".tools" / "bin")) or shutil.which("buf")
+    if path is None:
         pytest.skip("no buf on this machine; `make tools` installs it")
-    return found
+    return path
 
 
 @pytest.fixture(name="workspace")

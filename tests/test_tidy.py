@@ -36,6 +36,12 @@ BREACHES = [
     ("sleeping_tests", "tests/test_a.py", "import time\ntime.sle" + "ep(1)", 2),
     ("sleeping_tests", "tests/test_a.py", "await asyncio.sle" + "ep(0.1)", 1),
     ("patching_tests", "tests/test_a.py", "monkeypatch.setat" + "tr(a, 'b', c)", 1),
+    ("vague_names", "worker/a.py", "def f(a, *, told=1): ...", 1),
+    ("vague_names", "tests/a.py", "a = 1\nfor it in a: ...", 2),
+    ("vague_names", "tools/a.py", "def f():\n    self._found = 1", 2),
+    ("vague_names", "worker/a.py", "def asked(): ...", 1),
+    ("participles", "worker/a.py", "def _rendered(): ...", 1),
+    ("participles", "tests/a.py", "class A:\n    async def held(self): ...", 2),
 ]
 # rule, file name, text that looks like a breach and is none
 INNOCENTS = [
@@ -53,6 +59,11 @@ INNOCENTS = [
     ("dynamic_tricks", "worker/a.py", "self.has" + "attr(x)"),
     ("sleeping_tests", "tests/test_a.py", "await asyncio.sleep(0)"),
     ("sleeping_tests", "worker/a.py", "await asyncio.sle" + "ep(1)"),
+    ("vague_names", "tests/a.py", "from hypothesis import given\n@given(a)\ndef f(a): ..."),
+    ("vague_names", "shared/mlxd_shared/domain/errors.py", "class A:\n    asked: str"),
+    ("participles", "worker/a.py", "def embed(): ...\ndef fed_by(): ..."),
+    ("participles", "worker/a.py", "class A:\n    @property\n    def held(self): ..."),
+    ("participles", "tests/conftest.py", "@pytest.fixture\ndef built(): ..."),
 ]
 
 

@@ -33,15 +33,15 @@ def generate(out: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def differences(made: Path) -> list[str]:
-    """Name the files that differ between `made` and the committed stubs."""
-    names = {p.name for p in made.iterdir()} | {p.name for p in TARGET.glob("*_pb2*")}
+def differences(generated: Path) -> list[str]:
+    """Name the files that differ between `generated` and the committed stubs."""
+    names = {p.name for p in generated.iterdir()} | {p.name for p in TARGET.glob("*_pb2*")}
     return sorted(
         name
         for name in names
-        if not (made / name).is_file()
+        if not (generated / name).is_file()
         or not (TARGET / name).is_file()
-        or not filecmp.cmp(made / name, TARGET / name, shallow=False)
+        or not filecmp.cmp(generated / name, TARGET / name, shallow=False)
     )
 
 

@@ -38,22 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.sample:
-        print_samples(_given(parser, options.out, "--out"))
+        print_samples(_require(parser, options.out, "--out"))
     elif options.evaluate:
-        stories = held_out_stories(_given(parser, options.data, "--data"))
-        score = record_scores(_given(parser, options.out, "--out"), stories)
+        stories = held_out_stories(_require(parser, options.data, "--data"))
+        score = record_scores(_require(parser, options.out, "--out"), stories)
         print(f"{score.bits_per_byte:.4f} bits a byte over {score.stories} held-out stories")
     elif options.evaluate_sample:
-        stories = held_out_stories(_given(parser, options.data, "--data"))
-        score = evaluate(_given(parser, options.out, "--out"), sample_of(stories))
+        stories = held_out_stories(_require(parser, options.data, "--data"))
+        score = evaluate(_require(parser, options.out, "--out"), sample_of(stories))
         print(json.dumps(asdict(score)))
     elif options.prepare_only:
-        data = _given(parser, options.data, "--data")
-        prepare(data, _given(parser, options.prepared, "--prepared"))
+        data = _require(parser, options.data, "--data")
+        prepare(data, _require(parser, options.prepared, "--prepared"))
     elif options.prepared is not None and options.data is None:
-        _train(options.prepared, _given(parser, options.out, "--out"), options)
+        _train(options.prepared, _require(parser, options.out, "--out"), options)
     else:
-        data, out = _given(parser, options.data, "--data"), _given(parser, options.out, "--out")
+        data, out = _require(parser, options.data, "--data"), _require(parser, options.out, "--out")
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if options.prepared is None else options.prepared
             prepare(data, folder)
@@ -76,7 +76,7 @@ def _train(prepared_folder: Path, out: Path, options: argparse.Namespace) -> Non
         print(f"{out}: {size} bytes, {score.bits_per_byte:.4f} bits a byte")
 
 
-def _given(parser: argparse.ArgumentParser, path: Path | None, flag: str) -> Path:
+def _require(parser: argparse.ArgumentParser, path: Path | None, flag: str) -> Path:
     if path is None:
         parser.error(f"{flag} is needed for this")
     return path

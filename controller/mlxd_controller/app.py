@@ -18,11 +18,11 @@ from pathlib import Path
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
-from mlxd_controller.crew import crew_of, held
+from mlxd_controller.crew import crew_of, list_held
 from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
-from mlxd_controller.runtime.adoption import enrolled
+from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.clock import SystemClock
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.runtime.runtime import Runtime
@@ -96,9 +96,9 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     models = settings.models or ((DEMO_NAME, demo_model()),)
     store = library_of(models, settings.stores, launches=not settings.workers)
     async with crew_of(settings, clock, store) as crew:
-        taken_up = await held(crew, store)
+        taken_up = await list_held(crew, store)
         state = State(
-            devices=crew.ports.probe.read([found.process.pid for found in crew.survivors]),
+            devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
             keep_alive_s=settings.keep_alive_s,
             max_loaded=crew.max_loaded,
         )
@@ -108,7 +108,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
             stall_timeout_s=settings.load_stall_timeout_s,
             silent_max_s=settings.silent_max_s,
         )
-        runtime.adopt(enrolled(crew.survivors, state, clock))
+        runtime.adopt(enrol(crew.survivors, state, clock))
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())

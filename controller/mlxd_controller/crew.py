@@ -76,7 +76,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
     """
     limits = limits_of(settings)
     if settings.workers:
-        async with _attached(settings, limits, clock) as crew:
+        async with _attach(settings, limits, clock) as crew:
             yield crew
         return
     gpus = await asyncio.to_thread(usable_gpus, os.environ)
@@ -108,7 +108,7 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
 
 
 @asynccontextmanager
-async def _attached(settings: ServeSettings, limits: Limits, clock: Clock) -> AsyncIterator[Crew]:
+async def _attach(settings: ServeSettings, limits: Limits, clock: Clock) -> AsyncIterator[Crew]:
     launcher = AttachedLauncher(
         [AttachedWorker(name, address) for name, address in settings.workers],
         security=settings.worker_security,
@@ -155,7 +155,7 @@ class AttachedProbe:
         )
 
 
-async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]:
+async def list_held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]:
     """Return the models that attached workers hold ready, and how they are loaded.
 
     A model that is not configured here stays where it is until its worker is needed.
@@ -164,14 +164,14 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
         return []
     ready = [
         figures
-        for figures in await crew.attached.heard(wait_s=FIRST_WORD_S)
+        for figures in await crew.attached.wait_for_figures(wait_s=FIRST_WORD_S)
         if figures.state is WorkerState.READY
     ]
     if ready:
-        await store.listed()  # reads every folder, so that digests are known
-    found = []
+        await store.list_models()  # reads every folder, so that digests are known
+    models = []
     for figures in ready:
-        ref = store.known(figures.model_digest)
+        ref = store.find_known(figures.model_digest)
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
             continue
@@ -185,5 +185,5 @@ async def held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]
             kv_format=figures.kv_format,
             prefix_cache_nbytes=figures.prefix_cache_nbytes,
         )
-        found.append((ref, spec))
-    return found
+        models.append((ref, spec))
+    return models

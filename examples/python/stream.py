@@ -31,9 +31,9 @@ async def stream(address: str, model: str, prompt: str) -> None:
 
 def main() -> int:
     """Read the arguments, stream, and return the exit code."""
-    given = dict(enumerate(sys.argv[1:]))
-    address = given.get(0, "127.0.0.1:8555")
-    model, prompt = given.get(1, ""), given.get(2, "Once upon a time")
+    arguments = dict(enumerate(sys.argv[1:]))
+    address = arguments.get(0, "127.0.0.1:8555")
+    model, prompt = arguments.get(1, ""), arguments.get(2, "Once upon a time")
     try:
         asyncio.run(stream(address, model, prompt))
     except MlxdError as error:

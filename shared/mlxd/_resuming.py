@@ -106,24 +106,24 @@ class ResumingCall:
 
     def _pause_after(self, error: grpc.aio.AioRpcError) -> float:
         """Return how long to wait before the next call; raise `error` where it is the end."""
-        found = from_call(error)
+        reason = from_call(error)
         now_s = self._clock()
-        if not self._survives(found):
+        if not self._survives(reason):
             raise error
         if self._lost_s is None:
             self._lost_s = now_s
         left_s = self._lost_s + config.RECONNECT_WINDOW_S - now_s
         if left_s <= 0:
             raise error
-        asked_s = found.retry_after_s if isinstance(found, ShuttingDown) else 0.0
+        asked_s = reason.retry_after_s if isinstance(reason, ShuttingDown) else 0.0
         pause_s = max(self._pause_s * random.uniform(0.5, 1.0), asked_s)  # noqa: S311 - no secret
         self._pause_s = min(2 * self._pause_s, config.RECONNECT_PAUSE_MAX_S)
         deadline_s = self._left_s()
         return min(pause_s, left_s, left_s if deadline_s is None else deadline_s)
 
-    def _survives(self, found: MlxdError) -> bool:
+    def _survives(self, reason: MlxdError) -> bool:
         """Tell whether the stream may be resumed after this."""
-        match found:
+        match reason:
             case RemoteError(code):
                 return code is grpc.StatusCode.UNAVAILABLE
             case ShuttingDown():

@@ -147,8 +147,8 @@ class GenerationReader:
             kind = "gap" if message.offset > self._next_offset else "repeat"
             raise BrokenStream(f"{kind}: token {self._next_offset} was due, {message.offset} came")
         if message.logprobs and len(message.logprobs) != len(message.token_ids):
-            given, due = len(message.logprobs), len(message.token_ids)
-            raise BrokenStream(f"{given} log-probabilities for {due} tokens")
+            count, due = len(message.logprobs), len(message.token_ids)
+            raise BrokenStream(f"{count} log-probabilities for {due} tokens")
         if message.request_id:  # the first message of a call
             self._begin(message)
         self._next_offset += len(message.token_ids)

@@ -314,14 +314,14 @@ class Client:
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
-        found: list[Model] = []
+        models: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
         listing = self._connection.models.ListModels
         while True:
             page = await answer(listing(request, timeout=self._timeout_s))
-            found += map(_wire.model_from_pb, page.models)
-            if not page.next_page_token or len(found) > config.MODELS_MAX:
-                return tuple(found)
+            models += map(_wire.model_from_pb, page.models)
+            if not page.next_page_token or len(models) > config.MODELS_MAX:
+                return tuple(models)
             request.page_token = page.next_page_token
 
     async def model(self, model: str = "") -> Model:
@@ -358,5 +358,5 @@ class Client:
             RemoteError: NOT_FOUND for a name that the server does not know.
         """
         request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
-        found = await answer(self._connection.health(request, timeout_s=self._timeout_s))
-        return found.status == health_pb2.HealthCheckResponse.SERVING
+        response = await answer(self._connection.health(request, timeout_s=self._timeout_s))
+        return response.status == health_pb2.HealthCheckResponse.SERVING

@@ -124,7 +124,7 @@ def describe(
     family = _family_of(values, registry, foreign)
     config = family.parse(values)
     weights = read_weights(stored)
-    facts = _named(weights.facts, family)
+    facts = _name_tensors(weights.facts, family)
     try:
         specs = _checked_specs(family, config, facts)
     except InvalidModel as error:
@@ -185,7 +185,7 @@ def _checked_specs(
     return specs
 
 
-def _named(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[TensorFact, ...]:
+def _name_tensors(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[TensorFact, ...]:
     """Return the tensors that are the family's, by its names.
 
     Raises:

@@ -29,7 +29,7 @@ from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.server import chosen_cases, float32_llama, server_lines
 from tests.bench.speculation import ROUNDS, speculation_lines
 from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
-from tests.support.served import served
+from tests.support.served import serve
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 SETTLING_TOKENS = 16
@@ -64,7 +64,7 @@ async def worker_address(controller: str, model: str) -> str:
 async def all_ways(folder: Path, *, peers: tuple[str, ...]) -> AsyncIterator[dict[str, Way]]:
     """Start everything that is compared, on one model."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(served("--model", f"bench={folder}"))
+        server = await stack.enter_async_context(serve("--model", f"bench={folder}"))
         address = await worker_address(server.address, "bench")
         ways: dict[str, Way] = {
             CONTROLLER: GrpcWay(server.address, "bench"),
@@ -102,17 +102,17 @@ async def measure(
     return {name: figures(timings[name], prompt_tokens) for name in ways}
 
 
-def ratios(found: dict[str, Figures], new_tokens: int) -> dict[str, float]:
+def ratios(measured: dict[str, Figures], new_tokens: int) -> dict[str, float]:
     """Return what the figures are judged by."""
-    through, direct = found[CONTROLLER], found[WORKER]
+    through, direct = measured[CONTROLLER], measured[WORKER]
     added_s = (through.decode_s - direct.decode_s) / (new_tokens - 1)
     result = {
         "decode: controller / worker": through.decode_tokens_per_s / direct.decode_tokens_per_s,
         "added microseconds a message": added_s * 1e6,
     }
     for peer in (PEER, SHIPPED):
-        if peer in found:
-            other = found[peer]
+        if peer in measured:
+            other = measured[peer]
             decode = through.decode_tokens_per_s / other.decode_tokens_per_s
             prefill = through.prefill_tokens_per_s / other.prefill_tokens_per_s
             result |= {f"decode: controller / {peer}": decode}
@@ -125,11 +125,11 @@ async def compare(name: str, folder: Path, args: argparse.Namespace) -> list[str
     peers = (PEER, SHIPPED) if name != "demo" else (PEER,)
     sizes = {"prompt_tokens": args.prompt_tokens, "new_tokens": args.new_tokens}
     async with all_ways(folder, peers=peers) as ways:
-        found = await measure(ways, runs=args.runs, vocabulary=4096, **sizes)
-    judged = ratios(found, args.new_tokens)
-    sys.stderr.write(table(f"{name}: {sizes}, medians of {args.runs}", found) + "\n")
+        measured = await measure(ways, runs=args.runs, vocabulary=4096, **sizes)
+    judged = ratios(measured, args.new_tokens)
+    sys.stderr.write(table(f"{name}: {sizes}, medians of {args.runs}", measured) + "\n")
     sys.stderr.writelines(f"  {key:44s} {value:8.2f}\n" for key, value in judged.items())
-    lines = [json_line("way", model=name, way=way, **asdict(f)) for way, f in found.items()]
+    lines = [json_line("way", model=name, way=way, **asdict(f)) for way, f in measured.items()]
     lines += [json_line("ratio", model=name, key=key, value=v) for key, v in judged.items()]
     return lines
 

@@ -29,7 +29,7 @@ class Target:
     at_least: float | None = None
     at_most: float | None = None
 
-    def met(self, ratio: float) -> bool:
+    def is_met(self, ratio: float) -> bool:
         """Tell whether a ratio is good enough."""
         enough = self.at_least is None or ratio >= self.at_least
         return enough and (self.at_most is None or ratio <= self.at_most)
@@ -57,7 +57,7 @@ class Case:
     runs_max: int | None = None
 
 
-def closed(count: int, prompt_tokens: int, new_tokens: int, *, seeded: bool = False) -> Make:
+def make_closed(count: int, prompt_tokens: int, new_tokens: int, *, seeded: bool = False) -> Make:
     """Return requests of one size that wait for a free client."""
 
     def make(prompts: Prompts, draws: random.Random) -> list[Request]:
@@ -89,7 +89,7 @@ def poisson(count: int, prompt_tokens: int, new_tokens: int) -> Make:
     return make
 
 
-def mixed(prompts: Prompts, _: random.Random) -> list[Request]:
+def make_mixed(prompts: Prompts, _: random.Random) -> list[Request]:
     """Return one long prompt, and fifteen short ones that follow its first token.
 
     So all of them decode side by side for a while, however either server reads prompts.
@@ -105,13 +105,13 @@ CASES: Sequence[Case] = (
     Case(
         "a",
         "closed loop of 32, 128 in, 256 out",
-        closed(64, 128, 256),
+        make_closed(64, 128, 256),
         (Target("tokens_per_s", at_least=1.3), Target("itl_p99_s", at_most=0.25)),
     ),
     Case(
         "b",
         "closed loop of 32, 1024 in, 32 out",
-        closed(32, 1024, 32),
+        make_closed(32, 1024, 32),
         (Target("tokens_per_s", at_least=1.0),),
     ),
     Case(
@@ -128,25 +128,25 @@ CASES: Sequence[Case] = (
     Case(
         "d",
         "burst of 32, 128 in, 32 out",
-        closed(32, 128, 32),
+        make_closed(32, 128, 32),
         (Target("ttft_p50_s", at_most=0.9),),
     ),
     Case(
         "e",
         "one row of 4096 beside fifteen of 64",
-        mixed,
+        make_mixed,
         (Target("decode_tokens_per_s", at_least=4.0),),
     ),
     Case(
         "f",
         "closed loop of 32 with seeds, 128 in, 64 out",
-        closed(32, 128, 64, seeded=True),
+        make_closed(32, 128, 64, seeded=True),
         (Target("tokens_per_s", at_least=3.0),),
     ),
     Case(
         "g",
         "as (a) against mlx-lm with the BLAS it brings; 32 requests of 64 out, one run",
-        closed(32, 128, 64),
+        make_closed(32, 128, 64),
         (Target("tokens_per_s", at_least=15.0),),
         shipped_blas=True,
         runs_max=1,

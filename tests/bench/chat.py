@@ -42,18 +42,18 @@ async def chat_lines(folder: Path, *, widths: tuple[str, ...] = WIDTHS) -> list[
         for architecture in ARCHITECTURES:
             model = folder / f"{architecture}-{width}"
             await _write(model, architecture, width)
-            found = await measure(model)
+            figures = await measure(model)
             sys.stderr.write(
-                f"chat, {architecture}, {width}: at most {found.evaluated_max} tokens a turn, "
-                f"first token {found.ttft_s * 1e3:.1f} ms of {found.full_ttft_s * 1e3:.1f} ms "
-                f"({found.ttft_ratio:.3f})\n"
+                f"chat, {architecture}, {width}: at most {figures.evaluated_max} tokens a turn, "
+                f"first token {figures.ttft_s * 1e3:.1f} ms of {figures.full_ttft_s * 1e3:.1f} ms "
+                f"({figures.ttft_ratio:.3f})\n"
             )
-            lines += _lines(found, f"chat.{architecture}.{width}")
+            lines += _lines(figures, f"chat.{architecture}.{width}")
     return lines
 
 
-def _lines(found: ChatFigures, prefix: str) -> Iterator[str]:
-    for name, value in asdict(found).items():
+def _lines(figures: ChatFigures, prefix: str) -> Iterator[str]:
+    for name, value in asdict(figures).items():
         yield json_line("chat", key=f"{prefix}.{name}", value=value)
 
 

@@ -165,7 +165,7 @@ async def _skip_head(reader: asyncio.StreamReader) -> None:
 
 
 def _check(request: Request, prompt_tokens: int, completion_tokens: int) -> None:
-    found, wanted = (prompt_tokens, completion_tokens), (request.prompt_tokens, request.max_tokens)
-    if found != wanted:
-        message = f"{found} prompt and new tokens instead of {wanted}"
+    counts, wanted = (prompt_tokens, completion_tokens), (request.prompt_tokens, request.max_tokens)
+    if counts != wanted:
+        message = f"{counts} prompt and new tokens instead of {wanted}"
         raise RuntimeError(message)

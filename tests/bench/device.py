@@ -64,16 +64,16 @@ class Bench:
         }
         if args.plain:
             sides[PLAIN] = self._engine(rows, compiled=False)
-        found: dict[str, list[Measured]] = {name: [] for name in sides}
+        by_side: dict[str, list[Measured]] = {name: [] for name in sides}
         for number in range(args.rounds + 1):
             for name in list(sides) if number % 2 else list(reversed(sides)):
                 prompts = prompts_of(self.shape, rows=rows, tokens=args.prompt, seed=number)
                 steps = args.steps if number else args.warm_steps
                 measured = sides[name].run(prompts, steps=steps)
                 if number:
-                    found[name].append(measured)
+                    by_side[name].append(measured)
                 progress(f"{self.form} b{rows} {name} {number}/{args.rounds}")
-        return found
+        return by_side
 
     def step_nbytes(self, rows: int) -> int:
         """Return the bytes that a step must read: all weights but the table, and the positions."""
@@ -99,15 +99,15 @@ class Bench:
     def ahead(self, rows: int, length: int) -> dict[str, float]:
         """Return a step read at once, and one dispatched before the last is read."""
         context = max(2 * length, 1024)
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name, ahead in (("at_once", False), ("ahead", True)):
             layers = self.ours.new_caches(context_max=context)
             took_s, peak_nbytes = step_s(
                 self.ours, layers, rows=rows, length=length, steps=self.args.steps,
                 context=context, ahead=ahead,
             )  # fmt: skip
-            found |= {f"{name}_ms": took_s * 1e3, f"{name}_peak_nbytes": peak_nbytes}
-        return found
+            figures |= {f"{name}_ms": took_s * 1e3, f"{name}_peak_nbytes": peak_nbytes}
+        return figures
 
     def _engine(self, rows: int, *, compiled: bool) -> Ours:
         rows_max = max(rows, self.args.rows_max)
@@ -120,7 +120,7 @@ class Bench:
             for _ in range(shape.layers)
         ]
         context, length = self.args.context, self.args.prompt
-        found, _ = step_s(
+        seconds, _ = step_s(
             self.ours,
             layers,
             rows=rows,
@@ -129,7 +129,7 @@ class Bench:
             context=context,
             ahead=ahead,
         )
-        return found
+        return seconds
 
     def _head_s(self, rows: int) -> float:
         hidden = mx.random.normal((rows, self.shape.hidden)).astype(self.ours.dtype)
@@ -140,26 +140,26 @@ class Bench:
         return statistics.median(times_s(once, repeats=20))
 
 
-def compared(bench: Bench, rows: int, copied: float) -> Iterable[str]:
+def compare_sides(bench: Bench, rows: int, copied: float) -> Iterable[str]:
     """Yield the lines of one comparison."""
     args = bench.args
-    found = bench.compare(rows)
+    by_side = bench.compare(rows)
     steps_s = {
         name: statistics.median(s for one in rounds for s in one.steps_s)
-        for name, rounds in found.items()
+        for name, rounds in by_side.items()
     }
     other_nbytes = {OURS: bench.peer_nbytes, PLAIN: bench.peer_nbytes, PEER: bench.ours_nbytes}
     key = f"device.{args.model}.{bench.form}.b{rows}"
     for name, took_s in steps_s.items():
         yield _line(key=f"{key}.{name}_tokens_per_s", value=rows / took_s)
         yield _line(key=f"{key}.{name}_step_ms", value=took_s * 1e3)
-        peak = max(one.peak_nbytes for one in found[name]) - other_nbytes[name]
+        peak = max(one.peak_nbytes for one in by_side[name]) - other_nbytes[name]
         yield _line(key=f"{key}.{name}_peak_gib", value=peak / (1 << 30))
     yield _line(key=f"{key}.ratio_tokens_per_s", value=steps_s[PEER] / steps_s[OURS])
     floor_s = bench.step_nbytes(rows) / copied
     yield _line(key=f"{key}.floor_ms", value=floor_s * 1e3)
     yield _line(key=f"{key}.step_per_floor", value=steps_s[OURS] / floor_s)
-    same = [_alike(a.ids, b.ids) for a, b in zip(found[OURS], found[PEER], strict=True)]
+    same = [_alike(a.ids, b.ids) for a, b in zip(by_side[OURS], by_side[PEER], strict=True)]
     yield _line(key=f"{key}.tokens_alike", value=statistics.mean(same))
 
 
@@ -188,12 +188,12 @@ def lines(args: argparse.Namespace) -> Iterable[str]:
         for rows in args.batches:
             key = f"device.{args.model}.{form}.b{rows}"
             if args.check:
-                told = logits_difference(
+                difference = logits_difference(
                     bench.ours, rows=rows, length=args.prompt, steps=4, context=args.context
                 )
-                yield _line(key=f"{key}.logits_difference", value=told)
+                yield _line(key=f"{key}.logits_difference", value=difference)
             if not args.no_compare:
-                yield from compared(bench, rows, copied)
+                yield from compare_sides(bench, rows, copied)
             if args.parts:
                 for name, took_s in bench.parts(rows).items():
                     yield _line(key=f"{key}.part.{name}_ms", value=took_s * 1e3)
@@ -204,7 +204,7 @@ def lines(args: argparse.Namespace) -> Iterable[str]:
         mx.clear_cache()
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=list(SHAPES), required=True)
@@ -223,7 +223,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", action="store_true", help="where a step's time goes")
     parser.add_argument("--ahead", nargs="*", type=int, default=[], help="run-ahead at lengths")
     parser.add_argument("--no-compare", action="store_true", help="leave mlx-lm out")
-    return parser.parse_args(given)
+    return parser.parse_args(argv)
 
 
 def main() -> None:

@@ -122,9 +122,9 @@ class PeerWeights:
         """Return all tensors."""
         return dict(self._arrays)
 
-    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+    def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
         """Evaluate them together."""
-        mx.eval(list(made.values()))
+        mx.eval(list(arrays.values()))
 
     def has(self, name: str) -> bool:
         """Tell whether a tensor is there."""

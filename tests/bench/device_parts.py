@@ -133,7 +133,7 @@ def logits_difference(model: Model, *, rows: int, length: int, steps: int, conte
     Rows of different lengths, fed the same tokens; the largest difference over the standard
     deviation of all logits.
     """
-    found: list[mx.array] = []
+    sides_logits: list[mx.array] = []
     for compiled in (False, True):
         caches = RowCaches(
             model.new_caches(context_max=context), context_max=context, rows_max=rows
@@ -149,7 +149,7 @@ def logits_difference(model: Model, *, rows: int, length: int, steps: int, conte
                 mx.eval(caches.state())
         while caches.table.moving:
             caches.tend()
-        told: list[mx.array] = []
+        logits_by_step: list[mx.array] = []
         for step in range(steps):
             offsets = [lengths[row] + step for row in caches.rows]
             tokens_now = [(11 * step + row) % 509 for row in caches.rows]
@@ -157,9 +157,9 @@ def logits_difference(model: Model, *, rows: int, length: int, steps: int, conte
                 used.forward(Batch.decode(tokens_now, offsets, caches.rows), caches)
             )
             mx.eval(logits, caches.state())
-            told.append(logits)
-        found.append(mx.stack(told))
-    plain, fast = found
+            logits_by_step.append(logits)
+        sides_logits.append(mx.stack(logits_by_step))
+    plain, fast = sides_logits
     largest: Any = (mx.max(mx.abs(plain - fast)) / mx.std(plain)).item()
     return float(largest)
 

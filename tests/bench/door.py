@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared.wire.convert import generate_from_pb
-from mlxd_shared.wire.intake import Intake, Reader, is_checked, paced
+from mlxd_shared.wire.intake import Intake, Reader, is_checked, run_paced
 from mlxd_shared.wire.wire_scan import RELAYED, Size
 from tests.bench.report import json_line
 
@@ -35,7 +35,7 @@ def cases() -> Iterator[tuple[str, inference_pb2.GenerateRequest]]:
     request = inference_pb2.GenerateRequest(model="d" * 64, request_id="r" * 32, max_tokens=64)
     request.sampling.temperature = 0.7
 
-    def made(**prompt: object) -> inference_pb2.GenerateRequest:
+    def make(**prompt: object) -> inference_pb2.GenerateRequest:
         other = inference_pb2.GenerateRequest(**prompt)  # type: ignore[arg-type]
         other.MergeFrom(request)
         return other
@@ -47,13 +47,13 @@ def cases() -> Iterator[tuple[str, inference_pb2.GenerateRequest]]:
         ]
         return inference_pb2.ChatPrompt(messages=turns, tools_json=[TOOL] * tools)
 
-    yield "text of 100 characters", made(text="a" * 100)
-    yield "chat of 3 messages", made(chat=chat(3, 100, 0))
-    yield "chat of 3 messages, 10 tools", made(chat=chat(3, 100, 10))
-    yield "chat of 1,000 messages", made(chat=chat(1000, 200, 0))
-    yield "chat of 1,000 messages, 100 tools", made(chat=chat(1000, 200, 100))
-    yield "1 Mi ids", made(tokens=inference_pb2.TokenIds(ids=range(1 << 20)))
-    yield "text of 8 Mi characters", made(text="a" * (8 << 20))
+    yield "text of 100 characters", make(text="a" * 100)
+    yield "chat of 3 messages", make(chat=chat(3, 100, 0))
+    yield "chat of 3 messages, 10 tools", make(chat=chat(3, 100, 10))
+    yield "chat of 1,000 messages", make(chat=chat(1000, 200, 0))
+    yield "chat of 1,000 messages, 100 tools", make(chat=chat(1000, 200, 100))
+    yield "1 Mi ids", make(tokens=inference_pb2.TokenIds(ids=range(1 << 20)))
+    yield "text of 8 Mi characters", make(text="a" * (8 << 20))
 
 
 async def spend(
@@ -62,8 +62,8 @@ async def spend(
     """Return the CPU seconds of this process that one request takes, over some of them."""
     times, began_s = 0, time.process_time()
     while (spent_s := time.process_time() - began_s) < ROUND_S:
-        async with intake.taken(raw, reader, counted=counted) as request:
-            await paced(generate_from_pb, request, is_checked=is_checked())
+        async with intake.take(raw, reader, counted=counted) as request:
+            await run_paced(generate_from_pb, request, is_checked=is_checked())
         times += 1
     return spent_s / times
 
@@ -75,11 +75,11 @@ async def main() -> None:
     for name, request in cases():
         raw = request.SerializeToString()
         size = reader.size(raw)
-        found: dict[Size | None, list[float]] = {None: [], size: []}
+        times: dict[Size | None, list[float]] = {None: [], size: []}
         for _ in range(ROUNDS):
-            for counted, spent in found.items():
+            for counted, spent in times.items():
                 spent.append(await spend(intake, reader, raw, counted))
-        checks, takes_word = (1e6 * statistics.median(spent) for spent in found.values())
+        checks, takes_word = (1e6 * statistics.median(spent) for spent in times.values())
         line = {"nbytes": len(raw), "checks_us": round(checks), "takes_word_us": round(takes_word)}
         sys.stdout.write(json_line("door", case=name, **line) + "\n")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.bench.eviction_bound import least_load
 from tests.bench.eviction_cells import ALPHAS, SEEDS, Cell, make_cell, read_arrivals
-from tests.bench.eviction_collated import FAIRNESS_BOUND_S, collated
+from tests.bench.eviction_collated import FAIRNESS_BOUND_S, replay_collated
 from tests.bench.eviction_policies import POLICIES
 from tests.bench.eviction_replay import Outcome, in_order
 from tests.bench.mooncake import TRACE
@@ -71,7 +71,7 @@ def compare(cell: Cell) -> Compared:
     return Compared(
         cell,
         {name: in_order(cell, name) for name in POLICIES},
-        collated(cell),
+        replay_collated(cell),
         least_load(cell, wait_s=FAIRNESS_BOUND_S),
     )
 
@@ -84,23 +84,23 @@ def compare_all(trace: Path) -> list[Compared]:
     ]
 
 
-def lines_of(found: Compared) -> list[str]:
+def lines_of(compared: Compared) -> list[str]:
     """Return the machine-readable lines of a cell."""
-    at = {"alpha": found.cell.alpha, "seed": found.cell.seed}
+    at = {"alpha": compared.cell.alpha, "seed": compared.cell.seed}
     lines = [
         json_line("eviction", **at, order="arrival", policy=name, **asdict(outcome))
-        for name, outcome in found.in_order.items()
+        for name, outcome in compared.in_order.items()
     ]
     lines.append(
-        json_line("eviction", **at, order="collated", policy="ours", **asdict(found.collated))
+        json_line("eviction", **at, order="collated", policy="ours", **asdict(compared.collated))
     )
     ratios = {
-        **{f"{name}_to_classic": found.to_classic(name) for name in OURS},
-        **{f"{name}_to_clairvoyant": found.to_clairvoyant(name) for name in OURS},
-        "collated_to_clairvoyant": found.collated_to_clairvoyant,
-        "collated_ttft_mean_to_best": found.mean_to_slow,
-        "collated_ttft_p99_to_best": found.p99_to_slow,
-        "least_load_for_bound": found.least_load,
+        **{f"{name}_to_classic": compared.to_classic(name) for name in OURS},
+        **{f"{name}_to_clairvoyant": compared.to_clairvoyant(name) for name in OURS},
+        "collated_to_clairvoyant": compared.collated_to_clairvoyant,
+        "collated_ttft_mean_to_best": compared.mean_to_slow,
+        "collated_ttft_p99_to_best": compared.p99_to_slow,
+        "least_load_for_bound": compared.least_load,
     }
     return [*lines, *(json_line("ratio", **at, key=k, value=v) for k, v in ratios.items())]
 
@@ -110,13 +110,20 @@ def table_in_order(cells: Sequence[Compared]) -> str:
     names = (*CLASSIC, "ollama", *CLAIRVOYANT, *OURS)
     heads = (*names, *(f"{name} / {of}" for of in ("classic", "clairvoyant") for name in OURS))
     rows = [f"| alpha | seed | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
-    for found in cells:
-        figures = [f"{found.in_order[name].reload_s:,.0f}" for name in names]
-        figures += [f"{found.to_classic(name):.3f}" for name in OURS]
-        figures += [f"{found.to_clairvoyant(name):.3f}" for name in OURS]
-        rows.append(f"| {found.cell.alpha} | {found.cell.seed} | {' | '.join(figures)} |")
-    medians = [statistics.median(found.to_classic(name) for found in cells) for name in OURS]
-    medians += [statistics.median(found.to_clairvoyant(name) for found in cells) for name in OURS]
+    for cell_result in cells:
+        figures = [f"{cell_result.in_order[name].reload_s:,.0f}" for name in names]
+        figures += [f"{cell_result.to_classic(name):.3f}" for name in OURS]
+        figures += [f"{cell_result.to_clairvoyant(name):.3f}" for name in OURS]
+        rows.append(
+            f"| {cell_result.cell.alpha} | {cell_result.cell.seed} | {' | '.join(figures)} |"
+        )
+    medians = [
+        statistics.median(cell_result.to_classic(name) for cell_result in cells) for name in OURS
+    ]
+    medians += [
+        statistics.median(cell_result.to_clairvoyant(name) for cell_result in cells)
+        for name in OURS
+    ]
     last = " | ".join(f"{median:.4f}" for median in medians)
     rows.append(f"| median | |{' |' * len(names)} {last} |")
     return "\n".join(rows)
@@ -131,15 +138,15 @@ def table_collated(cells: Sequence[Compared]) -> str:
         ),
         "|---" * 12 + "|",
     ]
-    for found in cells:
-        ours = found.collated
-        mean_s = min(found.in_order[name].ttft_mean_s for name in SLOW)
-        p99_s = min(found.in_order[name].ttft_p99_s for name in SLOW)
+    for cell_result in cells:
+        ours = cell_result.collated
+        mean_s = min(cell_result.in_order[name].ttft_mean_s for name in SLOW)
+        p99_s = min(cell_result.in_order[name].ttft_p99_s for name in SLOW)
         rows.append(
-            f"| {found.cell.alpha} | {found.cell.seed} | {ours.reload_s:,.0f} "
-            f"| {found.collated_to_clairvoyant:.3f} | {ours.ttft_mean_s:.1f} | {mean_s:,.0f} "
+            f"| {cell_result.cell.alpha} | {cell_result.cell.seed} | {ours.reload_s:,.0f} "
+            f"| {cell_result.collated_to_clairvoyant:.3f} | {ours.ttft_mean_s:.1f} | {mean_s:,.0f} "
             f"| {ours.ttft_p99_s:.1f} | {p99_s:,.0f} | {ours.wait_max_s:.1f} "
-            f"| {ours.passed_over} | {ours.drain_max_s:.1f} | {found.least_load:.2f} |"
+            f"| {ours.passed_over} | {ours.drain_max_s:.1f} | {cell_result.least_load:.2f} |"
         )
     return "\n".join(rows)
 
@@ -148,7 +155,7 @@ def eviction_lines() -> list[str]:
     """Replay all cells; write the tables to standard error and return JSON lines."""
     cells = compare_all(real_input(*TRACE))
     sys.stderr.write(f"{table_in_order(cells)}\n\n{table_collated(cells)}\n")
-    return [line for found in cells for line in lines_of(found)]
+    return [line for compared in cells for line in lines_of(compared)]
 
 
 if __name__ == "__main__":

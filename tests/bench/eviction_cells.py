@@ -64,14 +64,14 @@ def read_arrivals(path: Path) -> list[Arrival]:
     """Return the trace's requests in order."""
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for record in records:
         blocks = record["hash_ids"]
         prefill_s = record["input_length"] / PREFILL_TOKENS_PER_S
         service_s = prefill_s + record["output_length"] / DECODE_TOKENS_PER_S
         session = blocks[1] if len(blocks) > 1 else blocks[0]
-        found.append(Arrival(record["timestamp"] / 1000, session, prefill_s, service_s))
-    return found
+        arrivals.append(Arrival(record["timestamp"] / 1000, session, prefill_s, service_s))
+    return arrivals
 
 
 def make_cell(arrivals: list[Arrival], *, alpha: float, seed: int) -> Cell:

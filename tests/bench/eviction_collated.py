@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from mlxd_controller.core.placement import evict, reuse
 from tests.bench.eviction_cells import MODELS, Cell
-from tests.bench.eviction_policies import Seen, expected
+from tests.bench.eviction_policies import Seen, expect
 from tests.bench.eviction_replay import Outcome, outcome
 
 FAIRNESS_BOUND_S = 30.0
@@ -78,7 +78,7 @@ class Collated:
     def _arrive(self, place: int) -> None:
         request, seen = self._cell.requests[place], self._seen
         model = request.model
-        seen.usages[model] = seen.usages[model].used(seen.now_s)
+        seen.usages[model] = seen.usages[model].add_use(seen.now_s)
         if model in self._resident and model not in self._closed:
             self._serve(place)
         else:
@@ -106,10 +106,10 @@ class Collated:
         queued = (m for m in range(MODELS) if self._waiting[m] and m not in self._resident)
         for model in sorted(queued, key=lambda m: self._waiting[m][0]):
             overdue = now_s >= requests[self._waiting[model][0]].at_s + self._bound_s
-            if self._began(model, may_close=overdue) or overdue:
+            if self._begin_load(model, may_close=overdue) or overdue:
                 return
 
-    def _began(self, model: int, *, may_close: bool) -> bool:
+    def _begin_load(self, model: int, *, may_close: bool) -> bool:
         """Return whether the load of `model` began."""
         sizes = self._cell.sizes
         short = sizes[model] + sum(sizes[m] for m in self._resident) - self._cell.capacity
@@ -122,14 +122,14 @@ class Collated:
             elif self._closed_for == model:
                 return False
             else:
-                found = self._choose(idle, short)
-                if found is None:
+                victim = self._choose(idle, short)
+                if victim is None:
                     if may_close:
                         chosen = self._choose(sorted(self._resident), short)
                         assert chosen is not None
                         self._closed, self._closed_for = chosen, model
                     return False
-                gone = found
+                gone = victim
         self._load(model, gone)
         return True
 
@@ -140,7 +140,7 @@ class Collated:
                 f"{model:02d}",
                 self._cell.sizes[model],
                 seen.last_used_s[model],
-                reuse.cost(self._cell.reload_s(model), expected(model, seen)),
+                reuse.cost(self._cell.reload_s(model), expect(model, seen)),
             )
             for model in models
         )
@@ -165,6 +165,6 @@ class Collated:
         self._reload_s += self._cell.reload_s(model)
 
 
-def collated(cell: Cell, *, bound_s: float = FAIRNESS_BOUND_S) -> Outcome:
+def replay_collated(cell: Cell, *, bound_s: float = FAIRNESS_BOUND_S) -> Outcome:
     """Replay `cell` collated under a bound for being passed over."""
     return Collated(cell, bound_s=bound_s).run()

@@ -38,7 +38,7 @@ class Policy(Protocol):
         """Return models of `idle` whose sizes sum up to `short` or more; all together do."""
         ...
 
-    def served(self, model: int, seen: Seen) -> None:
+    def note_use(self, model: int, seen: Seen) -> None:
         """Note a use of `model`; `seen` includes it already."""
         ...
 
@@ -62,7 +62,7 @@ class ByKey:
                 chosen.remove(model)
         return chosen
 
-    def served(self, model: int, seen: Seen) -> None:
+    def note_use(self, model: int, seen: Seen) -> None:
         """Nothing to note: all is in `seen`."""
 
 
@@ -81,7 +81,7 @@ class GreedyDual:
         self._clock = max([self._clock, *(self._priority[model] for model in chosen)])
         return chosen
 
-    def served(self, model: int, seen: Seen) -> None:
+    def note_use(self, model: int, seen: Seen) -> None:
         """Raise the model above the clock."""
         worth = seen.uses[model] * self._cell.reload_s(model) / self._cell.sizes[model]
         self._priority[model] = self._clock + worth
@@ -109,7 +109,7 @@ class Cheapest:
         assert chosen is not None
         return [int(victim.digest) for victim in chosen]
 
-    def served(self, model: int, seen: Seen) -> None:
+    def note_use(self, model: int, seen: Seen) -> None:
         """Nothing to note: all is in `seen`."""
 
 
@@ -139,13 +139,13 @@ class Uses:
         """Return the key that puts the farthest next use first."""
         return -self.clairvoyant(model, seen)
 
-    def expected(self, model: int, seen: Seen) -> float:
+    def expect(self, model: int, seen: Seen) -> float:
         """Return the same from the requests that wait now and, beyond them, from past uses."""
         ahead = self.ahead(model, seen.place, before=seen.arrived)
-        return expected(model, seen, seen.arrived - seen.place) if ahead is None else ahead
+        return expect(model, seen, seen.arrived - seen.place) if ahead is None else ahead
 
 
-def expected(model: int, seen: Seen, waiting: int = 0) -> float:
+def expect(model: int, seen: Seen, waiting: int = 0) -> float:
     """Return what past uses let expect, none of `waiting` requests being for `model`."""
     return reuse.requests_ahead(
         seen.usages[model],
@@ -162,7 +162,7 @@ POLICIES: dict[str, Callable[[Cell], Policy]] = {
     "ollama": lambda cell: ByKey(cell, lambda *_: 0.0),
     "farthest": lambda cell: ByKey(cell, Uses(cell).nearest),
     "weighted": lambda cell: Cheapest(cell, Uses(cell).clairvoyant),
-    "past": lambda cell: Cheapest(cell, expected),
-    "ours": lambda cell: Cheapest(cell, Uses(cell).expected),
+    "past": lambda cell: Cheapest(cell, expect),
+    "ours": lambda cell: Cheapest(cell, Uses(cell).expect),
 }
 """`past` is ours without what waits: past uses alone."""

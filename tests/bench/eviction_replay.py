@@ -95,8 +95,8 @@ class InOrder:
         self._busy_until_s[model] = max(self._busy_until_s[model], seen.now_s + service_s)
         seen.last_used_s[model] = seen.now_s
         seen.uses[model] += 1
-        seen.usages[model] = seen.usages[model].used(seen.now_s)
-        self._policy.served(model, seen)
+        seen.usages[model] = seen.usages[model].add_use(seen.now_s)
+        self._policy.note_use(model, seen)
 
 
 def in_order(cell: Cell, policy: str) -> Outcome:

@@ -25,8 +25,8 @@ from tests.bench.requests import (
 
 async def run(job: Job) -> list[Outcome]:
     """Carry a job out; the outcomes are in the requests' order."""
-    made = GrpcClient if job.kind == GRPC else HttpClient
-    clients: list[Client] = [made(job.target, job.model) for _ in range(job.clients)]
+    client_type = GrpcClient if job.kind == GRPC else HttpClient
+    clients: list[Client] = [client_type(job.target, job.model) for _ in range(job.clients)]
     try:
         await asyncio.gather(*(client.ready() for client in clients))
         for request in job.settling:
@@ -45,14 +45,14 @@ async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
     async def ask(client: Client, index: int, request: Request) -> None:
         outcomes[index] = await client.ask(request, firsts[index].set)
 
-    async def timed(client: Client, index: int, request: Request) -> None:
+    async def run_timed(client: Client, index: int, request: Request) -> None:
         if request.after is not None:
             await firsts[request.after].wait()
         if request.at_s is not None:
             await _until(begin_s + request.at_s)
         await ask(client, index, request)
 
-    async def closed(client: Client, left: Iterator[tuple[int, Request]]) -> None:
+    async def run_closed(client: Client, left: Iterator[tuple[int, Request]]) -> None:
         for index, request in left:
             await ask(client, index, request)
 
@@ -61,9 +61,9 @@ async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
     async with asyncio.TaskGroup() as tasks:
         for index, request in numbered:
             if request.at_s is not None or request.after is not None:
-                tasks.create_task(timed(clients[index % len(clients)], index, request))
+                tasks.create_task(run_timed(clients[index % len(clients)], index, request))
         for client in clients:
-            tasks.create_task(closed(client, free))
+            tasks.create_task(run_closed(client, free))
     return [outcomes[index] for index in range(len(job.requests))]
 
 

@@ -72,7 +72,7 @@ def load_bare(folder: Path, form: str) -> list[mx.array]:
         assert isinstance(loaded, dict)
         tensors |= loaded
     if form == "q4":
-        made = []
+        arrays = []
         for name, array in tensors.items():
             stem = name.removesuffix(".weight")
             if f"{stem}.scales" in tensors and stem != name:
@@ -80,16 +80,16 @@ def load_bare(folder: Path, form: str) -> list[mx.array]:
                 numbers = mx.dequantize(
                     array, scales, offsets, group_size=GROUP, bits=BITS, dtype=mx.float32
                 )
-                made.append(numbers)
+                arrays.append(numbers)
             elif array.ndim == 1:
-                made.append(array.astype(mx.float32))
+                arrays.append(array.astype(mx.float32))
     elif form == "float32":
-        made = [array.astype(mx.float32) for array in tensors.values()]
+        arrays = [array.astype(mx.float32) for array in tensors.values()]
     else:
-        made = list(tensors.values())
+        arrays = list(tensors.values())
     tensors.clear()
-    mx.eval(made)
-    return made
+    mx.eval(arrays)
+    return arrays
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def _write(folder: Path, config: Mapping[str, Any], weights: Mapping[str, mx.arr
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shards: list[dict[str, mx.array]] = [{}]
     for name, array in weights.items():
-        if sum(it.nbytes for it in shards[-1].values()) + array.nbytes > SHARD_NBYTES:
+        if sum(written.nbytes for written in shards[-1].values()) + array.nbytes > SHARD_NBYTES:
             shards.append({})
         shards[-1][name] = array
     placed: dict[str, str] = {}

@@ -48,42 +48,42 @@ async def load_lines(
     for form in forms:
         model = packed if form == "q4" else plain
         for cold in (False, True):
-            found = await _alternating(form, model, runs=cold_runs if cold else runs, cold=cold)
-            lines += _judged(form, found, cold=cold)
+            figures = await _alternating(form, model, runs=cold_runs if cold else runs, cold=cold)
+            lines += _judge(form, figures, cold=cold)
     return lines
 
 
 async def _alternating(
     form: str, model: Path, *, runs: int, cold: bool
 ) -> dict[str, list[Figures]]:
-    found: dict[str, list[Figures]] = {"ours": [], "bare": []}
+    by_way: dict[str, list[Figures]] = {"ours": [], "bare": []}
     for run in range(runs + (not cold)):
         for way in ("ours", "bare") if run % 2 else ("bare", "ours"):
             if cold:
                 _forget(model)
             figures = await _side(way, form, str(model))
             if cold or run:  # the first one brings the files into the cache
-                found[way].append(figures)
-    return found
+                by_way[way].append(figures)
+    return by_way
 
 
-def _judged(form: str, found: Mapping[str, list[Figures]], *, cold: bool) -> list[str]:
+def _judge(form: str, by_way: Mapping[str, list[Figures]], *, cold: bool) -> list[str]:
     ours_s, bare_s = (
-        statistics.median(run["took_s"] for run in found[way]) for way in ("ours", "bare")
+        statistics.median(run["took_s"] for run in by_way[way]) for way in ("ours", "bare")
     )
     values: dict[str, float] = {"ours_s": ours_s, "bare_s": bare_s, "speed": bare_s / ours_s}
     text = f"{FORMS[form]}, {'cold' if cold else 'cached'}"
     if not cold:
-        peak = max(found["ours"], key=lambda run: run["beyond_nbytes"])
+        peak = max(by_way["ours"], key=lambda run: run["beyond_nbytes"])
         values["beyond_nbytes"] = peak["beyond_nbytes"]
         values["beyond_allowed_nbytes"] = peak["largest_nbytes"] + BEYOND_NBYTES
-        values["bare_beyond_nbytes"] = max(run["beyond_nbytes"] for run in found["bare"])
+        values["bare_beyond_nbytes"] = max(run["beyond_nbytes"] for run in by_way["bare"])
     sys.stderr.write(
         f"  {text:28s} ours {ours_s:6.3f} s  MLX alone {bare_s:6.3f} s  "
         f"speed {bare_s / ours_s:5.2f}{'' if cold else f'  (>= {SPEED_MIN})'}\n"
     )
-    for way in found:
-        runs = " ".join(f"{run['took_s']:.3f}" for run in found[way])
+    for way in by_way:
+        runs = " ".join(f"{run['took_s']:.3f}" for run in by_way[way])
         sys.stderr.write(f"    {way}: {runs}\n")
     when = "cold" if cold else "cached"
     return [

@@ -20,7 +20,7 @@ def measures(outcomes: Sequence[Outcome]) -> Measures:
     took_s = max(outcome.stamps_s[-1] for outcome in outcomes) - began_s
     gaps_s = sorted(gap for outcome in outcomes for gap in outcome.gaps_s())
     waits_s = sorted(outcome.ttft_s for outcome in outcomes)
-    found = {
+    figures = {
         "took_s": took_s,
         "tokens_per_s": sum(outcome.tokens for outcome in outcomes) / took_s,
         "requests_per_s": len(outcomes) / took_s,
@@ -41,8 +41,8 @@ def measures(outcomes: Sequence[Outcome]) -> Measures:
             for at_s, count in zip(outcome.stamps_s, outcome.counts, strict=True)
             if from_s < at_s <= until_s
         )
-        found["decode_tokens_per_s"] = decoded / (until_s - from_s)
-    return found
+        figures["decode_tokens_per_s"] = decoded / (until_s - from_s)
+    return figures
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -175,23 +175,23 @@ def main() -> None:
     args = parser.parse_args()
     importlib.import_module("mlxd_worker.machine.blas").preload_blas()
     sides: dict[str, Ours | Peer] = {OURS: Ours(args.folder), PEER: Peer(args.folder)}
-    found: dict[str, list[Measured]] = {name: [] for name in sides}
+    by_side: dict[str, list[Measured]] = {name: [] for name in sides}
     for number in range(args.rounds + 1):
         order = list(sides) if number % 2 else list(reversed(sides))
         for name in order:
             measured = sides[name].run(prompts_of(number))
             if number:
-                found[name].append(measured)
+                by_side[name].append(measured)
         sys.stderr.write(f"\rmixed {number}/{args.rounds} ")
     sys.stderr.write("\n")
-    same = [a.ids == b.ids for a, b in zip(*found.values(), strict=True)]
+    same = [a.ids == b.ids for a, b in zip(*by_side.values(), strict=True)]
     report = {
         name: {
             "kv_nbytes": max(one.kv_nbytes for one in rounds),
             "step_s": statistics.median(s for one in rounds for s in one.steps_s),
             "steps": sum(len(one.steps_s) for one in rounds),
         }
-        for name, rounds in found.items()
+        for name, rounds in by_side.items()
     }
     answer = {"sides": report, "same_ids": sum(same), "rounds": len(same)}
     print(json.dumps(answer))  # noqa: T201 - the protocol

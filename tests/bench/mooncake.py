@@ -111,7 +111,7 @@ class Future:
             for block in prompt.blocks:
                 self._uses[block].append(number)
 
-    def passed(self, prompt: Prompt) -> None:
+    def note_passed(self, prompt: Prompt) -> None:
         """Note that a prompt is now a thing of the past."""
         for block in prompt.blocks:
             self._uses[block].popleft()
@@ -143,7 +143,7 @@ def made_chats(chats: int, *, seed: int) -> list[Prompt]:
     draws = random.Random(seed)
     numbers = count(1)
     systems = [tuple(next(numbers) for _ in range(2 + which)) for which in range(8)]
-    asked: list[tuple[float, Prompt]] = []
+    timed_prompts: list[tuple[float, Prompt]] = []
     begins_s = 0.0
     for _ in range(chats):
         begins_s += draws.expovariate(1 / 3)
@@ -152,11 +152,11 @@ def made_chats(chats: int, *, seed: int) -> list[Prompt]:
         while True:
             longer = draws.randint(20, 60) if draws.random() < 1 / 6 else draws.randint(1, 8)
             blocks += tuple(next(numbers) for _ in range(longer))
-            asked.append((asks_s, Prompt(len(blocks) * BLOCK_TOKENS + 1, blocks)))
+            timed_prompts.append((asks_s, Prompt(len(blocks) * BLOCK_TOKENS + 1, blocks)))
             if draws.random() < 1 / 3:
                 break
             asks_s += draws.lognormvariate(math.log(120), 0.8)
-    return [prompt for _, prompt in sorted(asked, key=itemgetter(0))]
+    return [prompt for _, prompt in sorted(timed_prompts, key=itemgetter(0))]
 
 
 def distinct_blocks(prompts: Sequence[Prompt]) -> int:
@@ -177,12 +177,12 @@ def replay(
     hit_tokens = 0
     for prompt in prompts:
         key = key_of(prompt.blocks)
-        found = trie.match(key)
-        hit_tokens += min(found.count * BLOCK_TOKENS, prompt.tokens - 1)
-        trie.touch(found, used=found.count)
+        match = trie.match(key)
+        hit_tokens += min(match.count * BLOCK_TOKENS, prompt.tokens - 1)
+        trie.touch(match, used=match.count)
         passed(prompt)
-        if found.count < len(prompt.blocks):
-            trie.insert(key, {Kind.BLOCKS: Units(found.count, len(prompt.blocks))})
+        if match.count < len(prompt.blocks):
+            trie.insert(key, {Kind.BLOCKS: Units(match.count, len(prompt.blocks))})
             trie.evict(budget_blocks)
     return hit_tokens
 
@@ -193,5 +193,5 @@ def compare(prompts: Sequence[Prompt], budget_blocks: int) -> dict[str, int]:
     return {
         "ours": replay(prompts, budget_blocks, reuse_value),
         "lru": replay(prompts, budget_blocks, least_recent),
-        "clairvoyant": replay(prompts, budget_blocks, future, passed=future.passed),
+        "clairvoyant": replay(prompts, budget_blocks, future, passed=future.note_passed),
     }

@@ -47,14 +47,16 @@ def prefix_lines(budgets_percent: Sequence[int] = BUDGETS_PERCENT) -> list[str]:
         total_tokens = sum(prompt.tokens for prompt in prompts)
         for percent in budgets_percent:
             budget = distinct_blocks(prompts) * percent // 100
-            found = compare(prompts, budget)
-            best = found["clairvoyant"]
+            hits_by_policy = compare(prompts, budget)
+            best = hits_by_policy["clairvoyant"]
             sys.stderr.write(f"{name}, {percent} % of blocks, hit tokens in % of all: ")
-            sys.stderr.writelines(f"{p} {h / total_tokens:.2%} " for p, h in found.items())
-            sys.stderr.write(f"({found['ours'] / best:.3f}, {found['lru'] / best:.3f})\n")
+            sys.stderr.writelines(f"{p} {h / total_tokens:.2%} " for p, h in hits_by_policy.items())
+            sys.stderr.write(
+                f"({hits_by_policy['ours'] / best:.3f}, {hits_by_policy['lru'] / best:.3f})\n"
+            )
             lines += [
                 json_line("prefix", key=f"{name}.{percent}.hit_tokens.{policy}", value=hit_tokens)
-                for policy, hit_tokens in found.items()
+                for policy, hit_tokens in hits_by_policy.items()
             ]
     return lines
 
@@ -78,9 +80,9 @@ def lookup_ms() -> tuple[float, float]:
     for _ in range(LOOKUPS):
         began = time.perf_counter()
         key = key_of(trunk)
-        made = time.perf_counter()
-        found = trie.match(key, limit=LOOKUP_TOKENS - 1)
-        match_s.append(time.perf_counter() - made)
-        key_s.append(made - began)
-        assert found.count == LOOKUP_TOKENS - 1
+        keyed_s = time.perf_counter()
+        match = trie.match(key, limit=LOOKUP_TOKENS - 1)
+        match_s.append(time.perf_counter() - keyed_s)
+        key_s.append(keyed_s - began)
+        assert match.count == LOOKUP_TOKENS - 1
     return statistics.median(key_s) * 1e3, statistics.median(match_s) * 1e3

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.bench.azure import TRACE
-from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, closed
+from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, make_closed
 from tests.bench.measures import Measures, measures, medians
 from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine
@@ -56,30 +56,30 @@ class Bench:
 
     async def run(self, case: Case, *, runs: int, peer: Side | None = None) -> Found:
         """Measure a case in alternating runs, against `peer` where that is another one."""
-        found, other = Found(), peer or self._peer
-        rate = await self._sustained(case) * LOAD_FRACTION if case.open_loop else 1.0
+        findings, other = Found(), peer or self._peer
+        rate = await self._sustain(case) * LOAD_FRACTION if case.open_loop else 1.0
         for number in range(min(runs, case.runs_max or runs)):
             requests = _at_rate(case.make(self._prompts, self._draws), rate)
-            sides = [(self._ours, found.ours), (other, found.peer)]
+            sides = [(self._ours, findings.ours), (other, findings.peer)]
             outcomes: list[list[Outcome]] = []
             for side, into in sides if number % 2 else reversed(sides):
                 outcomes.append(await self._load(side, requests))
                 into.append(measures(outcomes[-1]))
             pairs = list(zip(*outcomes, strict=True))
-            found.same_texts += sum(_alike(one, two) for one, two in pairs)
-            found.texts += len(pairs)
+            findings.same_texts += sum(_alike(one, two) for one, two in pairs)
+            findings.texts += len(pairs)
             sys.stderr.write(f"\rserver {case.key} {number + 1}/{runs} ")
         sys.stderr.write("\n")
-        return found
+        return findings
 
-    async def _sustained(self, case: Case) -> float:
+    async def _sustain(self, case: Case) -> float:
         """Return how many of a case's requests a second mlx-lm serves with every client busy."""
         requests = case.make(self._prompts, self._draws)
         requests = [replace(r, at_s=None) for r in requests[:SATURATION_REQUESTS]]
         return measures(await self._load(self._peer, requests))["requests_per_s"]
 
     async def _load(self, side: Side, requests: Sequence[Request]) -> list[Outcome]:
-        settling = closed(SETTLING, 16, 8)(self._prompts, self._draws)
+        settling = make_closed(SETTLING, 16, 8)(self._prompts, self._draws)
         return await put_load(side, requests, settling=settling)
 
 
@@ -93,10 +93,10 @@ async def server_lines(folder: Path, *, cases: Sequence[Case], runs: int) -> lis
         for case in cases:
             if case.shipped_blas:
                 async with peer_side(folder, blas="shipped") as shipped:
-                    found = await bench.run(case, runs=runs, peer=shipped)
+                    findings = await bench.run(case, runs=runs, peer=shipped)
             else:
-                found = await bench.run(case, runs=runs)
-            lines += _report(case, found)
+                findings = await bench.run(case, runs=runs)
+            lines += _report(case, findings)
     return lines
 
 
@@ -125,32 +125,32 @@ def _at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     return [r if r.at_s is None else replace(r, at_s=r.at_s / rate) for r in requests]
 
 
-def _report(case: Case, found: Found) -> list[str]:
+def _report(case: Case, findings: Found) -> list[str]:
     """Write the case's table; return its lines."""
-    ours, peer = medians(found.ours), medians(found.peer)
+    ours, peer = medians(findings.ours), medians(findings.peer)
     targets = {target.measure: target for target in case.targets}
     sys.stderr.write(
-        f"server {case.key}: {case.title}; {CLIENTS} connections, medians of {len(found.ours)}, "
-        f"same text in {found.same_texts} of {found.texts}\n"
+        f"server {case.key}: {case.title}; {CLIENTS} connections, medians of {len(findings.ours)}, "
+        f"same text in {findings.same_texts} of {findings.texts}\n"
     )
     lines = [
         json_line(
             "server",
             key=f"server.{case.key}.same_texts",
-            value=found.same_texts,
-            of=found.texts,
-            runs=len(found.ours),
+            value=findings.same_texts,
+            of=findings.texts,
+            runs=len(findings.ours),
         )
     ]
     for name in ours:
         if name not in peer:
             continue
         ratio = ours[name] / peer[name] if peer[name] else 0.0
-        for what, value in (("ours", ours[name]), ("peer", peer[name]), ("ratio", ratio)):
-            lines.append(json_line("server", key=f"server.{case.key}.{name}.{what}", value=value))
+        for side, value in (("ours", ours[name]), ("peer", peer[name]), ("ratio", ratio)):
+            lines.append(json_line("server", key=f"server.{case.key}.{name}.{side}", value=value))
         target = targets.get(name)
         if name in _SHOWN or target is not None:
-            judged = "" if target is None else f"{target!s:>9s} {_word(met=target.met(ratio))}"
+            judged = "" if target is None else f"{target!s:>9s} {_word(met=target.is_met(ratio))}"
             sys.stderr.write(
                 f"  {name:22s} {ours[name]:10.4f} {peer[name]:10.4f} {ratio:8.3f} {judged}\n"
             )
@@ -187,8 +187,8 @@ async def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = await float32_llama(Path(folder) / "random-llama")
-        found = await server_lines(model, cases=args.cases, runs=args.runs)
-    text = "".join(f"{line}\n" for line in [json_line("machine", **machine()), *found])
+        report_lines = await server_lines(model, cases=args.cases, runs=args.runs)
+    text = "".join(f"{line}\n" for line in [json_line("machine", **machine()), *report_lines])
     if args.out is None:
         sys.stdout.write(text)
     else:

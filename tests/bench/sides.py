@@ -23,7 +23,7 @@ from tests.bench.requests import (
     job_to_json,
     outcomes_from_json,
 )
-from tests.support.served import served
+from tests.support.served import serve
 
 LINE_BYTES_MAX = 1 << 26
 LISTENING = b"not recommended for production"
@@ -43,7 +43,7 @@ class Side:
 @asynccontextmanager
 async def our_side(folder: Path, *, rows_max: int, context: int) -> AsyncIterator[Side]:
     """Serve the model in `folder` by a controller and a worker of its own, in float32."""
-    async with served("--model", f"bench={folder}") as server:
+    async with serve("--model", f"bench={folder}") as server:
         options = types_pb2.LoadOptions(
             weights=types_pb2.WEIGHTS_FORMAT_FLOAT32, rows_max=rows_max, context_length=context
         )

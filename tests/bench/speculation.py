@@ -52,7 +52,7 @@ def story(index: int) -> str:
     return f"Once upon a time, {NAMES[index % len(NAMES)]} went to the"
 
 
-def copied(index: int) -> str:
+def repeat_text(index: int) -> str:
     """Return a text that has been said twice and begins once more."""
     names = NAMES[index % len(NAMES)], NAMES[(index + 5) % len(NAMES)]
     order = random.Random(index).sample(SENTENCES, len(SENTENCES))
@@ -60,7 +60,7 @@ def copied(index: int) -> str:
     return 2 * said + said[: len(said) // 6]
 
 
-PROMPTS = MappingProxyType({"story": story, "copy": copied})
+PROMPTS = MappingProxyType({"story": story, "copy": repeat_text})
 
 
 async def speculation_lines(models: Mapping[str, Path], *, rounds: int = ROUNDS) -> list[str]:
@@ -78,19 +78,19 @@ async def speculation_lines(models: Mapping[str, Path], *, rounds: int = ROUNDS)
 async def _compare(worker: WorkerProcess, case: str, *, rounds: int) -> list[str]:
     _, kind, streams = case.split(".")
     prompts = [PROMPTS[kind](index) for index in range(int(streams))]
-    found: dict[str, list[Measured]] = {PLAIN: [], GUESSING: []}
-    ways = list(found)
+    by_way: dict[str, list[Measured]] = {PLAIN: [], GUESSING: []}
+    ways = list(by_way)
     for round_ in range(rounds + 1):
         random.Random(round_).shuffle(ways)
         for way in ways:
             measured = await _run(worker, prompts, depth=0 if way == PLAIN else None)
             if round_:
-                found[way].append(measured)
+                by_way[way].append(measured)
     plain, guessing = (
-        statistics.median(one.tokens_per_s for one in found[way]) for way in (PLAIN, GUESSING)
+        statistics.median(one.tokens_per_s for one in by_way[way]) for way in (PLAIN, GUESSING)
     )
-    drafted = sum(one.drafted for one in found[GUESSING])
-    accepted = sum(one.accepted for one in found[GUESSING])
+    drafted = sum(one.drafted for one in by_way[GUESSING])
+    accepted = sum(one.accepted for one in by_way[GUESSING])
     values = {
         "plain_tokens_per_s": plain,
         "guessing_tokens_per_s": guessing,

@@ -34,13 +34,13 @@ def test_a_load_takes_what_was_said(architecture: str, stored: str, tmp_path: Pa
     for form, number in (("stored", files.stored), ("float32", FloatType.F32)):
         packed = form == "stored" and files.packed is not None
         model = load_model(files, form=number, progress=ignore_progress, packed=packed)
-        named = {name: it for name, it in model.parameters().items() if "rope" not in name}
+        named = {name: window for name, window in model.parameters().items() if "rope" not in name}
         taken = sum(array.nbytes for array in named.values())
         assert taken == row["plans"][form]["weights"], form
         assert (model.vocab_size, model.context_max) == (row["passes"]["vocab"], row["context_max"])
         caches = [cache for cache in model.new_caches(context_max=CONTEXT) if cache is not None]
         said = files.footprint.caches
-        windows = sum(it.window * it.kv_values_per_token for it in said.windows)
+        windows = sum(window.window * window.kv_values_per_token for window in said.windows)
         positions = CONTEXT * said.kv_values_per_token + windows
         states = 4 * said.recurrent_values_per_row
         held = sum(cache.slot_nbytes(CONTEXT) for cache in caches)

@@ -45,7 +45,7 @@ async def attached_to(*incarnations: str) -> AsyncIterator[Launcher]:
         launcher = AttachedLauncher([AttachedWorker(w.incarnation, w.address) for w in workers])
         watching = asyncio.create_task(launcher.run())
         try:
-            await launcher.heard(wait_s=START_S_MAX)
+            await launcher.wait_for_figures(wait_s=START_S_MAX)
             yield launcher
         finally:
             watching.cancel()

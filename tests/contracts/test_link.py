@@ -17,11 +17,11 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
-from mlxd_shared.wire.intake import checked
+from mlxd_shared.wire.intake import as_checked
 from mlxd_shared.wire.proof import Checked
 from mlxd_shared.wire.status import RemoteError
 from tests.fakes.workers import FakeWorkers
-from tests.support.launching import launched
+from tests.support.launching import launch
 
 KINDS = ("fake", "gRPC")
 ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
@@ -47,7 +47,7 @@ async def pair(kind: str, *, endless: bool = False) -> AsyncIterator[Pair]:
             workers.connect(address=process.address, incarnation="i-1", digest="d" * 64), process
         )
         return
-    async with launched("serve") as real:
+    async with launch("serve") as real:
         link = GrpcLink(address=real.address, incarnation="i-1", digest="d" * 64)
         try:
             yield Pair(link, real)
@@ -58,7 +58,7 @@ async def pair(kind: str, *, endless: bool = False) -> AsyncIterator[Pair]:
 def request(*, endless: bool = False) -> Checked:
     """Return a request for three tokens, as the scripted process reads it."""
     text = "hang 3" if endless else "count 3"
-    return checked(inference_pb2.GenerateRequest(text=text, request_id="r"))
+    return as_checked(inference_pb2.GenerateRequest(text=text, request_id="r"))
 
 
 @pytest.mark.asyncio
@@ -126,10 +126,10 @@ async def test_cancelling_the_reader_is_a_cancellation(kind: str) -> None:
 async def test_text_goes_to_ids_and_back(kind: str) -> None:
     """Tokenize and Detokenize reach the worker."""
     async with pair(kind) as its:
-        text = checked(inference_pb2.TokenizeRequest(text="hi"))
+        text = as_checked(inference_pb2.TokenizeRequest(text="hi"))
         raw = await its.link.ask(Question.TOKENIZE, text, timeout_s=TIMEOUT_S)
         ids = inference_pb2.TokenizeResponse.FromString(raw)
-        back = checked(inference_pb2.DetokenizeRequest(token_ids=ids.token_ids))
+        back = as_checked(inference_pb2.DetokenizeRequest(token_ids=ids.token_ids))
         raw = await its.link.ask(Question.DETOKENIZE, back, timeout_s=TIMEOUT_S)
         assert inference_pb2.DetokenizeResponse.FromString(raw).text == "hi"
 
@@ -140,7 +140,7 @@ async def test_a_link_addresses_what_goes_through(kind: str) -> None:
     """Whatever model and worker a request names, it reaches the link's own, and else unchanged."""
     other = inference_pb2.TokenizeRequest(model="m", worker_incarnation="i-0", text="hi")
     async with pair(kind) as its:
-        raw = await its.link.ask(Question.TOKENIZE, checked(other), timeout_s=TIMEOUT_S)
+        raw = await its.link.ask(Question.TOKENIZE, as_checked(other), timeout_s=TIMEOUT_S)
     answer = inference_pb2.TokenizeResponse.FromString(raw)
 
     assert (answer.model_digest, bytes(answer.token_ids)) == ("d" * 64, b"hi")

@@ -50,15 +50,15 @@ def make_store(kind: str, root: Path) -> tuple[ModelStore, dict[str, Path]]:
 async def test_names_aliases_and_digests_lead_to_the_model(kind: str, tmp_path: Path) -> None:
     """Two folders of one digest are one model under two names; a digest is a name too."""
     store, _ = make_store(kind, tmp_path)
-    await store.listed()
+    await store.list_models()
 
     first, second, other = [await store.resolve(name) for name in ("a", "b", "c")]
 
     assert first.digest == second.digest != other.digest
     assert (second.name, second.aliases) == ("a", ("b",))
     assert await store.resolve(first.digest) in (first, second)
-    assert store.known(other.digest) == other
-    assert store.known("nobody") is None
+    assert store.find_known(other.digest) == other
+    assert store.find_known("nobody") is None
 
 
 @pytest.mark.asyncio
@@ -68,12 +68,12 @@ async def test_every_model_is_listed_once_and_a_broken_one_hides_none(
 ) -> None:
     """Sorted by name; a broken folder comes with its error."""
     store, _ = make_store(kind, tmp_path)
-    found = await store.listed()
+    listing = await store.list_models()
 
-    assert [ref.name for ref in found] == ["a", "c", "x"]
-    assert isinstance(found[0], ModelRef)
-    assert isinstance(found[2], BrokenRef)
-    assert isinstance(found[2].error, InvalidModel)
+    assert [ref.name for ref in listing] == ["a", "c", "x"]
+    assert isinstance(listing[0], ModelRef)
+    assert isinstance(listing[2], BrokenRef)
+    assert isinstance(listing[2].error, InvalidModel)
 
 
 @pytest.mark.asyncio
@@ -140,16 +140,16 @@ async def test_a_name_that_was_given_can_be_forgotten(kind: str, tmp_path: Path)
 async def test_who_listens_is_told_what_is_forgotten(kind: str, tmp_path: Path) -> None:
     """At once; not what is refused, and nothing once the listener has gone."""
     store, paths = make_store(kind, tmp_path)
-    told: list[str] = []
+    forgotten: list[str] = []
     for name in ("mine", "yours"):
         await store.add(paths["d"], name=name)
-    with store.telling(told.append):
+    with store.telling(forgotten.append):
         await store.forget("mine")
         with pytest.raises(ModelNotFound):
             await store.forget("mine")
-        assert told == ["mine"]
+        assert forgotten == ["mine"]
     await store.forget("yours")
-    assert told == ["mine"]
+    assert forgotten == ["mine"]
 
 
 @pytest.mark.asyncio
@@ -167,4 +167,4 @@ async def test_a_digest_never_leads_to_other_content(kind: str, tmp_path: Path) 
     with pytest.raises(ModelNotFound):
         await store.resolve(before.digest)
     assert (await store.resolve("c")).digest != before.digest
-    assert store.known(before.digest) is not None  # what is loaded keeps its name
+    assert store.find_known(before.digest) is not None  # what is loaded keeps its name

@@ -18,9 +18,11 @@ class FakeStore:
     def __init__(self, folders: Mapping[str, tuple[str, ModelFacts | MlxdError]]) -> None:
         """Take names, each with the digest and the facts of its folder, or its error."""
         self._names = {name: Path("/models") / name for name in folders}
-        self._folders = {Path("/models") / name: found for name, found in folders.items()}
+        self._folders = {
+            Path("/models") / name: model_facts for name, model_facts in folders.items()
+        }
         self._refs: dict[str, ModelRef] = {}
-        self._given: set[str] = set()
+        self._given_names: set[str] = set()
         self._listeners: list[Callable[[str], None]] = []
 
     def put(self, path: Path, digest: str, facts: ModelFacts | MlxdError) -> None:
@@ -44,7 +46,7 @@ class FakeStore:
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
         """Return a folder's model."""
-        name = self._checked(path, name)
+        name = self._check_name(path, name)
         digest, facts = self._folders[path]
         if isinstance(facts, MlxdError):
             raise facts
@@ -60,7 +62,7 @@ class FakeStore:
         """Take a folder in."""
         name = (await self.inspect(path, name=name)).name
         if name not in self._names:
-            self._given.add(name)
+            self._given_names.add(name)
         self._names[name] = path
         return self._ref(path)
 
@@ -73,7 +75,7 @@ class FakeStore:
         """Forget a name that a load gave."""
         if name not in self._names:
             raise ModelNotFound(name, "no such name")
-        if name not in self._given:
+        if name not in self._given_names:
             raise InvalidRequest.of("name", f"{name!r} was there from the beginning")
         path = self._names[name]
         left = tuple(sorted({n for n, other in self._names.items() if other == path} - {name}))
@@ -81,7 +83,7 @@ class FakeStore:
             problem = f"{name!r} is the only name of a model in use: unload it first"
             raise InvalidRequest.of("name", problem)
         del self._names[name]
-        self._given.remove(name)
+        self._given_names.remove(name)
         for listener in self._listeners:
             listener(name)
         return left
@@ -95,23 +97,23 @@ class FakeStore:
         finally:
             self._listeners.remove(listener)
 
-    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+    async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once."""
-        found: dict[str, ModelRef | BrokenRef] = {}
+        refs: dict[str, ModelRef | BrokenRef] = {}
         for name, path in sorted(self._names.items()):
             facts = self._folders[path][1]
             if isinstance(facts, MlxdError):
-                found[name] = BrokenRef(name, path, facts)
+                refs[name] = BrokenRef(name, path, facts)
             else:
                 ref = self._ref(path)
-                found[ref.name] = ref
-        return tuple(found[name] for name in sorted(found))
+                refs[ref.name] = ref
+        return tuple(refs[name] for name in sorted(refs))
 
-    def known(self, digest: str) -> ModelRef | None:
+    def find_known(self, digest: str) -> ModelRef | None:
         """Return a model that was read before."""
         return self._refs.get(digest)
 
-    def _checked(self, path: Path, name: str) -> str:
+    def _check_name(self, path: Path, name: str) -> str:
         if path not in self._folders:
             raise ModelNotFound(str(path), "there is no such folder")
         name = name or path.name

@@ -108,7 +108,7 @@ class Refusal:
     error: MlxdError
     code: int | None = None
     after: int = 0
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_of: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class FakeStream:
     def _refuse(self, refusal: Refusal) -> NoReturn:
         if refusal.code is not None:
             self._process.end(refusal.code)
-        refusal.told.set()
+        refusal.heard_of.set()
         raise refusal.error
 
     async def _until_over(self, *or_these: asyncio.Event) -> None:
@@ -271,8 +271,10 @@ class FakeLink:
             answer = inference_pb2.TokenizeResponse(token_ids=ids, model_digest=self._digest)
             return answer.SerializeToString()
         if question is Question.DETOKENIZE:
-            given = inference_pb2.DetokenizeRequest.FromString(request.raw).token_ids
-            return inference_pb2.DetokenizeResponse(text=bytes(given).decode()).SerializeToString()
+            token_ids = inference_pb2.DetokenizeRequest.FromString(request.raw).token_ids
+            return inference_pb2.DetokenizeResponse(
+                text=bytes(token_ids).decode()
+            ).SerializeToString()
         texts = inference_pb2.EmbedRequest.FromString(request.raw).texts
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
         made = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))

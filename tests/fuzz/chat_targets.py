@@ -23,7 +23,7 @@ from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.text.tokenizer import Tokenizer as OwnTokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
-from tests.fuzz.inputs import encoded, text_of, wrong
+from tests.fuzz.inputs import encode, text_of, wrong
 from tests.real_inputs import REAL_INPUTS
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID, byte_fallback, byte_level, with_bos
 
@@ -150,12 +150,14 @@ def warm() -> None:
 
 def template(rng: random.Random, place: Path) -> None:
     """A real template with a few things wrong, or one out of a grammar, and any conversation."""
-    text = _mutated(rng.choice(_real_templates()), rng) if rng.random() < 0.6 else _made(rng)
+    text = (
+        _mutate(rng.choice(_real_templates()), rng) if rng.random() < 0.6 else _make_template(rng)
+    )
     (place / "chat_template.jinja").write_text(text, encoding="utf-8")
-    found = read_template(place)
-    assert found is not None
+    template_found = read_template(place)
+    assert template_found is not None
     begin_s = time.monotonic()
-    prompt = asyncio.run(_room().rendered(ChatFormat(found, _tokenizer()), _chat(rng)))
+    prompt = asyncio.run(_room().render(ChatFormat(template_found, _tokenizer()), _chat(rng)))
     assert time.monotonic() - begin_s < RENDER_WALL_S_MAX
     assert max(prompt.ids, default=0) < _tokenizer().vocab_size
 
@@ -191,10 +193,10 @@ def tokenizer(rng: random.Random, place: Path) -> None:
         raw = json.dumps(value).encode()
         if name == odd:
             mutated = wrong(value, rng)
-            raw = text_of(mutated, rng) if rng.random() < 0.2 else encoded(mutated)
+            raw = text_of(mutated, rng) if rng.random() < 0.2 else encode(mutated)
         (place / name).write_bytes(raw)
     own = load_tokenizer(place)
-    found = read_template(place)
+    template_found = read_template(place)
     for text in (*TEXTS, "once upon a time"):
         ids = own.encode(text)
         own.decode(ids, skip_special=False)
@@ -202,8 +204,8 @@ def tokenizer(rng: random.Random, place: Path) -> None:
         "".join((*map(stream.push, ids), stream.finish())).encode()
     for token_id in range(min(own.vocab_size, 8)):
         own.token_bytes(token_id)
-    if found is not None:
-        wanted = ChatFormat(found, own)
+    if template_found is not None:
+        wanted = ChatFormat(template_found, own)
         wanted.job(_chat(rng))
         wanted.prompt("<|im_start|>user\n<think>hi<|im_end|>", "123")
 
@@ -230,7 +232,7 @@ def _chat(rng: random.Random) -> Chat:
     return Chat(tuple(messages), tools, continue_final_message=continues or None, now_s=1e9)
 
 
-def _mutated(text: str, rng: random.Random) -> str:
+def _mutate(text: str, rng: random.Random) -> str:
     """Return a template with bits left out, doubled, put elsewhere or put in."""
     for _ in range(rng.randrange(3)):
         a, b = sorted(rng.randrange(len(text) + 1) for _ in range(2))
@@ -248,7 +250,7 @@ def _mutated(text: str, rng: random.Random) -> str:
     return text
 
 
-def _made(rng: random.Random) -> str:
+def _make_template(rng: random.Random) -> str:
     bits: list[str] = []
     for _ in range(rng.randrange(1, 12)):
         if rng.random() < 0.5:
@@ -307,6 +309,8 @@ def _made_files() -> tuple[dict[str, Any], ...]:
     grams = Tokenizer(
         models.Unigram([("<unk>", 0.0), ("<s>", -1.0), ("</s>", -1.5), ("a", -2.0)], 0)
     )
-    made = (with_bos(byte_level()), with_bos(byte_fallback()), piece, level, grams)
-    read: list[dict[str, Any]] = [json.loads(it.to_str()) for it in made]
+    tokenizers = (with_bos(byte_level()), with_bos(byte_fallback()), piece, level, grams)
+    read: list[dict[str, Any]] = [
+        json.loads(raw_tokenizer.to_str()) for raw_tokenizer in tokenizers
+    ]
     return tuple(read)

@@ -79,7 +79,7 @@ def fuzz(
     ):
         place = folder / str(runs % 64)
         place.mkdir(exist_ok=True)
-        with _numbered(target, seed, runs):
+        with _number_breaches(target, seed, runs):
             refused += _run(target, random.Random(f"{seed}/{runs}"), place)
         runs += 1
     grown = peak_nbytes() - before_nbytes
@@ -105,7 +105,7 @@ def _run(target: Target, rng: random.Random, place: Path) -> bool:
 
 
 @contextmanager
-def _numbered(target: Target, seed: int, run: int) -> Iterator[None]:
+def _number_breaches(target: Target, seed: int, run: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -120,9 +120,9 @@ class _Watch:
         self.outside: list[str] = []
         python = (sys.prefix, sys.base_prefix, *sys.path, os.devnull)
         self._own = tuple(os.path.realpath(path) for path in python)
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._hear)
 
-    def _heard(self, event: str, arguments: tuple[object, ...]) -> None:
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if event not in _READING or self.below is None:
             return
         if not isinstance(arguments[0], str | bytes | os.PathLike):

@@ -20,13 +20,13 @@ def wrong(value: Any, rng: random.Random) -> Any:
     for _ in range(rng.randrange(3)):
         value = mutant(value, rng)
     for _ in range(rng.randrange(3)):
-        value = _replaced(value, rng)
+        value = _replace_value(value, rng)
     return value
 
 
 def text_of(value: Any, rng: random.Random) -> bytes:
     """Return JSON as bytes, now and then with bytes changed, cut, doubled or nested."""
-    raw = encoded(value)
+    raw = encode(value)
     match rng.randrange(12):
         case 0:
             return raw[: rng.randrange(len(raw) + 1)]
@@ -37,17 +37,17 @@ def text_of(value: Any, rng: random.Random) -> bytes:
         case 3:
             return b"\xef\xbb\xbf" + raw
         case 4:
-            return flipped(raw, rng)
+            return flip(raw, rng)
         case _:
             return raw
 
 
-def encoded(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """Return JSON as bytes."""
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
-def flipped(raw: bytes, rng: random.Random) -> bytes:
+def flip(raw: bytes, rng: random.Random) -> bytes:
     """Return bytes with a few of them changed."""
     changed = bytearray(raw)
     for _ in range(rng.randrange(1, 5)):
@@ -56,7 +56,7 @@ def flipped(raw: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _replaced(value: Any, rng: random.Random) -> Any:
+def _replace_value(value: Any, rng: random.Random) -> Any:
     """Return JSON with one value, anywhere, that is out of all bounds."""
     result = [json.loads(json.dumps(value))]
     holder: Any = result

@@ -18,7 +18,7 @@ from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.safetensors_header import read_whole_header
 from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE, read_weights
-from tests.fuzz.inputs import flipped, text_of, wrong
+from tests.fuzz.inputs import flip, text_of, wrong
 from tests.support.made_stores import JSON, TENSOR, OllamaStore, commit_of, tensor_file
 
 CONFIG: dict[str, Any] = {
@@ -93,7 +93,7 @@ def tokenizer_json(rng: random.Random, place: Path) -> None:
             case 1:
                 path.symlink_to(rng.choice(["/etc/passwd", "config.json", "nowhere", name, "/"]))
             case 2:
-                path.write_bytes(flipped(TOKENIZER, rng))
+                path.write_bytes(flip(TOKENIZER, rng))
             case 3:
                 path.write_bytes(text_of(wrong({"model": {"vocab": {"a": 0}}}, rng), rng))
             case 4:
@@ -134,7 +134,10 @@ def ollama_manifest(rng: random.Random, place: Path) -> None:
     words = {name: tensors.pop(f"{PACKED}.{part}") for part, name in parts}
     layers = [
         store.layer(TENSOR, packed, tensor_file(words, _if(which == "metadata", metadata, rng))),
-        *(store.layer(TENSOR, name, tensor_file({name: it})) for name, it in tensors.items()),
+        *(
+            store.layer(TENSOR, name, tensor_file({name: tensor}))
+            for name, tensor in tensors.items()
+        ),
         store.layer(JSON, "config.json", json.dumps(_if(which == "config", bare, rng)).encode()),
         store.layer(JSON, "tokenizer.json", TOKENIZER),
     ]
@@ -146,7 +149,10 @@ def ollama_manifest(rng: random.Random, place: Path) -> None:
         if which == "blobs" and rng.random() < 0.2:
             _break(blob, rng)
     shelf = OllamaShelf(store.root)
-    for model in [*shelf.places(), *(found for name in NAMES if (found := shelf.find(name)))]:
+    for model in [
+        *shelf.places(),
+        *(found_place for name in NAMES if (found_place := shelf.find(name))),
+    ]:
         if model.error is not None:
             raise model.error
         read_folder(model.path)
@@ -170,11 +176,14 @@ def hub_refs(rng: random.Random, place: Path) -> None:
     ref = home / "refs" / rng.choice(["main", "v1", "a/b"])
     ref.parent.mkdir(parents=True)
     own = commit.encode()
-    ref.write_bytes(rng.choice([own] * 5 + [b"../../..", b"", flipped(own, rng)]))
+    ref.write_bytes(rng.choice([own] * 5 + [b"../../..", b"", flip(own, rng)]))
     if rng.random() < 0.1:
         _break(ref, rng)
     shelf = HubShelf(root)
-    for model in [*shelf.places(), *(found for name in NAMES if (found := shelf.find(name)))]:
+    for model in [
+        *shelf.places(),
+        *(found_place for name in NAMES if (found_place := shelf.find(name))),
+    ]:
         if model.error is not None:
             raise model.error
         read_folder(model.path)
@@ -205,7 +214,7 @@ def _break(path: Path, rng: random.Random) -> None:
         case 0:
             path.write_bytes(content[:-1])
         case 1:
-            path.write_bytes(flipped(content, rng))
+            path.write_bytes(flip(content, rng))
         case 2:
             path.symlink_to(rng.choice(["/etc/passwd", path.name, "nowhere", ".."]))
         case 3:

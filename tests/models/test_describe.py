@@ -81,7 +81,7 @@ def test_what_is_stored_packed_is_counted_in_words(tmp_path: Path) -> None:
     assert described.weight_values == stored + NORMS
 
 
-def changed(**changes: Any) -> Callable[[Path], None]:
+def edit(**changes: Any) -> Callable[[Path], None]:
     """Return a change of config.json."""
 
     def change(folder: Path) -> None:
@@ -99,23 +99,23 @@ def cut(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "nobody's": (changed(architectures=["FooForCausalLM"]), "config.json", "architectures"),
-    "no architecture": (changed(architectures=[]), "config.json", "architectures"),
+    "nobody's": (edit(architectures=["FooForCausalLM"]), "config.json", "architectures"),
+    "no architecture": (edit(architectures=[]), "config.json", "architectures"),
     "a nonsense rope": (
-        changed(rope_scaling={"rope_type": "nonsense"}), "config.json", "rope_scaling.rope_type",
+        edit(rope_scaling={"rope_type": "nonsense"}), "config.json", "rope_scaling.rope_type",
     ),
-    "a wrong type": (changed(hidden_size="64"), "config.json", "hidden_size"),
+    "a wrong type": (edit(hidden_size="64"), "config.json", "hidden_size"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json", ""),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors", ""),
     "weights cut off": (cut, "model.safetensors", "model.layers.0.mlp.down_proj.weight"),
     "a layer too few": (
-        changed(num_hidden_layers=2), "model.safetensors", "model.layers.1.input_layernorm.weight",
+        edit(num_hidden_layers=2), "model.safetensors", "model.layers.1.input_layernorm.weight",
     ),
     "another width": (
-        changed(intermediate_size=96), "model.safetensors", "model.layers.0.mlp.gate_proj.weight",
+        edit(intermediate_size=96), "model.safetensors", "model.layers.0.mlp.gate_proj.weight",
     ),
     "a head that is tied": (
-        changed(tie_word_embeddings=True, vocab_size=64),
+        edit(tie_word_embeddings=True, vocab_size=64),
         "model.safetensors", "model.embed_tokens.weight",
     ),
 }  # fmt: skip
@@ -158,7 +158,7 @@ def refuse_all(config: Any, facts: Any) -> tuple[TensorSpec, ...]:
 def test_a_familys_own_rules_decide_where_it_has_some(tmp_path: Path) -> None:
     """`restore` stands in for the list of tensors; models of mlx-lm's alone are read by such."""
     folder = write_hollow(tmp_path, SMALL)
-    changed(**COHERE)(folder)
+    edit(**COHERE)(folder)
     foreign = Family("theirs", parse_llama, LLAMA.tensors, LLAMA.footprint, restore=refuse_all)
 
     with pytest.raises(InvalidModel) as unknown:
@@ -186,7 +186,7 @@ def test_tensors_have_the_familys_names_and_errors_the_files(tmp_path: Path) -> 
     registry = Registry(("LlamaForCausalLM", family))
 
     described = describe(folder, registry=registry)
-    changed(vocab_size=65)(folder)
+    edit(vocab_size=65)(folder)
     with pytest.raises(InvalidModel) as caught:
         describe(folder, registry=registry)
 
@@ -201,7 +201,7 @@ def test_a_tensor_that_is_known_may_be_left_unread(tmp_path: Path) -> None:
     family = Family("llama", parse_llama, LLAMA.tensors, LLAMA.footprint, name_of=without_inner)
     registry = Registry(("LlamaForCausalLM", family))
     head, norm = "lm_head.weight", "model.norm.weight"
-    changed(tie_word_embeddings=True)(folder)
+    edit(tie_word_embeddings=True)(folder)
     rename(folder, lambda name: "inner.seen" if name == head else name)
 
     described = describe(folder, registry=registry)

@@ -65,10 +65,10 @@ def test_the_tensors_are_those_of_the_config() -> None:
     """Every tensor the config implies is there, in its shape, in bfloat16, and no other."""
     with safe_open(DEMO / "model.safetensors", framework="numpy") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        found = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         types = {part.get_dtype() for part in slices.values()}
 
-    assert found == Shape().tensors()
+    assert shapes == Shape().tensors()
     assert types == {"BF16"}
 
 

@@ -45,7 +45,7 @@ class Process:
     """What of that no shrinking gives back."""
     told_at_s: float = -math.inf
     """When it was last told to shrink."""
-    told: bool = False
+    is_reported: bool = False
     """Whether it was told to since the hard mark was passed the last time."""
     shrinking: bool = False
     known: bool = False
@@ -93,11 +93,11 @@ class Worth:
         times = [at_s for all_ in self.uses.values() for at_s in all_]
         last_s = max(times, default=0.0)
 
-        def decayed(moments: list[float]) -> float:
+        def decay(moments: list[float]) -> float:
             return math.fsum(0.5 ** ((last_s - at_s) / config.USES_HALF_LIFE_S) for at_s in moments)
 
-        share = (decayed(self.uses.get(digest, [])) + config.USES_MIN) / (
-            decayed(times) + config.USES_MIN
+        share = (decay(self.uses.get(digest, [])) + config.USES_MIN) / (
+            decay(times) + config.USES_MIN
         )
         return self.load_s.get(digest, 0.0) * min(1.0, share)
 
@@ -139,7 +139,7 @@ class Books:
         """Return whether any device could hold a model, were it alone."""
         return any(self.needs[digest] <= device.budget_bytes for device in self.devices.values())
 
-    def closed(self, digest: str) -> bool:
+    def is_closed(self, digest: str) -> bool:
         """Return whether a device that could hold a model is above its marks."""
         need = self.needs[digest]
         return any(need <= self.devices[name].budget_bytes for name in self.pressed)
@@ -180,7 +180,7 @@ class Books:
             and now_s >= process.ready_at_s + self.age_min_s
         )
 
-    def measured(self, device: Device, held_bytes: int) -> None:
+    def note_measurement(self, device: Device, held_bytes: int) -> None:
         """Take note of a measurement that the core is about to hear of."""
         name, excess_bytes = device.name, held_bytes - device.usable_bytes
         self.excess[name] = excess_bytes
@@ -189,7 +189,7 @@ class Books:
         elif name not in self.pressed and excess_bytes > HARD_MARK * device.budget_bytes:
             self.pressed.add(name)
             for process in self.on(name):
-                process.told = False
+                process.is_reported = False
 
     def giving_back(self, device: str, now_s: float) -> bool:
         """Return whether memory is about to come free: somebody leaves, or was told to shrink."""
@@ -207,10 +207,10 @@ class Books:
             if process.stage is Stage.READY
             and process.digest not in self.draining
             and process.known
-            and (not process.told or now_s >= process.told_at_s + config.SHRINK_PAUSE_S)
+            and (not process.is_reported or now_s >= process.told_at_s + config.SHRINK_PAUSE_S)
         ]
 
-    def queued(self) -> list[str]:
+    def list_queued(self) -> list[str]:
         """Return the models that wait for memory, the one that waits longest first."""
         since = dict(self.wanted)
         for request in self.waiting.values():
@@ -218,7 +218,7 @@ class Books:
         busy = {process.digest for process in self.processes.values()}
         return sorted((d for d in since if d not in busy), key=lambda d: (since[d], d))
 
-    def left(self, now_s: float, *, closed_too: bool = False) -> Left:
+    def count_left(self, now_s: float, *, closed_too: bool = False) -> Left:
         """Return what there would be once all that may leave has left.
 
         The naive model: add up what must stay, device by device, those above their marks left out

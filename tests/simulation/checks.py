@@ -60,7 +60,7 @@ class Checks:
         process.ready_at_s = self._now_s
         self.books.processes[process.number] = process
 
-    def adopted(self, process: Process) -> None:
+    def check_adoption(self, process: Process) -> None:
         """Judge whether it stays: exactly where it fits beside those who do."""
         staying = [p for p in self.books.processes.values() if p.stage is Stage.READY]
         together = {p.number: p for p in [*staying, process]}.values()
@@ -70,7 +70,7 @@ class Checks:
         self.hold((process in staying) == fits, "who fits stays, and nobody else")
         self.seen["adopted" if fits else "surplus"] += 1
 
-    def ended(self, process: Process) -> None:
+    def note_end(self, process: Process) -> None:
         """Note that the core is about to hear of a process's end."""
         process.alive = False
         del self.books.processes[process.number]
@@ -182,24 +182,24 @@ class Checks:
             self.seen["shrink in use"] += 1
         self.hold(action.target_bytes >= 0, "a target is a size")
         self.seen["shrink"] += 1
-        process.shrinking = process.told = True
+        process.shrinking = process.is_reported = True
         process.told_at_s = now_s
         return process
 
     def abort(self, tickets: tuple[str, ...]) -> list[Request]:
         """Judge the end of streams: each is a lease, of a model that drains."""
-        found = [self.books.requests[ticket] for ticket in tickets]
-        self.hold(bool(found), "nothing is aborted for nothing")
-        for request in found:
+        requests = [self.books.requests[ticket] for ticket in tickets]
+        self.hold(bool(requests), "nothing is aborted for nothing")
+        for request in requests:
             self.hold(bool(request.worker) and not request.aborted, "only leases are aborted")
             request.aborted = True
             self.books.leases[request.digest] -= 1
         self.seen["streams aborted"] += 1
-        return found
+        return requests
 
     def grant(self, ticket: str, worker: int) -> Request:
         """Judge a lease: on a ready worker of the right model that is not on its way out."""
-        request = self._answered(ticket)
+        request = self._note_answer(ticket)
         process = self.books.processes.get(worker)
         assert process is not None, "a lease on a worker that is gone"
         self.hold(request.lease, "only requests get leases")
@@ -212,7 +212,7 @@ class Checks:
 
     def answer(self, action: a.Done | a.Refuse) -> Request:
         """Judge a refusal, or the end of what an operator asked for."""
-        request = self._answered(action.ticket)
+        request = self._note_answer(action.ticket)
         match action:
             case a.Done():
                 process = self.books.process_of(request.digest)
@@ -240,7 +240,7 @@ class Checks:
                     self.hold(not fits, "what can fit is not refused as too large")
         return request
 
-    def _answered(self, ticket: str) -> Request:
+    def _note_answer(self, ticket: str) -> Request:
         request = self.books.requests.get(ticket)
         assert request is not None, f"{ticket} is answered after its end"
         self.hold(not request.answered, "each request ends exactly once")
@@ -250,7 +250,7 @@ class Checks:
 
     # --- decisions as a whole --------------------------------------------------------------------
 
-    def decided(self, state: State, event: ev.Event, wanted: tuple[a.Action, ...]) -> None:
+    def check_decision(self, state: State, event: ev.Event, wanted: tuple[a.Action, ...]) -> None:
         """Judge what a decision left undone, and whom it sent away for whom."""
         books = self.books
         if isinstance(event, ev.LoadAsked) and event.ticket in books.waiting:
@@ -263,13 +263,13 @@ class Checks:
         known = sum(1 for model in state.models.values() if model.worker is not None)
         self.hold(known == len(books.processes), "no worker leaks")
         self._held_in_time()
-        self._relieved(state)
+        self._check_relief(state)
         if not books.waiting and not books.wanted:
             self._could_start.clear()
             self._victims_serve([])
             return
         if not state.stopping:
-            line = [d for d in books.queued() if books.can_hold(d)]
+            line = [d for d in books.list_queued() if books.can_hold(d)]
             self._victims_serve(line)
             self.backing_off = {m.digest for m, q in state.queue() if q.backing_off} & {*line}
             self._victims_are_cheapest([d for d in line if d not in self.backing_off])
@@ -282,7 +282,7 @@ class Checks:
             return
         now_s, books = self._now_s, self.books
         self.hold(bool(line), "nobody is evicted for nobody")
-        left = books.left(now_s, closed_too=True)
+        left = books.count_left(now_s, closed_too=True)
         served = any(left.can_make_room(books.needs[digest], 1) for digest in line)
         self.hold(served, "nobody is evicted for what cannot fit")
         if len(victims) > 1:
@@ -310,7 +310,7 @@ class Checks:
 
     def _in_time(self, line: list[str]) -> None:
         """Hold the wait of each model in line while room can be made beside all before it."""
-        left, needs, nbytes = self.books.left(self._now_s), self.books.needs, 0
+        left, needs, nbytes = self.books.count_left(self._now_s), self.books.needs, 0
         for place, digest in enumerate(line):
             nbytes += needs[digest]
             if not left.can_make_room(nbytes, place + 1):
@@ -333,7 +333,7 @@ class Checks:
 
     def _in_vain(self, digest: str) -> None:
         """Hold everybody's wait for a model that no eviction makes room for to its bound."""
-        if digest in self.backing_off or self.books.closed(digest):
+        if digest in self.backing_off or self.books.is_closed(digest):
             return
         waits = [r.since_s for r in self.books.waiting.values() if r.digest == digest]
         waited_s = self._now_s - min(waits, default=self._now_s)
@@ -358,7 +358,7 @@ class Checks:
         held = ready & {request.digest for request in books.waiting.values() if request.lease}
         if held:
             self.seen["held for another"] += 1
-            self.hold(bool(books.queued()), "nobody is held for nobody")
+            self.hold(bool(books.list_queued()), "nobody is held for nobody")
         for digest in held:
             since_s = self._held.setdefault(digest, self._now_s)
             # Seen held for the first time at `since_s`: it may have been for HOLD_MAX_S before.
@@ -368,7 +368,7 @@ class Checks:
                 self.hold(self._now_s >= again_s - 1e-6, "a ready model takes nobody for long")
                 self._held[digest] = self._now_s
 
-    def _relieved(self, state: State) -> None:
+    def _check_relief(self, state: State) -> None:
         """Hold that memory is given back above the marks, while anybody has any to give."""
         books, now_s = self.books, self._now_s
         for name in () if state.stopping else sorted(books.pressed):

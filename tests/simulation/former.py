@@ -57,4 +57,4 @@ def begin_with_former_workers(world: Begun) -> None:
         world.memory.grow(process)
         spec = LoadSpec(pinned=pinned)
         world.send(ev.Adopted(number, name, name, f"/{name}", facts, choice, home.name, spec, 1.0))
-        world.checks.adopted(process)
+        world.checks.check_adoption(process)

@@ -72,7 +72,7 @@ class Memory:
         if (usable_bytes, told_bytes) != (device.usable_bytes, device.held_bytes):
             device = replace(device, usable_bytes=usable_bytes, held_bytes=told_bytes)
             self._books.devices[name] = device
-        self._books.measured(device, held_bytes)
+        self._books.note_measurement(device, held_bytes)
 
     def _others(self, taken: float) -> float:
         """Return what part of a device others hold now, who held `taken`."""

@@ -82,8 +82,8 @@ MUTANTS = (
     Mutant(
         "the dearer eviction is chosen",
         "victims.py",
-        "return min(found, key=",
-        "return max(found, key=",
+        "return min(affordable, key=",
+        "return max(affordable, key=",
         seed=245,
     ),
     Mutant(
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "two loads at once on a GPU",
         "room.py",
-        'gpu = device.kind != "cpu"',
+        "gpu = not device.on_cpu",
         'gpu = device.kind == "metal"',
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "workers of a former controller stay though they do not fit",
         "adopting.py",
-        "return here + need_bytes <= device.budget_bytes",
+        "return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes",
         "return need_bytes <= device.budget_bytes",
     ),
     Mutant(
@@ -241,7 +241,7 @@ MUTANTS = (
 )
 
 
-def found(mutant: Mutant, folder: Path, *, seeds: int, first: int = 0) -> str | None:
+def describe_finding(mutant: Mutant, folder: Path, *, seeds: int, first: int = 0) -> str | None:
     """Return what the simulation says of a mutant; None: it does not notice, in so many seeds."""
     package = folder / "mlxd_controller"
     shutil.copytree(CORE, package / "core", ignore=shutil.ignore_patterns("__pycache__"))

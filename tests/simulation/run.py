@@ -27,8 +27,8 @@ def run_seeds(first: int, last: int) -> Counter[str]:
         try:
             seen += world.run()
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise SeedFailed(f"seed {seed}, event {world.sent}: {what}") from error
+            description = f"{type(error).__name__}: {error}"
+            raise SeedFailed(f"seed {seed}, event {world.sent}: {description}") from error
         seen["events"] += world.sent
     return seen
 

@@ -81,14 +81,14 @@ class Script:
     def _wait(self, seconds: float) -> list[str]:
         """Let time pass, with a tick whenever the core asked for one."""
         until_s = self.now_s + seconds
-        found = []
+        answers = []
         for _ in range(WAKES_MAX):
             self.now_s = max(self.now_s, min(until_s, next_wake_s(self.state)))
             passed = self.now_s - until_s + seconds
             said = [self._text(action) for action in self._send(ev.Tick())]
-            found += [f"{text} after {passed:g} s" for text in said]
+            answers += [f"{text} after {passed:g} s" for text in said]
             if self.now_s >= until_s:
-                return found
+                return answers
         raise AssertionError("the core wakes up for nothing, again and again")
 
     def _send(self, event: ev.Event) -> tuple[a.Action, ...]:
@@ -101,9 +101,9 @@ class Script:
         options = _options(words)
         match verb, named:
             case (("arrive" | "load"), [ticket, name]):
-                return self._asked(verb, ticket, name, options)
+                return self._make_request(verb, ticket, name, options)
             case "adopt", [name]:
-                return self._adopted(name, options)
+                return self._make_adopted(name, options)
             case "release", [ticket]:
                 return ev.Released(ticket, self._models[ticket])
             case "unload", [ticket, name]:
@@ -141,7 +141,7 @@ class Script:
             return text
         return f"{text}, on {action.plan.device}"
 
-    def _asked(self, verb: str, ticket: str, name: str, options: dict[str, str]) -> ev.Event:
+    def _make_request(self, verb: str, ticket: str, name: str, options: dict[str, str]) -> ev.Event:
         self._models[ticket] = name
         model = facts(int(options.get("size", SIZE_MIB)))
         keep_alive_s = float(options["keep_alive"]) if "keep_alive" in options else None
@@ -155,7 +155,7 @@ class Script:
         )
         return ev.LoadAsked(ticket, name, name, f"/{name}", model, spec)
 
-    def _adopted(self, name: str, options: dict[str, str]) -> ev.Event:
+    def _make_adopted(self, name: str, options: dict[str, str]) -> ev.Event:
         model = facts(int(options.get("size", SIZE_MIB)))
         home = self.state.device_named(options.get("on", ""))
         choice = replace(plan_load(model, LoadSpec(), home).choice, prefix_bytes=0)
@@ -208,7 +208,7 @@ def _text(action: a.Action) -> str:
             return f"refuse {ticket}: {type(error).__name__}"
 
 
-def replayed(text: str) -> str:
+def replay(text: str) -> str:
     """Return the script with the core's present answers."""
     lines: list[str] = []
     script: Script | None = None
@@ -232,12 +232,12 @@ def main() -> int:
     differing = 0
     for path in sorted(FOLDER.glob("*.txt")):
         text = path.read_text(encoding="utf-8")
-        found = replayed(text)
-        if found == text:
+        replay_text = replay(text)
+        if replay_text == text:
             continue
         differing += 1
         if "--rewrite" in sys.argv[1:]:
-            path.write_text(found, encoding="utf-8")
+            path.write_text(replay_text, encoding="utf-8")
         sys.stdout.write(f"{path.name} differs\n")
     return differing
 

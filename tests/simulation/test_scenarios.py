@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.scripts import FOLDER, replayed
+from tests.simulation.scripts import FOLDER, replay
 
 SCRIPTS = sorted(FOLDER.glob("*.txt"))
 
@@ -16,7 +16,7 @@ def test_a_scenario(path: Path) -> None:
     """The core answers as the script says; `scripts --rewrite` is for changes that are meant."""
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# "), "a script says first what it proves"
-    assert replayed(text) == text
+    assert replay(text) == text
 
 
 def test_there_are_scenarios() -> None:

@@ -130,7 +130,7 @@ class World:
         self.checks.begin(self.now_s)
         for action in wanted:
             self._perform(action)
-        self.checks.decided(self.state, event, wanted)
+        self.checks.check_decision(self.state, event, wanted)
 
     def _perform(self, action: a.Action) -> None:
         match action:
@@ -261,16 +261,16 @@ class World:
         fault = self.memory.fault()
         answer_s = self.rng.uniform(5, 60) if fault == "late" else self.rng.uniform(0.01, 2)
 
-        def answered() -> None:
+        def send_answer() -> None:
             answer = self.memory.shrink(process, target_bytes, fault)
             if fault != "lost":
                 self._measure()
                 process.shrinking = False
                 self.send(answer)
 
-        self.later(answer_s, answered)
+        self.later(answer_s, send_answer)
 
-    def _broken(self) -> bool:
+    def _draw_fault(self) -> bool:
         return self.rng.random() < self.setting.fault
 
     def _launch(self, process: Process) -> None:
@@ -278,10 +278,10 @@ class World:
         load_s = min(LOAD_S_MAX, need_s * self.rng.uniform(0.5, 2))
         number, name = process.number, process.digest
         for part in (0.3, 0.6):
-            if not self._broken():
+            if not self._draw_fault():
                 step = LoadProgress("reading weights", int(part * 100), 100)
                 self._report(process, part * load_s, ev.Progressed(number, step))
-        if not self._broken():
+        if not self._draw_fault():
             self._report(process, load_s, ev.Ready(number))
             return
         fault = self.rng.choice(("crash", "memory", "hang", "lost reply", "slow"))
@@ -315,19 +315,19 @@ class World:
                 self.seen["late event"] += 1
                 self.send(event)
             return
-        if not isinstance(event, ev.Progressed) and self._broken():
+        if not isinstance(event, ev.Progressed) and self._draw_fault():
             self.seen["duplicate event"] += 1
             self.later(self.rng.choice((0.0, 1.0, 30.0)), lambda: self.send(event))
         match event:
             case ev.Ready():
                 self.checks.ready(process)
                 self.memory.grow(process)
-                if self._broken():
+                if self._draw_fault():
                     self.later(self.rng.uniform(0, 60), lambda: self._die(process))
                 if self.rng.random() < MEASURED:
                     self.later(self.rng.uniform(0, 5), lambda: self._say_what_it_takes(process))
             case ev.LoadFailed():
-                self.checks.ended(process)
+                self.checks.note_end(process)
             case _:
                 pass
         self.send(event)
@@ -361,27 +361,27 @@ class World:
             return
         leased = self.books.leases.get(process.digest, 0)
         self.seen["death in use" if leased else "death while idle"] += 1
-        self.checks.ended(process)
+        self.checks.note_end(process)
         for request in self.checks.streams_of(process):
             self.later(self.rng.uniform(0, 0.5), partial(self._release, request))
         self.send(event)
-        if self._broken():
+        if self._draw_fault():
             self.seen["duplicate event"] += 1
             self.later(1.0, lambda: self.send(event))
 
     def _end_by_order(self, process: Process) -> None:
         stop_s = self.rng.uniform(0.05, 3)
-        if self._broken():
+        if self._draw_fault():
             self.seen["hang while stopping"] += 1
             stop_s = STOP_S_MAX
-        self.later(stop_s, lambda: self._unloaded(process))
+        self.later(stop_s, lambda: self._note_unloaded(process))
 
-    def _unloaded(self, process: Process) -> None:
+    def _note_unloaded(self, process: Process) -> None:
         self._end(process)
         event = ev.Unloaded(process.number)
         self._measure()
-        self.checks.ended(process)
+        self.checks.note_end(process)
         self.send(event)
-        if self._broken():
+        if self._draw_fault():
             self.seen["duplicate event"] += 1
             self.later(self.rng.choice((0.0, 5.0)), lambda: self.send(event))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.support.batch_mixes import Mix, Tally, compare, mixes
-from tests.support.trained import LONG, TALKATIVE, Lengths, trained
+from tests.support.trained import LONG, TALKATIVE, Lengths, train_model
 
 STREAMS = 160
 ROUND_MIXES = 20
@@ -24,7 +24,7 @@ def test_rows_are_the_same_in_any_batch(
     """Of more than 200,000 tokens in drawn mixes all are those of the lone runs, but for near ties
     of which there is at most one in 10,000.
     """
-    model, tally = trained(name, lengths=lengths), Tally()
+    model, tally = train_model(name, lengths=lengths), Tally()
     for number in range(ROUNDS_MAX):
 
         @seed(number)

@@ -33,13 +33,13 @@ async def test_a_crowd_over_more_models_than_fit(tmp_path: Path) -> None:
     """Every request is right or refused as documented, streams move, the status answers, memory
     stays within its budget and level, and nothing is left behind.
     """
-    made = await scene(tmp_path, each=REQUESTS_EACH, seed=STORM.seed)
-    found = await weather(made, STORM, tmp_path)
-    grown = growth_per_request(found, STORM, settled=SETTLED)
-    told = figures(found, STORM) | {"grown_bytes_per_request": grown}
-    sys.stdout.write(json.dumps(told) + "\n")
+    crowd_scene = await scene(tmp_path, each=REQUESTS_EACH, seed=STORM.seed)
+    aftermath = await weather(crowd_scene, STORM, tmp_path)
+    grown = growth_per_request(aftermath, STORM, settled=SETTLED)
+    report = figures(aftermath, STORM) | {"grown_bytes_per_request": grown}
+    sys.stdout.write(json.dumps(report) + "\n")
 
-    check(found)
-    assert found.tally.migrated > 0
-    assert percentile(found.seen.status_s, 0.99) < STATUS_S_MAX
+    check(aftermath)
+    assert aftermath.tally.migrated > 0
+    assert percentile(aftermath.seen.status_s, 0.99) < STATUS_S_MAX
     assert grown <= RSS_BYTES_PER_REQUEST_MAX

@@ -11,7 +11,7 @@ from mlxd.v1 import inference_pb2
 from mlxd_shared.domain.errors import WorkerLost
 from tests.real_inputs import real_input
 from tests.support.calls import error_of
-from tests.support.killed_streams import Killed, heard
+from tests.support.killed_streams import Killed, hear
 from tests.support.single_token_worker import CHUNK_VARIABLE
 from tests.support.struck import Struck, struck_controller
 from tests.support.trained import DEMO, MODELS
@@ -102,5 +102,5 @@ async def test_a_stream_that_may_not_move_is_lost_honestly() -> None:
             assert isinstance(error, WorkerLost)
             assert (error.offset, error.cause) == (offset, "signal 9")
             assert ids == whole.ids[:offset]
-            assert (await heard(struck, case.request())).ids == whole.ids
+            assert (await hear(struck, case.request())).ids == whole.ids
             await forget(struck, index)

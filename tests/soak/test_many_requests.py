@@ -29,4 +29,4 @@ async def test_ten_thousand_mixed_requests(tmp_path: Path) -> None:
         slopes = {"controller": controller.slope(SETTLED), "worker": worker.slope(SETTLED)}
 
         assert max(slopes.values()) <= RSS_BYTES_PER_REQUEST_MAX, slopes
-        check_swept(await both.swept())
+        check_swept(await both.sweep())

@@ -32,7 +32,7 @@ class Job:
 def jobs() -> list[Job]:
     """Return the different requests that are mixed: lengths, seeds, samplers, departures."""
     draws = random.Random(11)
-    made = []
+    jobs_made = []
     for seed in range(KINDS):
         prompt = [draws.randrange(3, VOCAB) for _ in range(draws.choice([1, 7, 60, 300, 700]))]
         request = inference_pb2.GenerateRequest(
@@ -43,8 +43,8 @@ def jobs() -> list[Job]:
             max_tokens=draws.choice([1, 5, 25, 60]),
             ignore_eos=True,
         )
-        made.append(Job(request, draws.choice([0, 0, 0, 1, 4])))
-    return made
+        jobs_made.append(Job(request, draws.choice([0, 0, 0, 1, 4])))
+    return jobs_made
 
 
 async def run(worker: WorkerProcess, job: Job) -> list[int]:

@@ -14,9 +14,9 @@ import pytest
 
 from mlxd import Client, LoadSpec
 from mlxd_shared import config
-from tests.support.crowds import crowd, observed
+from tests.support.crowds import crowd, observe_server
 from tests.support.overload import Crowd, Observed
-from tests.support.served import served
+from tests.support.served import serve
 
 MODEL = "demo"
 ROWS_MAX = 32
@@ -66,7 +66,7 @@ async def test_a_thousand_at_once() -> None:
     """At least the queue's bound complete, nearly as fast as 32 clients' streams; the refused who
     keep their appointments complete, too; the server answers meanwhile, and stays in its budget.
     """
-    async with served() as server, Client(server.address) as client:
+    async with serve() as server, Client(server.address) as client:
         async with client.load(MODEL, options=LoadSpec(rows_max=ROWS_MAX)) as updates:
             async for _ in updates:
                 pass
@@ -74,18 +74,18 @@ async def test_a_thousand_at_once() -> None:
         steady = await crowd(
             server.address, MODEL, streams=STEADY_STREAMS, tokens=TOKENS, at_once=CLIENTS
         )
-        async with observed(server.address) as watch:
+        async with observe_server(server.address) as watch:
             crowded = await crowd(
                 server.address, MODEL, streams=STREAMS, tokens=TOKENS, at_once=STREAMS
             )
-    found = figures(steady, crowded, watch.seen)
-    sys.stdout.write(json.dumps(found) + "\n")
+    report = figures(steady, crowded, watch.seen)
+    sys.stdout.write(json.dumps(report) + "\n")
 
     assert crowded.failures == steady.failures == []
-    assert found["complete_at_first"] >= config.WAITING_STREAMS_MAX
-    assert found["complete"] == STREAMS
-    assert found["speed_part"] >= SPEED_PART_MIN
-    assert found["retries_max"] <= RETRIES_MAX
-    assert 0 < found["most_bytes"] <= found["budget_bytes"]
-    assert found["status_ms_p99"] < ANSWER_S_MAX * 1000
-    assert found["health_ms_p99"] < ANSWER_S_MAX * 1000
+    assert report["complete_at_first"] >= config.WAITING_STREAMS_MAX
+    assert report["complete"] == STREAMS
+    assert report["speed_part"] >= SPEED_PART_MIN
+    assert report["retries_max"] <= RETRIES_MAX
+    assert 0 < report["most_bytes"] <= report["budget_bytes"]
+    assert report["status_ms_p99"] < ANSWER_S_MAX * 1000
+    assert report["health_ms_p99"] < ANSWER_S_MAX * 1000

@@ -26,7 +26,7 @@ def outcomes() -> list[Outcome]:
         os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
     ) as pool:
         futures = [pool.submit(shard, path, start, SHARDS, WALKS) for start in range(SHARDS)]
-        return [found for future in futures for found in future.result()]
+        return [outcome for future in futures for outcome in future.result()]
 
 
 @pytest.mark.timeout(1800)
@@ -34,30 +34,33 @@ def test_as_many_compile_as_with_the_library_alone(
     outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """More schemas compile and are right on all their instances; the rest tells what and where."""
-    told = figures(outcomes)
+    report = figures(outcomes)
     with capsys.disabled():
-        print("\n" + json.dumps(told, indent=1, ensure_ascii=False))  # noqa: T201 - asked for
-    refused = [found.refused for found in outcomes if found.refused]
+        print("\n" + json.dumps(report, indent=1, ensure_ascii=False))  # noqa: T201 - asked for
+    refused = [outcome.refused for outcome in outcomes if outcome.refused]
 
-    assert told["compiled"] >= COMPILED_MIN * told["schemas"]
-    assert told["compiled"] >= told["alone_compiled"]
-    assert told["right"] >= told["alone_right"]
+    assert report["compiled"] >= COMPILED_MIN * report["schemas"]
+    assert report["compiled"] >= report["alone_compiled"]
+    assert report["right"] >= report["alone_right"]
     assert [text for text in refused if not text.startswith("response_format.json_schema: ")] == []
 
 
 @pytest.mark.timeout(1800)
 def test_nothing_invalid_is_complete(outcomes: list[Outcome]) -> None:
     """No random walk through the masks, and no instance with a change, ends in what is wrong."""
-    assert [(found.name, output) for found in outcomes for output in found.invalid] == []
+    assert [(outcome.name, output) for outcome in outcomes for output in outcome.invalid] == []
 
 
 @pytest.mark.timeout(1800)
 def test_instances_are_judged_as_they_are_labelled(outcomes: list[Outcome]) -> None:
     """Every valid one is accepted, its members in the schema's order; the invalid ones are not."""
-    tests = [test for found in outcomes for test in found.tests]
+    tests = [test for outcome in outcomes for test in outcome.tests]
     invalid = [test for test in tests if not test.label]
     missed = {
-        found.name for found in outcomes for test in found.tests if test.label and not test.ordered
+        outcome.name
+        for outcome in outcomes
+        for test in outcome.tests
+        if test.label and not test.ordered
     }
 
     assert missed == LEFT_OUT

@@ -135,9 +135,9 @@ def compare(trained: Trained, mix: Mix, tally: Tally) -> None:
             _check_same_logprobs(alone, sink)
             continue
         tally.tokens += place + 1
-        found = _judged(trained, member.stream, place, sink)
-        assert found.slack < NEAR_TIE, found
-        tally.near_ties.append(found)
+        divergence = _judge(trained, member.stream, place, sink)
+        assert divergence.slack < NEAR_TIE, divergence
+        tally.near_ties.append(divergence)
 
 
 def _check_same_end(alone: Collected, sink: Collected, *, left: bool) -> None:
@@ -155,7 +155,7 @@ def _check_same_logprobs(alone: Collected, sink: Collected) -> None:
             assert abs(best.logprob - same.logprob) < NEAR_TIE
 
 
-def _judged(trained: Trained, stream: int, place: int, sink: Collected) -> Divergence:
+def _judge(trained: Trained, stream: int, place: int, sink: Collected) -> Divergence:
     alone, together = trained.alone(stream).drawn[place], sink.drawn[place]
     slack = slack_of(trained.steps(stream)[place], (alone, together))
     return Divergence(stream, place, alone, together, slack)
@@ -170,22 +170,22 @@ def _run(trained: Trained, mix: Mix) -> list[Collected]:
         prefix_nbytes=PREFIX_NBYTES if mix.prefix else 0,
     )
     coming = sorted(range(len(mix.members)), key=lambda index: mix.members[index].arrives)
-    asked = {}
+    submitted = {}
     for step in range(STEPS_MAX):
         while coming and mix.members[coming[0]].arrives <= step:
             index = coming.pop(0)
             member = mix.members[index]
-            asked[index] = trained.submit(
+            submitted[index] = trained.submit(
                 tiny, member.stream, speculation_depth=member.guesses, priority=member.priority
             )
         tiny.engine.step()
-        for index, (request, sink) in asked.items():
+        for index, (request, sink) in submitted.items():
             most = mix.members[index].leaves_after
             if most is not None and len(sink.ids) >= most and not sink.ended:
                 tiny.engine.cancel(request.stream)
         if not coming and not tiny.engine.busy:
             check_nothing_left(tiny)
-            return [asked[index][1] for index in range(len(mix.members))]
+            return [submitted[index][1] for index in range(len(mix.members))]
     raise AssertionError("the mix does not come to an end")
 
 

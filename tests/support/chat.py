@@ -76,10 +76,10 @@ async def chat(
 ) -> list[Turn]:
     """Hold a chat: each prompt is all that was said before, and USER_TOKENS new tokens."""
     draws = random.Random(seed)
-    said = _drawn(draws, system_tokens)
+    said = _draw_ids(draws, system_tokens)
     done: list[Turn] = []
     for _ in range(turns):
-        said += _drawn(draws, USER_TOKENS)
+        said += _draw_ids(draws, USER_TOKENS)
         done.append(await ask(stub, said))
         said += done[-1].answer
     return done
@@ -123,5 +123,5 @@ async def forget(worker: WorkerProcess) -> None:
     )
 
 
-def _drawn(draws: random.Random, count: int) -> list[int]:
+def _draw_ids(draws: random.Random, count: int) -> list[int]:
     return [draws.randrange(3, VOCAB) for _ in range(count)]

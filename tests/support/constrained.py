@@ -33,14 +33,16 @@ def demo_constraints() -> Constraints:
     return Constraints(tokenizer, tokenizer.vocab_size)
 
 
-def compiled(kind: FormatKind, text: str = "", *, choices: tuple[str, ...] = ()) -> Constraint:
+def compile_format(
+    kind: FormatKind, text: str = "", *, choices: tuple[str, ...] = ()
+) -> Constraint:
     """Return a format compiled for the demo model."""
     return demo_constraints().compile(ResponseFormat(kind, text, choices))
 
 
 def schema(text: str) -> Constraint:
     """Return a JSON schema compiled for the demo model."""
-    return compiled(FormatKind.JSON_SCHEMA, text)
+    return compile_format(FormatKind.JSON_SCHEMA, text)
 
 
 def accepts_ordered(constraint: Constraint, value: Any) -> bool:
@@ -48,7 +50,7 @@ def accepts_ordered(constraint: Constraint, value: Any) -> bool:
 
     Orders are looked for until `TRIES_MAX` parts have been tried; then it is no.
     """
-    tried = _Orders().written(constraint.prototype, value)
+    tried = _Orders().write(constraint.prototype, value)
     return any(matcher.is_accepting() for matcher in tried)
 
 
@@ -62,16 +64,16 @@ class _Orders:
     def __init__(self) -> None:
         self._left = TRIES_MAX
 
-    def written(self, matcher: LLMatcher, value: Any) -> Iterator[LLMatcher]:
+    def write(self, matcher: LLMatcher, value: Any) -> Iterator[LLMatcher]:
         """Yield the matcher behind a value, for each order of members that it takes."""
         match value:
             case dict():
                 begun = self._after(matcher, "{")
                 inner = self._members(begun, list(value.items()), begin="")
-                yield from self._closed(inner, "}")
+                yield from self._close(inner, "}")
             case list():
                 inner = self._items(self._after(matcher, "["), value, begin="")
-                yield from self._closed(inner, "]")
+                yield from self._close(inner, "]")
             case _:
                 yield from self._after(matcher, json.dumps(value, ensure_ascii=False))
 
@@ -96,7 +98,7 @@ class _Orders:
             behind = [
                 m
                 for after in self._after(matcher, _name(name, begin))
-                for m in self.written(after, value)
+                for m in self.write(after, value)
             ]
             if behind:
                 others = now - {name}
@@ -114,9 +116,9 @@ class _Orders:
                 yield matcher
                 continue
             for after in self._after(matcher, begin):
-                yield from self._items(self.written(after, left[0]), left[1:], begin=", ")
+                yield from self._items(self.write(after, left[0]), left[1:], begin=", ")
 
-    def _closed(self, matchers: Iterable[LLMatcher], end: str) -> Iterator[LLMatcher]:
+    def _close(self, matchers: Iterable[LLMatcher], end: str) -> Iterator[LLMatcher]:
         for matcher in matchers:
             yield from self._after(matcher, end)
 

@@ -65,10 +65,10 @@ class Stack:
     async def until(self, name: str, phase: type[phases.Phase]) -> Model:
         """Wait until a model is in a phase."""
         with self.runtime.changes.subscribe() as news:
-            found = [m for m in self.runtime.state.models.values() if m.name == name]
-            while not found or not isinstance(found[0].phase, phase):
-                found = [m for m in [await news.next()] if m.name == name]
-            return found[0]
+            models = [m for m in self.runtime.state.models.values() if m.name == name]
+            while not models or not isinstance(models[0].phase, phase):
+                models = [m for m in [await news.next()] if m.name == name]
+            return models[0]
 
     async def settle(self) -> None:
         """Let every event that has been sent be decided on."""
@@ -92,9 +92,9 @@ class Stack:
 
 def request(model: str = "a", **fields: object) -> inference_pb2.GenerateRequest:
     """Return a good request."""
-    made = inference_pb2.GenerateRequest(model=model, text="once")
-    made.MergeFrom(inference_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
-    return made
+    message = inference_pb2.GenerateRequest(model=model, text="once")
+    message.MergeFrom(inference_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
+    return message
 
 
 def store_of(sizes: Mapping[str, int]) -> FakeStore:

@@ -42,7 +42,9 @@ class Watch:
 
 
 @asynccontextmanager
-async def observed(address: str, *, every_s: float = OBSERVED_EVERY_S) -> AsyncIterator[Watch]:
+async def observe_server(
+    address: str, *, every_s: float = OBSERVED_EVERY_S
+) -> AsyncIterator[Watch]:
     """Have an idle process observe the server during the body."""
     bare = await _start(module=BARE_MODULE)
     assert bare.stdout is not None
@@ -52,12 +54,12 @@ async def observed(address: str, *, every_s: float = OBSERVED_EVERY_S) -> AsyncI
     try:
         yield watch
     finally:
-        output = await _ended(process)
-        await _ended(bare)
+        output = await _end(process)
+        await _end(bare)
     watch.seen = Observed(**json.loads(output))
 
 
-async def _ended(process: asyncio.subprocess.Process) -> bytes:
+async def _end(process: asyncio.subprocess.Process) -> bytes:
     """End a process by the end of its input; return what it printed."""
     assert process.stdin is not None
     process.stdin.close()

@@ -128,7 +128,7 @@ def said_of(folder: Path) -> dict[str, Any]:
         "caches": json.loads(json.dumps(asdict(facts.caches))),
         "passes": asdict(facts.passes),
         "plans": {
-            form: {it.name: it.nbytes for it in plan.terms if it.name in terms}
+            form: {term.name: term.nbytes for term in plan.terms if term.name in terms}
             for form, plan in plans.items()
         },
     }
@@ -142,11 +142,11 @@ def _tensors(described: Description) -> dict[str, int]:
 
 def table() -> dict[str, dict[str, Any]]:
     """Return the table as it is committed."""
-    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+    rows: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return rows
 
 
-def _made() -> dict[str, dict[str, Any]]:
+def _make_table() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as root:
         return {
             name: {
@@ -158,4 +158,4 @@ def _made() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(json.dumps(_made(), indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(json.dumps(_make_table(), indent=1) + "\n", encoding="utf-8")

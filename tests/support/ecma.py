@@ -5,7 +5,7 @@ from __future__ import annotations
 import regress
 
 
-def found(pattern: str, text: str) -> bool:
+def finds(pattern: str, text: str) -> bool:
     """Tell whether an expression is found in a text; the flag `u` is for those that take it."""
     try:
         return regress.Regex(pattern, "u").find(text) is not None

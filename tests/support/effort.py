@@ -29,7 +29,7 @@ def examples(count: int, *, few: int | None = None) -> int:
     return -(-count // 3) if few is None else few
 
 
-def spread(cases: Sequence[T], count: int) -> list[T]:
+def spread_evenly(cases: Sequence[T], count: int) -> list[T]:
     """Return all cases in CI; elsewhere `count` of them, evenly spread, the first among them."""
     if IN_FULL or count >= len(cases):
         return list(cases)

@@ -62,7 +62,7 @@ class Come:
     min_tokens: int
     ends: bool
     """Whether any of `ENDS` ends its stream."""
-    asked: str
+    requested: str
     """What it asks for beside: guesses, logprobs, format, what is left of it, or to be BROKEN."""
     hurry: bool
     """Whether it has a deadline."""
@@ -124,8 +124,8 @@ class Client:
             if not isinstance(event, Failed):
                 assert event.offset == offset
                 offset += len(event.ids)
-                told = 0 if self.request.top_logprobs is None else len(event.ids)
-                assert len(event.logprobs) == told
+                count = 0 if self.request.top_logprobs is None else len(event.ids)
+                assert len(event.logprobs) == count
         if self.sink.ended:
             self._check_end(events[-1], offset)
 
@@ -256,7 +256,7 @@ class World:
         self._audit()
         check_nothing_left(self.tiny)
         self._audit()
-        return self._seen()
+        return self._count_endings()
 
     @property
     def _live(self) -> list[Client]:
@@ -279,23 +279,23 @@ class World:
                 self.tiny.prefix.shrink(int(PREFIX_NBYTES * part))
 
     def _come(self, come: Come) -> None:
-        guesses = come.asked == "guesses"
+        guesses = come.requested == "guesses"
         sampling = replace(come.sampling, logit_bias=REPEATING if guesses else ())
-        wanted = FORMATS[come.length % len(FORMATS)] if come.asked == "format" else None
+        wanted = FORMATS[come.length % len(FORMATS)] if come.requested == "format" else None
         most = min(come.length, RESUMED_MAX, come.max_tokens or CONTEXT) - 1
         eos_ids = self._served.tokenizer.eos_ids
         request, sink = self.tiny.submit(
             tokens_of(come.beginning, come.length),
             sampling=sampling,
             max_tokens=come.max_tokens,
-            resumed=most if come.asked == "rest" else 0,
+            resumed=most if come.requested == "rest" else 0,
             min_tokens=come.min_tokens,
             stop_token_ids=frozenset(ENDS if come.ends else ()),
             eos_ids=frozenset(eos_ids if wanted else ()),
             speculation_depth=8 if guesses else 0,
-            top_logprobs=2 if come.asked == "logprobs" else None,
-            constraint=None if wanted is None else self._compiled(wanted),
-            request_id=BROKEN if come.asked == BROKEN else "",
+            top_logprobs=2 if come.requested == "logprobs" else None,
+            constraint=None if wanted is None else self._compile(wanted),
+            request_id=BROKEN if come.requested == BROKEN else "",
             deadline_s=self._clock.now_s + DEADLINE_S if come.hurry else None,
             submitted_s=self._clock.now_s,
             priority=come.priority,
@@ -333,7 +333,7 @@ class World:
         assert abs(stray_nbytes) <= STRAY_NBYTES
         assert self.tiny.caches.rows == ()
 
-    def _seen(self) -> Counter[str]:
+    def _count_endings(self) -> Counter[str]:
         seen: Counter[str] = Counter()
         for client in self.clients:
             last = client.sink.events[-1] if client.sink.ended else None
@@ -346,9 +346,9 @@ class World:
     def _reports(self) -> dict[str, int]:
         return {report.name: report.nbytes for report in self._ledger.report()}
 
-    def _compiled(self, wanted: ResponseFormat) -> Constraint:
+    def _compile(self, wanted: ResponseFormat) -> Constraint:
         constraints = self._served.constraints
-        return constraints.kept(wanted) or constraints.compile(wanted)
+        return constraints.find_kept(wanted) or constraints.compile(wanted)
 
     def _decoder(self, request: Submit) -> TextDecoder:
         if request.request_id == BROKEN:

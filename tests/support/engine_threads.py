@@ -40,7 +40,7 @@ class Started:
         await self.engine.load(job, lambda _: None)
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def hold(self) -> AsyncIterator[None]:
         """Keep the thread busy with something else meanwhile, as a long step does."""
         gate, reached = threading.Event(), threading.Event()
 

@@ -63,7 +63,7 @@ class Collected:
     def logprobs(self) -> list[PositionLogprobs]:
         """All log-probabilities, in order."""
         events = [event for event in self.events if not isinstance(event, Failed)]
-        return [told for event in events for told in event.logprobs]
+        return [entry for event in events for entry in event.logprobs]
 
     @property
     def text(self) -> str:
@@ -124,7 +124,7 @@ class TinyEngine:
         assert self.caches.nbytes == 0
 
     def submit(
-        self, prompt: Iterable[int], *, sink: Collected | None = None, **given: Any
+        self, prompt: Iterable[int], *, sink: Collected | None = None, **options: Any
     ) -> tuple[Submit, Collected]:
         """Submit a greedy stream of 8 tokens unless told otherwise; return it and its sink."""
         collected = sink or Collected()
@@ -141,7 +141,7 @@ class TinyEngine:
             stream=StreamId(next(_streams)),
             prompt=tuple(prompt),
             sink=collected,
-            **{**values, **given},
+            **{**values, **options},
         )
         self.engine.submit(request)
         return request, collected
@@ -154,9 +154,9 @@ class TinyEngine:
             self.engine.step()
         raise AssertionError("the engine does not come to an end")
 
-    def alone(self, prompt: Iterable[int], **given: Any) -> Collected:
+    def alone(self, prompt: Iterable[int], **options: Any) -> Collected:
         """Run one stream to its end and return what it got."""
-        _, sink = self.submit(prompt, **given)
+        _, sink = self.submit(prompt, **options)
         self.run()
         return sink
 

@@ -67,7 +67,7 @@ class FakeWorker(
     ) -> AsyncIterator[worker_pb2.LoadResponse]:
         """Load as the script says."""
         self._check(request.worker_incarnation)
-        yield _loaded("starting", 0)
+        yield _load_response("starting", 0)
         if self.script == "load-stall":
             await asyncio.Event().wait()
         if self.script == "load-exit":
@@ -77,9 +77,9 @@ class FakeWorker(
             raise InvalidModel("a tensor too many", file="model.safetensors", field="extra")
         if self.script == "load-unfinished":
             return
-        yield _loaded("reading weights", 5)
+        yield _load_response("reading weights", 5)
         self.state = types_pb2.MODEL_STATE_READY
-        yield _loaded("ready", 10)
+        yield _load_response("ready", 10)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -104,7 +104,7 @@ class FakeWorker(
             if verb == "hang":
                 await asyncio.Event().wait()
             if verb != "stop":
-                yield _finished(count, request)
+                yield _finish_message(count, request)
         finally:
             self.streams -= 1
 
@@ -202,12 +202,14 @@ class FakeWorker(
             raise WrongWorker(incarnation, self.incarnation)
 
 
-def _loaded(stage: str, done: int) -> worker_pb2.LoadResponse:
+def _load_response(stage: str, done: int) -> worker_pb2.LoadResponse:
     progress = types_pb2.LoadProgress(stage=stage, bytes_read=done, bytes_total=10)
     return worker_pb2.LoadResponse(progress=progress)
 
 
-def _finished(count: int, request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+def _finish_message(
+    count: int, request: inference_pb2.GenerateRequest
+) -> inference_pb2.GenerateResponse:
     usage = types_pb2.Usage(
         prompt_tokens=2, completion_tokens=count, total_tokens=count + 2,
         load_duration=request.load_duration,
@@ -267,33 +269,33 @@ def _before_ready(script: str, ready_fd: int, life_fd: int, device: str) -> None
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-async def _serve(given: argparse.Namespace) -> None:
-    worker = FakeWorker(given.script, given.incarnation)
+async def _serve(options: argparse.Namespace) -> None:
+    worker = FakeWorker(options.script, options.incarnation)
     loop = asyncio.get_running_loop()
-    if given.script != "stubborn":
+    if options.script != "stubborn":
         loop.add_signal_handler(signal.SIGINT, worker.stopping.set)
-    loop.add_reader(given.life_fd, worker.stopping.set)
+    loop.add_reader(options.life_fd, worker.stopping.set)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(worker, server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(worker, server)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
-    server.add_insecure_port(given.listen)
+    server.add_insecure_port(options.listen)
     await server.start()
-    line = {"address": given.listen, "pid": os.getpid(), "incarnation": given.incarnation}
+    line = {"address": options.listen, "pid": os.getpid(), "incarnation": options.incarnation}
     line |= {"version": "0", "proof": Proof.make().secret}
-    os.write(given.ready_fd, json.dumps(line).encode() + b"\n")
-    os.close(given.ready_fd)
+    os.write(options.ready_fd, json.dumps(line).encode() + b"\n")
+    os.close(options.ready_fd)
     async with asyncio.timeout(SECONDS_MAX):
         await worker.stopping.wait()
-    loop.remove_reader(given.life_fd)
+    loop.remove_reader(options.life_fd)
     await server.stop(0.1)
 
 
 def main() -> None:
     """Run as the command line says."""
-    given = _options()
-    _before_ready(given.script, given.ready_fd, given.life_fd, given.device)
-    asyncio.run(_serve(given))
+    options = _options()
+    _before_ready(options.script, options.ready_fd, options.life_fd, options.device)
+    asyncio.run(_serve(options))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ async def fill(worker: WorkerProcess, *, context: int, rows: int) -> bool:
     long = _request(context - LAST_TOKENS, LAST_TOKENS, seed=rows)
     long.priority = 1
     requests = [_request(context - generated, generated, seed=row) for row in range(rows)]
-    _, *spans = await asyncio.gather(*(_span(worker, it) for it in (long, *requests)))
+    _, *spans = await asyncio.gather(*(_span(worker, request) for request in (long, *requests)))
     return max(begun for begun, _ in spans) < min(ended for _, ended in spans)
 
 

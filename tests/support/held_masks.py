@@ -60,7 +60,9 @@ class _HeldMatcher(Matcher):
         return super().mask()
 
 
-def held(constraint: Constraint, gate: Gate, *, mask_s: float | None = None) -> HeldConstraint:
+def hold_masks(
+    constraint: Constraint, gate: Gate, *, mask_s: float | None = None
+) -> HeldConstraint:
     """Return the constraint with a gate before one mask, and a limit of its own for each."""
     return HeldConstraint(
         constraint.prototype,

@@ -29,7 +29,7 @@ class FakeHub:
 
     repositories: dict[str, Repository]
     endpoint: str = ""
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    requested: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of each request."""
     cut_at: dict[str, int] = field(default_factory=dict)
     """Files whose connection breaks once, after so many bytes."""
@@ -46,9 +46,11 @@ class FakeHub:
     broken_for_good: bool = False
     """Whether a connection that broke refuses every further one."""
 
-    def got(self, name: str) -> list[str]:
+    def ranges_of(self, name: str) -> list[str]:
         """Return the ranges in which the bytes of a file were asked for."""
-        return [ran for method, path, ran in self.asked if method == "GET" and path.endswith(name)]
+        return [
+            ran for method, path, ran in self.requested if method == "GET" and path.endswith(name)
+        ]
 
 
 @contextmanager
@@ -98,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.served.asked.append((self.command, path, self.headers.get("Range", "")))
+        self.served.requested.append((self.command, path, self.headers.get("Range", "")))
         self.served.tokens.append(self.headers.get("Authorization", ""))
         if path.startswith("/api/models/"):
             repository, _, revision = path.removeprefix("/api/models/").partition("/revision/")
@@ -108,17 +110,17 @@ class _Handler(BaseHTTPRequestHandler):
         revision, _, name = rest.partition("/")
         self._file(repository, revision, name)
 
-    def _found(self, name: str, revision: str) -> Repository | None:
-        found = self.served.repositories.get(name)
-        if found is None:
+    def _find(self, name: str, revision: str) -> Repository | None:
+        repository = self.served.repositories.get(name)
+        if repository is None:
             self._refuse(401, "RepoNotFound")
-        elif found.refusal is not None:
-            self._refuse(*found.refusal)
+        elif repository.refusal is not None:
+            self._refuse(*repository.refusal)
             return None
-        elif revision not in (found.commit, *found.revisions):
+        elif revision not in (repository.commit, *repository.revisions):
             self._refuse(404, "RevisionNotFound")
             return None
-        return found
+        return repository
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -128,14 +130,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _listing(self, name: str, revision: str) -> None:
-        found = self._found(name, revision)
-        if found is None:
+        repository = self._find(name, revision)
+        if repository is None:
             return
         files = [
             {"rfilename": file, "size": len(content), "blobId": "0" * 40, "lfs": _lfs(content)}
-            for file, content in found.files.items()
+            for file, content in repository.files.items()
         ]
-        body = json.dumps({"id": name, "sha": found.commit, "siblings": files}).encode()
+        body = json.dumps({"id": name, "sha": repository.commit, "siblings": files}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -152,10 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _file(self, repository: str, revision: str, name: str) -> None:
-        found = self._found(repository, revision)
-        if found is None:
+        served = self._find(repository, revision)
+        if served is None:
             return
-        content = found.files.get(name)
+        content = served.files.get(name)
         if content is None:
             self._refuse(404, "EntryNotFound")
             return
@@ -163,13 +165,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(403, "")
             return
         if self.command in self.served.moved:
-            self._send_away(content, found.commit)
+            self._send_away(content, served.commit)
             return
         begin = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
         self.send_response(206 if begin else 200)
         etag = self.served.etags.get(name) or hashlib.sha256(content).hexdigest()
         self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", found.commit)
+        self.send_header("X-Repo-Commit", served.commit)
         self.send_header("Accept-Ranges", "bytes")
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")

@@ -60,22 +60,22 @@ class Case:
     stop: tuple[str, ...] = ()
     schema: str = ""
 
-    def request(self, **given: Any) -> inference_pb2.GenerateRequest:
+    def request(self, **fields: Any) -> inference_pb2.GenerateRequest:
         """Return the request, a new one each time."""
         options = asdict(self.sampling)
         del options["logit_bias"]  # none of the cases has any
-        made = inference_pb2.GenerateRequest(
+        message = inference_pb2.GenerateRequest(
             model=NAME,
             tokens=inference_pb2.TokenIds(ids=self.prompt),
             sampling=types_pb2.SamplingOptions(**options),
             max_tokens=TOKENS,
             stop=self.stop,
             ignore_eos=not self.schema,
-            **given,
+            **fields,
         )
         if self.schema:
-            made.response_format.json_schema = self.schema
-        return made
+            message.response_format.json_schema = self.schema
+        return message
 
 
 @dataclass(slots=True)
@@ -96,32 +96,32 @@ class Heard:
         return self.last.finish.reason, self.last.finish.stop_string
 
 
-async def heard(
+async def hear(
     struck: Struck, request: inference_pb2.GenerateRequest, *, blow: Blow | None = None
 ) -> Heard:
     """Return a whole stream; fails at a gap, a repeat or a second beginning."""
-    found = Heard()
+    outcome = Heard()
     async for message in struck.inference.Generate(request):
-        assert message.offset == len(found.ids)
-        assert bool(message.request_id) is (found.first is None)
-        if blow is not None and message.offset >= blow.offset and found.gap_s is None:
+        assert message.offset == len(outcome.ids)
+        assert bool(message.request_id) is (outcome.first is None)
+        if blow is not None and message.offset >= blow.offset and outcome.gap_s is None:
             assert blow.fell.is_set()
-            found.gap_s = time.monotonic() - blow.fell_s
-        found.ids += message.token_ids
-        found.text += message.text
-        found.first = found.first or message
-        found.last = message
-    assert found.last is not None
-    assert found.last.HasField("finish")
-    return found
+            outcome.gap_s = time.monotonic() - blow.fell_s
+        outcome.ids += message.token_ids
+        outcome.text += message.text
+        outcome.first = outcome.first or message
+        outcome.last = message
+    assert outcome.last is not None
+    assert outcome.last.HasField("finish")
+    return outcome
 
 
 class Killed:
     """The cases of one model, their whole runs, and what was heard when their workers died."""
 
-    def __init__(self, folder: Path, struck: Struck, **given: Any) -> None:
-        """Take a trained model and the controller that serves it; `given` is in every request."""
-        self._given = given
+    def __init__(self, folder: Path, struck: Struck, **fields: Any) -> None:
+        """Take a trained model and the controller that serves it; `fields` is in every request."""
+        self._options = fields
         self._trained = Trained(folder)
         self._struck = struck
         self.cases: list[Case] = []
@@ -135,26 +135,28 @@ class Killed:
         """Make the cases of these names, or all, and run each of them undisturbed."""
         prompt = tuple(self._trained.tokenizer.encode(BEGINNING))
         plain = Case("stopped", prompt, STOPPED)
-        text = (await heard(self._struck, plain.request(**self._given))).text
-        made = [
+        text = (await hear(self._struck, plain.request(**self._options))).text
+        all_cases = [
             Case("greedy", prompt, GREEDY),
             Case("drawn", prompt, DRAWN),
             Case("stopped", prompt, STOPPED, stop=_stops(text)),
             Case("schema", prompt, FORMATTED, schema=json.dumps(SCHEMA)),
         ]
-        self.cases = [case for case in made if case.name in (names or {c.name for c in made})]
+        self.cases = [
+            case for case in all_cases if case.name in (names or {c.name for c in all_cases})
+        ]
         for case in self.cases:
-            self.whole[case.name] = await heard(self._struck, case.request(**self._given))
+            self.whole[case.name] = await hear(self._struck, case.request(**self._options))
             assert len(self.whole[case.name].ids) > 64, case.name
 
-    async def kill(self, offset: int, cases: Sequence[Case], **given: Any) -> None:
+    async def kill(self, offset: int, cases: Sequence[Case], **options: Any) -> None:
         """Run these cases at once, kill their worker when each has `offset` tokens, and compare."""
-        blow = self._struck.strike(offset, streams=len(cases), **given)
-        found = await asyncio.gather(
-            *(heard(self._struck, case.request(**self._given), blow=blow) for case in cases)
+        blow = self._struck.strike(offset, streams=len(cases), **options)
+        outcomes = await asyncio.gather(
+            *(hear(self._struck, case.request(**self._options), blow=blow) for case in cases)
         )
         assert blow.held == len(cases)
-        for case, one in zip(cases, found, strict=True):
+        for case, one in zip(cases, outcomes, strict=True):
             self.streams += 1
             assert one.gap_s is not None
             self.gaps_s.append(one.gap_s)

@@ -34,7 +34,7 @@ async def launcher_of(
 
 
 @asynccontextmanager
-async def launched(script: str, *, incarnation: str = "i-1") -> AsyncIterator[WorkerProcess]:
+async def launch(script: str, *, incarnation: str = "i-1") -> AsyncIterator[WorkerProcess]:
     """Yield a fake worker's process that listens; it is ended at the exit."""
     async with launcher_of(fake_command(script)) as launcher:
         process = await launcher.launch(model="m", incarnation=incarnation)

@@ -53,7 +53,7 @@ def write_weights(folder: Path, config: Mapping[str, Any], *, stored: str, seed:
     if stored == "4-bit":
         scales = {f"{spec.name.removesuffix('.weight')}.scales" for spec in specs if spec.packing}
         specs = list(as_stored(specs, scales))
-    tensors = [_stored(spec, "F32" if stored == "float32" else "BF16") for spec in specs]
+    tensors = [_make_stored(spec, "F32" if stored == "float32" else "BF16") for spec in specs]
     with (folder / "model.safetensors").open("wb") as file:
         head = json.dumps(_header(tensors)).encode()
         file.write(len(head).to_bytes(8, "little") + head)
@@ -62,7 +62,7 @@ def write_weights(folder: Path, config: Mapping[str, Any], *, stored: str, seed:
     return folder
 
 
-def _stored(spec: TensorSpec, form: str) -> _Stored:
+def _make_stored(spec: TensorSpec, form: str) -> _Stored:
     if spec.packed:
         return _Stored(spec.name, "U32", spec.shape, 0.0, 0.0)
     if "norm" in spec.name:

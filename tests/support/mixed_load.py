@@ -18,7 +18,7 @@ import psutil
 
 from mlxd import Client, Delta, LoadSpec, SamplingOptions
 from mlxd.v1 import status_pb2, types_pb2
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.tiny_model import VOCAB
 from tests.support.worker_process import WorkerProcess, running_worker
 
@@ -90,13 +90,13 @@ class Pair:
         """Return the worker's status once nothing runs or waits in it."""
         return await self.worker.until(lambda s: not (s.streams_running or s.streams_waiting))
 
-    async def swept(self) -> status_pb2.WorkerStatus:
+    async def sweep(self) -> status_pb2.WorkerStatus:
         """Have the worker give back what it can; return its status then.
 
         Once more where something is left: a client that has gone may leave its row a moment later.
         """
         for _ in range(SWEEPS_MAX):
-            await self.worker.swept()
+            await self.worker.sweep()
             status = await self.idle()
             if not any(a.bytes for a in status.memory.accounts if a.name in EMPTY_WHEN_SWEPT):
                 break
@@ -108,7 +108,7 @@ async def pair(folder: Path, *, module: str = "mlxd_worker") -> AsyncIterator[Pa
     """Run a worker, and a controller to which it is attached, around the body."""
     async with running_worker(module=module) as worker:
         options = ("--model", f"{NAME}={folder}", f"--worker=w={worker.address}", "--reserve", "1%")
-        async with served(*options) as server, Client(server.address) as client:
+        async with serve(*options) as server, Client(server.address) as client:
             spec = LoadSpec(
                 context_length=CONTEXT, rows_max=ROWS_MAX, prefix_cache_nbytes=PREFIX_BYTES
             )

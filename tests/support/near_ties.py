@@ -87,7 +87,7 @@ class _Scores:
 
     def __init__(self, step: Step) -> None:
         sampling = step.sampling
-        logits = _changed(step)
+        logits = _adjust(step)
         self._sampling = sampling
         self._scores: Floats = (logits - logits.max()) / (sampling.temperature or 1.0)
         noise = 0.0 if sampling.temperature == 0 else _noise(step)
@@ -102,22 +102,22 @@ class _Scores:
 
     def may_give(self, token: int, slack: float) -> bool:
         """Tell whether `token` may be the draw within `slack`: kept, and no sure rival better."""
-        if not math.isfinite(self._scores[token]) or not self._left(slack)[token]:
+        if not math.isfinite(self._scores[token]) or not self._leaves(slack)[token]:
             return False
         better = self._final > self._final[token] + slack
-        return not bool((better & self._left(-slack)).any())
+        return not bool((better & self._leaves(-slack)).any())
 
-    def _left(self, favour: float) -> Flags:
+    def _leaves(self, favour: float) -> Flags:
         """Return which tokens may be drawn, each judged as if it stood better by `favour`."""
-        kept = self._kept(favour)
+        kept = self._keeps(favour)
         if not self._excluding:
             return kept
         slack = abs(favour)
-        surely, maybe = self._dropped(slack)
+        surely, maybe = self._drops(slack)
         spared = any((maybe if favour > 0 else surely)[token] for token in self._ends)
         return kept if spared else kept & ~(surely if favour > 0 else maybe)
 
-    def _kept(self, favour: float) -> Flags:
+    def _keeps(self, favour: float) -> Flags:
         """Return which tokens the cuts leave, each judged as if it stood better by `favour`."""
         sampling = self._sampling
         kept = np.isfinite(self._scores)
@@ -134,10 +134,10 @@ class _Scores:
             kept &= self._scores - rival + favour >= math.log(sampling.min_p)
         return kept
 
-    def _dropped(self, slack: float) -> tuple[Flags, Flags]:
+    def _drops(self, slack: float) -> tuple[Flags, Flags]:
         """Return what xtc drops surely and what maybe: all before another top choice."""
         scores, bound = self._scores, self._sampling.xtc_threshold
-        sure, maybe = self._kept(-slack), self._kept(slack)
+        sure, maybe = self._keeps(-slack), self._keeps(slack)
         least = _log_odds(bound, 1.0) if bound else -math.inf
         heavy = sure & (_log_odds(np.exp(scores), np.exp(scores[maybe]).sum()) - slack > least)
         light = maybe & (_log_odds(np.exp(scores), np.exp(scores[sure]).sum()) + slack >= least)
@@ -161,7 +161,7 @@ class _Scores:
         return np.asarray(head * math.exp(-favour) * (1.0 - top_p) < top_p * tail)
 
 
-def _changed(step: Step) -> Floats:
+def _adjust(step: Step) -> Floats:
     """Return the logits after bias and penalties; a forbidden token has none."""
     sampling = step.sampling
     logits = np.asarray(step.logits, dtype=np.float64).copy()

@@ -47,7 +47,7 @@ def number(value: int) -> bytes:
     return written + bytes([value])
 
 
-def sized(field: int, value: bytes) -> bytes:
+def frame(field: int, value: bytes) -> bytes:
     """Return a field whose value has a length."""
     return number(field << 3 | 2) + number(len(value)) + value
 
@@ -69,60 +69,60 @@ def _within(
     message: Descriptor, around: tuple[FieldDescriptor, ...], nbytes: int
 ) -> Iterator[Overfull]:
     here = ".".join((*(field.name for field in around), "?"))
-    unknown = _filled(number(UNKNOWN << 3) + b"\0", nbytes)
-    yield Overfull(here, "unknown", _wrapped(unknown, around))
-    yield Overfull(here, "unknown text", _wrapped(sized(UNKNOWN, b"x" * nbytes), around))
+    unknown = _repeat_entry(number(UNKNOWN << 3) + b"\0", nbytes)
+    yield Overfull(here, "unknown", _wrap(unknown, around))
+    yield Overfull(here, "unknown text", _wrap(frame(UNKNOWN, b"x" * nbytes), around))
     for field in message.fields:
         path = ".".join(part.name for part in (*around, field))
         for how, raw in _ways(field, nbytes):
-            yield Overfull(path, how, _wrapped(raw, around), is_list=field.is_repeated)
+            yield Overfull(path, how, _wrap(raw, around), is_list=field.is_repeated)
         lists = [place for place, outer in enumerate(around) if outer.is_repeated]
         if lists:  # one in each of many entries
             outer, inner = around[: lists[0]], around[lists[0] :]
-            raw = _filled(_wrapped(_entry(field), inner), nbytes)
-            yield Overfull(path, "in many", _wrapped(raw, outer), is_list=field.is_repeated)
+            raw = _repeat_entry(_wrap(_entry(field), inner), nbytes)
+            yield Overfull(path, "in many", _wrap(raw, outer), is_list=field.is_repeated)
         if field.message_type is not None and field not in around:
             yield from _within(field.message_type, (*around, field), nbytes)
 
 
 def _ways(field: FieldDescriptor, nbytes: int) -> Iterator[tuple[str, bytes]]:
     """Yield how one field is overfilled; a single one may come as often as one likes, too."""
-    yield "many", _filled(_entry(field), nbytes)
+    yield "many", _repeat_entry(_entry(field), nbytes)
     if field.type in TEXTS:
-        yield "one", sized(field.number, b"x" * nbytes)
-        yield "no text", sized(field.number, b"\xff" * nbytes)
+        yield "one", frame(field.number, b"x" * nbytes)
+        yield "no text", frame(field.number, b"\xff" * nbytes)
     elif field.is_repeated and field.message_type is None:
-        yield "packed", sized(field.number, b"\x01" * nbytes)
+        yield "packed", frame(field.number, b"\x01" * nbytes)
 
 
 def _entry(field: FieldDescriptor) -> bytes:
     """Return the least that counts as a value of a field."""
     if field.type in TEXTS or field.message_type is not None:
-        return sized(field.number, b"")
+        return frame(field.number, b"")
     kind = FIXED.get(field.type, 0)
     return number(field.number << 3 | kind) + b"\x01" * {0: 1, 5: 4, 1: 8}[kind]
 
 
-def _filled(entry: bytes, nbytes: int) -> bytes:
+def _repeat_entry(entry: bytes, nbytes: int) -> bytes:
     return entry * (nbytes // len(entry))
 
 
-def _wrapped(raw: bytes, around: tuple[FieldDescriptor, ...]) -> bytes:
+def _wrap(raw: bytes, around: tuple[FieldDescriptor, ...]) -> bytes:
     for field in reversed(around):
-        raw = sized(field.number, raw)
+        raw = frame(field.number, raw)
     return raw
 
 
 ATTACKS: dict[str, bytes] = {
-    "empty messages": sized(4, b"\x0a\x00" * (5 * MILLION)),
-    "empty stops": sized(2, b"x") + b"\x42\x00" * (5 * MILLION),
-    "biases": sized(2, b"x") + sized(5, b"\x62\x02\x08\x01" * (2 * MILLION)),
-    "unknown fields": sized(2, b"x") + b"\xfa\x7f\x00" * (3 * MILLION),
-    "calls": sized(4, sized(1, b"\x32\x00" * (5 * MILLION))),
-    "choices": sized(2, b"x") + sized(14, sized(5, b"\x0a\x00" * (5 * MILLION))),
-    "stop ids": sized(2, b"x") + sized(9, b"\x01" * (10 * MILLION)),
-    "resumed": sized(2, b"x") + sized(19, b"\x01" * (10 * MILLION)),
-    "options again and again": sized(2, b"x") + b"\x2a\x00" * (5 * MILLION),
+    "empty messages": frame(4, b"\x0a\x00" * (5 * MILLION)),
+    "empty stops": frame(2, b"x") + b"\x42\x00" * (5 * MILLION),
+    "biases": frame(2, b"x") + frame(5, b"\x62\x02\x08\x01" * (2 * MILLION)),
+    "unknown fields": frame(2, b"x") + b"\xfa\x7f\x00" * (3 * MILLION),
+    "calls": frame(4, frame(1, b"\x32\x00" * (5 * MILLION))),
+    "choices": frame(2, b"x") + frame(14, frame(5, b"\x0a\x00" * (5 * MILLION))),
+    "stop ids": frame(2, b"x") + frame(9, b"\x01" * (10 * MILLION)),
+    "resumed": frame(2, b"x") + frame(19, b"\x01" * (10 * MILLION)),
+    "options again and again": frame(2, b"x") + b"\x2a\x00" * (5 * MILLION),
     "prompts again and again": b"\x12\x00\x1a\x00" * (2 * MILLION),
     "numbers of ten bytes": (number(2047 << 3) + b"\xff" * 9 + b"\x01") * MILLION,
     "groups": b"\xfb\x7f" * (5 * MILLION),

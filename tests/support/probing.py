@@ -22,7 +22,7 @@ class Probe:
     def __init__(self, inner: Model) -> None:
         self._inner = inner
         self.capabilities = Capabilities()
-        self._given: list[mx.array] = []
+        self._arrays: list[mx.array] = []
 
     @property
     def vocab_size(self) -> int:
@@ -56,8 +56,8 @@ class Probe:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the inner model's, and keep them."""
-        self._given.append(self._inner.logits(hidden))
-        return self._given[-1]
+        self._arrays.append(self._inner.logits(hidden))
+        return self._arrays[-1]
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the inner model's."""
@@ -65,5 +65,5 @@ class Probe:
 
     def rows(self) -> list[NDArray[np.float32]]:
         """Return each row of logits given so far, float32 [V], in order; forgets them."""
-        given, self._given = self._given, []
-        return [row for array in given for row in np.array(array)]
+        arrays, self._arrays = self._arrays, []
+        return [row for array in arrays for row in np.array(array)]

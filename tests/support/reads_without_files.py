@@ -31,17 +31,17 @@ def main() -> None:
 
     ways: dict[str, Callable[[], mx.array]] = {
         "pop": lambda: LazyTensors(facts).pop(fact.name),
-        "reopened": lambda: known.reopened(fact.name),
+        "reopened": lambda: known.reopen(fact.name),
         "direct": direct,
     }
     mx.eval(mx.ones(4) + 1, direct())  # threads and their descriptors are there before
     with no_more_files():
-        said = {name: _said(read) for name, read in ways.items()}
+        said = {name: _error_of_read(read) for name, read in ways.items()}
     sums = {name: read().astype(mx.float32).sum().item() for name, read in ways.items()}
     sys.stdout.write(json.dumps({name: [*said[name], sums[name]] for name in ways}))
 
 
-def _said(read: Callable[[], mx.array]) -> list[str]:
+def _error_of_read(read: Callable[[], mx.array]) -> list[str]:
     try:
         mx.eval(read())
     except MlxdError as error:

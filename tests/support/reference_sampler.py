@@ -42,7 +42,7 @@ def final_distribution(
     )
     if sampling.temperature == 0.0:
         greedy = np.zeros_like(adjusted)
-        greedy[ranked(adjusted)[0]] = 1.0
+        greedy[rank(adjusted)[0]] = 1.0
         return greedy
     kept = survivors(adjusted, sampling)
     dropped = without_top_choices(kept, sampling.xtc_threshold, ends=ends)
@@ -75,14 +75,14 @@ def adjusted_logits(
     return adjusted
 
 
-def ranked(values: Vector) -> npt.NDArray[np.intp]:
+def rank(values: Vector) -> npt.NDArray[np.intp]:
     """Return the ids, the largest value first and equals by id."""
     return np.argsort(-values, kind="stable")
 
 
 def survivors(adjusted: Vector, sampling: Sampling) -> Vector:
     """Return the probabilities that top-k, T, top-p and min-p leave, summing to one."""
-    order = ranked(adjusted)
+    order = rank(adjusted)
     if 0 < sampling.top_k < len(order):
         order = order[: sampling.top_k]
     weights = np.exp((adjusted[order] - adjusted[order[0]]) / sampling.temperature)
@@ -103,7 +103,7 @@ def without_top_choices(
 
     Where that would drop one of `ends`, nothing is dropped.
     """
-    order = ranked(probabilities)
+    order = rank(probabilities)
     tops = [token for token in order if probabilities[token] >= threshold and probabilities[token]]
     if set(tops[:-1]) & set(ends):
         return probabilities

@@ -72,10 +72,10 @@ class Scene:
     baseline_nbytes: int
     ledger: Ledger = field(default_factory=Ledger)
 
-    def ask(self, prompt: tuple[int, ...], **given: Any) -> Answer:
+    def ask(self, prompt: tuple[int, ...], **options: Any) -> Answer:
         """Run one stream to its end; its tokens are those of an engine without memory."""
-        sink = self.tiny.alone(prompt, **given)
-        assert sink.ids == self.cold.alone(prompt, **given).ids
+        sink = self.tiny.alone(prompt, **options)
+        assert sink.ids == self.cold.alone(prompt, **options).ids
         self.audit()
         return answer_of(sink)
 
@@ -95,11 +95,11 @@ class Scene:
 
 @contextmanager
 def remembering(
-    folder: Path, *, budget_nbytes: int = AMPLE, chunk: int = 64, **given: Any
+    folder: Path, *, budget_nbytes: int = AMPLE, chunk: int = 64, **options: Any
 ) -> Iterator[Scene]:
     """Give a scene on the model in `folder`; at its end nothing may be left open or held."""
-    cold = tiny_engine(folder, chunk=chunk, keeps_spares=False, **given)
-    tiny = tiny_engine(folder, chunk=chunk, prefix_nbytes=budget_nbytes, **given)
+    cold = tiny_engine(folder, chunk=chunk, keeps_spares=False, **options)
+    tiny = tiny_engine(folder, chunk=chunk, prefix_nbytes=budget_nbytes, **options)
     cold.alone(tokens_of(0, 4))
     scene = Scene(tiny, cold, live_nbytes())
     scene.ledger.attach(Account.KV, "rows", tiny.caches)

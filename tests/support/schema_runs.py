@@ -102,9 +102,9 @@ def shard(path: Path, start: int, step: int, walks: int) -> list[Outcome]:
 
 def look(index: int, line: dict[str, Any], trials: Trials, walks: int) -> Outcome:
     """Compile one schema as the worker does, give it its instances, and walk through its masks."""
-    found = Outcome(index, line["id"])
+    outcome = Outcome(index, line["id"])
     text = json.dumps(line["schema"], ensure_ascii=False)
-    _look_at_library_alone(found, text, line["tests"])
+    _look_at_library_alone(outcome, text, line["tests"])
     begun = time.perf_counter()
     try:
         constraint = demo_constraints().compile(
@@ -112,47 +112,47 @@ def look(index: int, line: dict[str, Any], trials: Trials, walks: int) -> Outcom
         )
     except InvalidRequest as error:
         (violation,) = error.violations
-        found.refused = f"{violation.field}: {violation.description}"
-        return found
+        outcome.refused = f"{violation.field}: {violation.description}"
+        return outcome
     finally:
-        found.compile_s = time.perf_counter() - begun
+        outcome.compile_s = time.perf_counter() - begun
     judge = Judge(line["schema"])
     for test in line["tests"]:
         data = json.dumps(test["data"], ensure_ascii=False)
-        judged, as_written = _judged(judge, data.encode()), accepts(constraint, data)
+        judged, as_written = _judge(judge, data.encode()), accepts(constraint, data)
         ordered = as_written or (
             (test["valid"] or judged is True) and accepts_ordered(constraint, test["data"])
         )
-        found.tests.append(Instance(test["valid"], judged, as_written, ordered))
+        outcome.tests.append(Instance(test["valid"], judged, as_written, ordered))
     rng = random.Random(index)
     for test in line["tests"][:INSTANCES_CHANGED]:
         for _ in range(walks):
-            _look_at_mutant(found, judge, constraint, mutant(test["data"], rng))
+            _look_at_mutant(outcome, judge, constraint, mutant(test["data"], rng))
     for number in range(walks):
         output = walker().walk(constraint, random.Random(index * 100 + number))
         if output is None:
-            found.walks["too long"] += 1
+            outcome.walks["too long"] += 1
             continue
-        found.walks["complete"] += 1
-        verdict = _judged(judge, output)
+        outcome.walks["complete"] += 1
+        verdict = _judge(judge, output)
         if verdict is None:
-            found.walks[UNTOLD] += 1
+            outcome.walks[UNTOLD] += 1
         elif not verdict:
-            found.invalid.append(f"{judge.problems(output)[:2]} {output[:300]!r}")
-    return found
+            outcome.invalid.append(f"{judge.problems(output)[:2]} {output[:300]!r}")
+    return outcome
 
 
-def _look_at_mutant(found: Outcome, judge: Judge, constraint: Constraint, value: Any) -> None:
+def _look_at_mutant(outcome: Outcome, judge: Judge, constraint: Constraint, value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
-    verdict, accepted = _judged(judge, text.encode()), accepts(constraint, text)
+    verdict, accepted = _judge(judge, text.encode()), accepts(constraint, text)
     accepted = accepted or (verdict is True and accepts_ordered(constraint, value))
     said = {True: "valid", False: "invalid", None: UNTOLD}[verdict]
-    found.mutants[f"{said}, {'accepted' if accepted else 'rejected'}"] += 1
+    outcome.mutants[f"{said}, {'accepted' if accepted else 'rejected'}"] += 1
     if accepted and verdict is False:
-        found.invalid.append(f"mutant {judge.problems(text.encode())[:2]} {text[:300]}")
+        outcome.invalid.append(f"mutant {judge.problems(text.encode())[:2]} {text[:300]}")
 
 
-def _judged(judge: Judge, text: bytes) -> bool | None:
+def _judge(judge: Judge, text: bytes) -> bool | None:
     """Return what the judge says; None where it comes to no end of its own."""
     try:
         return not judge.problems(text)
@@ -171,15 +171,15 @@ def _library() -> LLTokenizer:
     return LLTokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def _look_at_library_alone(found: Outcome, schema: str, tests: list[dict[str, Any]]) -> None:
+def _look_at_library_alone(outcome: Outcome, schema: str, tests: list[dict[str, Any]]) -> None:
     """Give the library the schema as it is, and the instances."""
     try:
         source = LLMatcher.grammar_from_json_schema(schema)
         matcher = LLMatcher(_library(), source, log_level=0)
     except ValueError:
         return
-    found.alone_compiled = not matcher.is_error()
-    found.alone_right = found.alone_compiled and all(
+    outcome.alone_compiled = not matcher.is_error()
+    outcome.alone_right = outcome.alone_compiled and all(
         test["valid"] == _complete(matcher.deep_copy(), test["data"]) for test in tests
     )
 
@@ -192,29 +192,31 @@ def _complete(matcher: LLMatcher, value: Any) -> bool:
 
 def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
     """Add up what became of all schemas."""
-    all_of_them = sorted(outcomes, key=lambda found: found.index)
-    compiled = [found for found in all_of_them if not found.refused]
-    tests = [test for found in compiled for test in found.tests]
-    walks: Counter[str] = sum((found.walks for found in compiled), Counter())
-    seconds = [found.compile_s for found in compiled]
+    all_of_them = sorted(outcomes, key=lambda outcome: outcome.index)
+    compiled = [outcome for outcome in all_of_them if not outcome.refused]
+    tests = [test for outcome in compiled for test in outcome.tests]
+    walks: Counter[str] = sum((outcome.walks for outcome in compiled), Counter())
+    seconds = [outcome.compile_s for outcome in compiled]
     return {
         "schemas": len(all_of_them),
         "compiled": len(compiled),
-        "right": sum(found.right for found in compiled),
-        "alone_compiled": sum(found.alone_compiled for found in all_of_them),
-        "alone_right": sum(found.alone_right for found in all_of_them),
+        "right": sum(outcome.right for outcome in compiled),
+        "alone_compiled": sum(outcome.alone_compiled for outcome in all_of_them),
+        "alone_right": sum(outcome.alone_right for outcome in all_of_them),
         "lost_to_it_alone": [f.name for f in all_of_them if f.alone_right and not f.right],
         "instances": _instances(tests),
         "walks": dict(walks),
-        "mutants": dict(sum((found.mutants for found in compiled), Counter[str]())),
-        "invalid_outputs": sum(len(found.invalid) for found in compiled),
+        "mutants": dict(sum((outcome.mutants for outcome in compiled), Counter[str]())),
+        "invalid_outputs": sum(len(outcome.invalid) for outcome in compiled),
         "compile_ms": {
             "p50": round(float(np.percentile(seconds, 50)) * 1e3, 1),
             "p99": round(float(np.percentile(seconds, 99)) * 1e3, 1),
             "max": round(max(seconds) * 1e3, 1),
         },
         "refused": dict(
-            Counter(_class(found.refused) for found in all_of_them if found.refused).most_common(40)
+            Counter(
+                _class(outcome.refused) for outcome in all_of_them if outcome.refused
+            ).most_common(40)
         ),
     }
 

@@ -20,7 +20,7 @@ from check_jsonschema.regex_variants import RegexImplementation, RegexVariantNam
 
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.text.tokenizer import Tokenizer
-from tests.support.ecma import found
+from tests.support.ecma import finds
 
 WALK_TOKENS_MAX: Final = 400
 WANDER_TOKENS: Final = 60
@@ -97,8 +97,8 @@ class Judge:
         checker = make_format_checker(
             FormatOptions(regex_impl=RegexImplementation(RegexVariantName.default))
         )
-        made = jsonschema.validators.extend(base, _STRICTER)
-        self._validator = made(exact, format_checker=checker)
+        validator_type = jsonschema.validators.extend(base, _STRICTER)
+        self._validator = validator_type(exact, format_checker=checker)
 
     def problems(self, text: bytes) -> list[str]:
         """Return what is wrong with a text; nothing where it is JSON that matches."""
@@ -107,8 +107,8 @@ class Judge:
         except ValueError as error:
             return [f"no JSON: {error}"]
         with decimal.localcontext(_CONTEXT):
-            found: Iterator[Any] = self._validator.iter_errors(value)
-            return [f"{error.json_path}: {error.message[:200]}" for error in found]
+            errors: Iterator[Any] = self._validator.iter_errors(value)
+            return [f"{error.json_path}: {error.message[:200]}" for error in errors]
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a value matches."""
@@ -116,7 +116,7 @@ class Judge:
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Any]:
-    if isinstance(instance, str) and not found(pattern, instance):
+    if isinstance(instance, str) and not finds(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -126,7 +126,7 @@ def _pattern_properties(
     if isinstance(instance, dict):
         for pattern, inner in patterns.items():
             for name, value in instance.items():
-                if found(pattern, name):
+                if finds(pattern, name):
                     yield from validator.descend(value, inner, path=name, schema_path=pattern)
 
 
@@ -136,7 +136,7 @@ def _additional_properties(
     if isinstance(instance, dict):
         patterns = schema.get("patternProperties", ())
         for name, value in instance.items():
-            if name in schema.get("properties", ()) or any(found(p, name) for p in patterns):
+            if name in schema.get("properties", ()) or any(finds(p, name) for p in patterns):
                 continue
             if inner is False:
                 yield jsonschema.ValidationError(f"{name!r} is one too many")

@@ -25,7 +25,7 @@ class Served:
     process: asyncio.subprocess.Process
     log_path: Path
 
-    def logged(self, event: str) -> dict[str, Any]:
+    def find_logged(self, event: str) -> dict[str, Any]:
         """Return the first log line of this event."""
         return next(line for line in self._lines() if line["event"] == event)
 
@@ -39,7 +39,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
+async def serve(
     *options: str,
     address: str = "127.0.0.1:0",
     environment: Mapping[str, str] = MappingProxyType({}),

@@ -100,7 +100,7 @@ class Clients:
             else:
                 self.tally.saw_left(got)
         except MlxdError as error:
-            return self._refused(got, error, hurried=deadline_s is not None)
+            return self._count_refusal(got, error, hurried=deadline_s is not None)
         else:
             if got.finished is None:
                 self.tally.saw_left(got)
@@ -116,7 +116,7 @@ class Clients:
                 if leave_tokens is not None and len(got.token_ids) >= leave_tokens:
                     return
 
-    def _refused(self, got: Got, error: MlxdError, *, hurried: bool) -> float:
+    def _count_refusal(self, got: Got, error: MlxdError, *, hurried: bool) -> float:
         """Count a status; return what it says about coming back."""
         late = isinstance(error, RemoteError) and error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         if hurried and late:
@@ -150,17 +150,17 @@ async def crowd(
     """Run so many clients for so long; return what became of their requests."""
     async with Client(address) as client:
         end_s = time.monotonic() + seconds
-        found = Clients(client, jobs, end_s=end_s, deadline_s=deadline_s)
+        crowd_clients = Clients(client, jobs, end_s=end_s, deadline_s=deadline_s)
         async with asyncio.TaskGroup() as tasks:
             for number in range(clients):
-                tasks.create_task(found.run(random.Random(f"{seed}-{number}")))
-    return found.tally
+                tasks.create_task(crowd_clients.run(random.Random(f"{seed}-{number}")))
+    return crowd_clients.tally
 
 
 def read_jobs(path: Path) -> list[Job]:
     """Return the requests in a file."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [Job(**{**job, "token_ids": tuple(job["token_ids"])}) for job in found]
+    records = json.loads(path.read_text(encoding="utf-8"))
+    return [Job(**{**job, "token_ids": tuple(job["token_ids"])}) for job in records]
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from tests.support.random_model import (
     write_hybrid_model,
     write_sliding_model,
 )
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.storm import stream_of
 from tests.support.storm_tally import Got, Job
 from tests.support.tiny_model import write_json, write_tiny_model
@@ -78,17 +78,17 @@ def write_models(folder: Path) -> dict[str, Path]:
 
 async def scene(folder: Path, *, each: int, seed: int) -> Scene:
     """Make the models and `each` requests of every one, run these alone, and reckon the limit."""
-    made = Scene(write_models(folder), (), 0)
+    crowd_scene = Scene(write_models(folder), (), 0)
     draws = random.Random(seed)
-    wanted = {name: [_drawn(name, draws) for _ in range(each)] for name in made.folders}
-    async with served(*made.options) as server, Client(server.address) as client:
-        needs = [await _least_nbytes(client, name) for name in made.folders]
-        found = await asyncio.gather(*(_alone(client, jobs) for jobs in wanted.values()))
-    jobs = tuple(job for of_model in found for job in of_model)
-    return replace(made, jobs=jobs, limit_nbytes=_limit_nbytes(needs))
+    wanted = {name: [_draw_job(name, draws) for _ in range(each)] for name in crowd_scene.folders}
+    async with serve(*crowd_scene.options) as server, Client(server.address) as client:
+        needs = [await _least_nbytes(client, name) for name in crowd_scene.folders]
+        jobs_by_model = await asyncio.gather(*(_alone(client, jobs) for jobs in wanted.values()))
+    jobs = tuple(job for of_model in jobs_by_model for job in of_model)
+    return replace(crowd_scene, jobs=jobs, limit_nbytes=_limit_nbytes(needs))
 
 
-def _drawn(model: str, draws: random.Random) -> Job:
+def _draw_job(model: str, draws: random.Random) -> Job:
     return Job(
         model=model,
         prompt=f"{draws.choice(PROMPTS)} {draws.randrange(1000)}",

@@ -30,16 +30,18 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[max(math.ceil(part * len(values)) - 1, 0)] if values else 0.0
 
 
-def growth_per_request(found: Aftermath, storm: Storm, *, settled: float) -> float:
+def growth_per_request(aftermath: Aftermath, storm: Storm, *, settled: float) -> float:
     """Return how many bytes the server grew by a request, after that part of the storm."""
     return (
-        found.controller.slope(round(settled * storm.seconds)) * storm.seconds / found.tally.begun
+        aftermath.controller.slope(round(settled * storm.seconds))
+        * storm.seconds
+        / aftermath.tally.begun
     )
 
 
-def figures(found: Aftermath, storm: Storm) -> dict[str, object]:
+def figures(aftermath: Aftermath, storm: Storm) -> dict[str, object]:
     """Return what happened, by name."""
-    tally, seen = found.tally, found.seen
+    tally, seen = aftermath.tally, aftermath.seen
     return {
         "clients": storm.clients,
         "seconds": storm.seconds,
@@ -61,42 +63,45 @@ def figures(found: Aftermath, storm: Storm) -> dict[str, object]:
         "migrated": tally.migrated,
         "migrations": tally.migrations,
         "near_ties": tally.ties,
-        "move_gap_s": _spread(tally.move_gap_s),
-        "first_token_s": _spread(tally.first_token_s),
-        "refused_after_s": _spread(tally.refused_s),
-        "kills": dict(found.kills),
-        "server": {name: found.counted.get(name, 0.0) for name in COUNTERS},
-        "status_ms": _spread([MILLI * s for s in seen.status_s]),
-        "health_ms": _spread([MILLI * s for s in seen.health_s]),
-        "bare_ms": _spread([MILLI * s for s in seen.bare_s]),
+        "move_gap_s": _summarise(tally.move_gap_s),
+        "first_token_s": _summarise(tally.first_token_s),
+        "refused_after_s": _summarise(tally.refused_s),
+        "kills": dict(aftermath.kills),
+        "server": {name: aftermath.counted.get(name, 0.0) for name in COUNTERS},
+        "status_ms": _summarise([MILLI * s for s in seen.status_s]),
+        "health_ms": _summarise([MILLI * s for s in seen.health_s]),
+        "bare_ms": _summarise([MILLI * s for s in seen.bare_s]),
         "observations": len(seen.status_s),
         "most_loaded": seen.most_loaded,
         "reserved_mb": seen.most_reserved_bytes / MEGA,
         "budget_mb": seen.budget_bytes / MEGA,
         "workers_rss_mb": seen.most_resident_bytes / MEGA,
-        "descriptors": (found.before.descriptors, found.after.descriptors),
-        "controller_rss_mb": (found.before.rss_nbytes / MEGA, found.after.rss_nbytes / MEGA),
-        "errors_logged": dict(found.errors),
+        "descriptors": (aftermath.before.descriptors, aftermath.after.descriptors),
+        "controller_rss_mb": (
+            aftermath.before.rss_nbytes / MEGA,
+            aftermath.after.rss_nbytes / MEGA,
+        ),
+        "errors_logged": dict(aftermath.errors),
     }
 
 
-def check(found: Aftermath) -> None:
+def check(aftermath: Aftermath) -> None:
     """Assert that every request ended well or as documented, and that nothing is left."""
-    tally, seen = found.tally, found.seen
+    tally, seen = aftermath.tally, aftermath.seen
     assert (tally.wrong, tally.undocumented, tally.hung) == ([], [], [])
     assert tally.ends == tally.begun
     assert tally.complete > 0
-    assert sum(found.kills.values()) > 0
+    assert sum(aftermath.kills.values()) > 0
     assert tally.ties <= max(1, TIES_PART_MAX * tally.migrated)
     # Once measured, what models take counts in place of what was reckoned, which may be less.
     assert 0 < seen.most_reserved_bytes <= RECKONED_SHORT_MAX * seen.budget_bytes
     assert seen.most_loaded <= ROOM_FOR
     assert seen.sums_broken == 0
-    assert found.errors.keys() <= EXPECTED_ERRORS
-    assert found.after.descriptors <= found.before.descriptors
-    assert found.after.rss_nbytes - found.before.rss_nbytes <= RSS_GROWN_NBYTES_MAX
+    assert aftermath.errors.keys() <= EXPECTED_ERRORS
+    assert aftermath.after.descriptors <= aftermath.before.descriptors
+    assert aftermath.after.rss_nbytes - aftermath.before.rss_nbytes <= RSS_GROWN_NBYTES_MAX
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _summarise(values: Sequence[float]) -> dict[str, float]:
     parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {name: round(percentile(values, part), 3) for name, part in parts.items()}

@@ -71,7 +71,7 @@ class Got:
         counted = self.finished.usage.completion_tokens
         return self.text == job.text and counted == len(self.token_ids) == len(job.token_ids)
 
-    def told(self, what: str) -> str:
+    def describe(self, label: str) -> str:
         """Return one line about it."""
         job = self.job
         pairs = zip(self.token_ids, job.token_ids, strict=False)
@@ -79,7 +79,7 @@ class Got:
         usage = None if self.finished is None else self.finished.usage
         moved = "" if usage is None else f", moved {usage.migrations}, ties {usage.near_ties}"
         return (
-            f"{what}: {job.model} {job.prompt[:30]!r} T={job.temperature} seed {job.seed}, "
+            f"{label}: {job.model} {job.prompt[:30]!r} T={job.temperature} seed {job.seed}, "
             f"{len(self.token_ids)} of {len(job.token_ids)} tokens, {agree} of them right{moved}, "
             f"after {time.monotonic() - self.begin_s:.1f} s"
         )
@@ -113,7 +113,7 @@ class Tally:
     move_gap_s: list[float] = field(default_factory=list)
     """The longest silence in each complete stream that moved."""
 
-    def heard(self, got: Got) -> None:
+    def count_outcome(self, got: Got) -> None:
         """Count what came of a request that is over."""
         self.tokens += len(got.token_ids)
         if got.first_s is not None:
@@ -121,16 +121,16 @@ class Tally:
 
     def saw_left(self, got: Got) -> None:
         """Count one that its client has left."""
-        self.heard(got)
+        self.count_outcome(got)
         if got.right:
             self.left += 1
         else:
-            tell(self.wrong, got.told("left"))
+            tell(self.wrong, got.describe("left"))
 
     def saw_complete(self, got: Got) -> None:
         """Count one that has finished."""
         assert got.finished is not None
-        self.heard(got)
+        self.count_outcome(got)
         usage = got.finished.usage
         if usage.migrations:
             self.migrated += 1
@@ -141,13 +141,13 @@ class Tally:
         elif usage.migrations and usage.near_ties:
             self.ties += 1
         else:
-            tell(self.wrong, got.told("complete"))
+            tell(self.wrong, got.describe("complete"))
 
     def saw_status(self, got: Got, reason: str) -> None:
         """Count one that a documented status has ended."""
-        self.heard(got)
+        self.count_outcome(got)
         if not got.right:
-            tell(self.wrong, got.told(reason))
+            tell(self.wrong, got.describe(reason))
             return
         self.ended_by[reason] = self.ended_by.get(reason, 0) + 1
         if got.first_s is None:
@@ -157,13 +157,13 @@ class Tally:
 
     def saw_undocumented(self, got: Got, status: str) -> None:
         """Count one that ended with a status that it should never end with."""
-        self.heard(got)
-        tell(self.undocumented, got.told(status))
+        self.count_outcome(got)
+        tell(self.undocumented, got.describe(status))
 
     def saw_hanging(self, got: Got) -> None:
         """Count one that did not end."""
-        self.heard(got)
-        tell(self.hung, got.told("hung"))
+        self.count_outcome(got)
+        tell(self.hung, got.describe("hung"))
 
     @property
     def ends(self) -> int:

@@ -26,10 +26,10 @@ from mlxd import Client
 from mlxd.messages import ModelState, Status
 from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
 from mlxd_shared.security.net import CHANNEL_OPTIONS
-from tests.support.crowds import observed
+from tests.support.crowds import observe_server
 from tests.support.mixed_load import Samples, check_account, check_swept
 from tests.support.overload import Observed, wait
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.storm_jobs import Scene
 from tests.support.storm_tally import Tally, together
 from tests.support.worker_process import ROOT
@@ -99,7 +99,7 @@ class Site:
         """The server's process."""
         return psutil.Process(self.server.process.pid)
 
-    def held(self) -> Held:
+    def read_held(self) -> Held:
         """Return what it holds now."""
         return Held(self.process.num_fds(), self.process.memory_info().rss)
 
@@ -109,10 +109,10 @@ class Site:
 
     async def at_rest(self) -> Held:
         """Return what it holds once that has not changed for a while."""
-        held, same = self.held(), 0
+        held, same = self.read_held(), 0
         while same < SAME_LOOKS:
             await wait(LOOK_EVERY_S)
-            former, held = held, self.held()
+            former, held = held, self.read_held()
             same = same + 1 if held.descriptors == former.descriptors else 0
         return held
 
@@ -122,10 +122,10 @@ class Site:
         What clients and workers leave is closed a moment after they have gone.
         """
         for _ in range(LOOKS_MAX):
-            if self.held().descriptors <= before.descriptors:
+            if self.read_held().descriptors <= before.descriptors:
                 break
             await wait(LOOK_EVERY_S)
-        return self.held()
+        return self.read_held()
 
     async def unload_all(self) -> None:
         """Have no model in memory."""
@@ -138,22 +138,22 @@ async def weather(scene: Scene, storm: Storm, folder: Path) -> Aftermath:
     jobs_path = folder / "jobs.json"
     jobs_path.write_text(json.dumps([asdict(job) for job in scene.jobs]), encoding="utf-8")
     async with _site(scene, folder / "run") as site:
-        found = Aftermath(Tally(), Observed(), Samples(), before=await site.at_rest())
-        async with observed(site.server.address, every_s=OBSERVED_EVERY_S) as watch:
+        aftermath = Aftermath(Tally(), Observed(), Samples(), before=await site.at_rest())
+        async with observe_server(site.server.address, every_s=OBSERVED_EVERY_S) as watch:
             begin_s = asyncio.get_running_loop().time()
             over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_sample(site, found.controller, over, begin_s))
-                tasks.create_task(_kill(site, storm, found.kills, over))
-                found.tally = await _clients(site, storm, jobs_path)
+                tasks.create_task(_sample(site, aftermath.controller, over, begin_s))
+                tasks.create_task(_kill(site, storm, aftermath.kills, over))
+                aftermath.tally = await _clients(site, storm, jobs_path)
                 over.set()
-        found.seen = watch.seen
-        await _check_settled(site, found)
+        aftermath.seen = watch.seen
+        await _check_settled(site, aftermath)
         await site.unload_all()
-        found.after = await site.back_at(found.before)
+        aftermath.after = await site.back_at(aftermath.before)
         assert site.process.children() == []
         assert site.sockets() == set()
-    return found
+    return aftermath
 
 
 @asynccontextmanager
@@ -161,7 +161,7 @@ async def _site(scene: Scene, run_dir: Path) -> AsyncIterator[Site]:
     """Serve the scene around the body; every part of it has been in use once."""
     limits = ("--memory-limit", str(scene.limit_nbytes), "--keep-alive", "-1")
     options = (*scene.options, *limits, "--run-dir", str(run_dir))
-    async with served(*options) as server, Client(server.address) as client:
+    async with serve(*options) as server, Client(server.address) as client:
         site = Site(server, client, run_dir)
         await client.tokenize("once", model=next(iter(scene.folders)))
         await site.unload_all()
@@ -229,11 +229,11 @@ async def _sample(site: Site, samples: Samples, over: asyncio.Event, begin_s: fl
         samples.add(round(elapsed_s), site.server.process.pid)
 
 
-async def _check_settled(site: Site, found: Aftermath) -> None:
+async def _check_settled(site: Site, aftermath: Aftermath) -> None:
     """Wait until nothing is under way; assert that what is left is what is told, and no more."""
     async with asyncio.timeout(SETTLE_S_MAX):
-        async with site.client.watch_status(interval_s=0.1) as told:
-            async for status in told:
+        async with site.client.watch_status(interval_s=0.1) as statuses:
+            async for status in statuses:
                 if await _quiet(site, status):
                     break
     models = await site.client.models()
@@ -247,12 +247,12 @@ async def _check_settled(site: Site, found: Aftermath) -> None:
     for worker in live:
         await _check_worker(worker.address, worker.incarnation)
     for family in status.metrics:
-        found.counted[family.name] = sum(point.value for point in family.points)
+        aftermath.counted[family.name] = sum(point.value for point in family.points)
     for line in site.server.log_path.read_text(encoding="utf-8").splitlines():
         assert line.startswith("{"), line
         logged = json.loads(line)
         if logged["level"] == "error":
-            found.errors[logged["event"]] += 1
+            aftermath.errors[logged["event"]] += 1
 
 
 async def _quiet(site: Site, status: Status) -> bool:
@@ -266,9 +266,9 @@ async def _check_worker(address: str, incarnation: str) -> None:
     async with grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
         status = status_pb2_grpc.StatusServiceStub(channel)
         control = worker_pb2_grpc.WorkerServiceStub(channel)
-        told = await status.GetStatus(status_pb2.GetStatusRequest())
-        check_account(told.status.workers[0])
+        reply = await status.GetStatus(status_pb2.GetStatusRequest())
+        check_account(reply.status.workers[0])
         order = worker_pb2.ShrinkRequest(worker_incarnation=incarnation, target_bytes=0)
         await control.Shrink(order)
-        told = await status.GetStatus(status_pb2.GetStatusRequest())
-        check_swept(told.status.workers[0])
+        reply = await status.GetStatus(status_pb2.GetStatusRequest())
+        check_swept(reply.status.workers[0])

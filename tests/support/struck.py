@@ -163,11 +163,11 @@ async def struck_controller(
         environment=own_environment() | dict(environment),
     )
     probe = HostProbe(Limits(None, None, config.MEMORY_RESERVE_FRACTION), kind=DeviceKind.CPU)
-    found: list[Struck] = []
+    links: list[Struck] = []
 
-    def connect(**given: Any) -> StruckLink:
-        link = StruckLink(**given)
-        link.struck = found[0]
+    def connect(**fields: Any) -> StruckLink:
+        link = StruckLink(**fields)
+        link.struck = links[0]
         return link
 
     clock = SystemClock()
@@ -176,7 +176,7 @@ async def struck_controller(
     runtime = Runtime(ports, state, stall_timeout_s=60.0, silent_max_s=silent_max_s)
     try:
         async with serving(runtime, Library([(NAME, folder)]), clock) as channel:
-            found.append(Struck(runtime, channel))
-            yield found[0]
+            links.append(Struck(runtime, channel))
+            yield links[0]
     finally:
         launcher.close()

@@ -42,11 +42,11 @@ class Terminal:
             while (place := self.screen.find(text, self._seen)) < 0:
                 self._shown.clear()
                 await self._shown.wait()
-        found = self.screen[self._seen : place]
+        passage = self.screen[self._seen : place]
         self._seen = place + len(text)
-        return found
+        return passage
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         """Wait for the command to end; return its exit code."""
         return await asyncio.wait_for(self.process.wait(), LIMIT_S)
 

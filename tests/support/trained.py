@@ -211,7 +211,7 @@ class Trained:
         wanted = stream.response_format
         if wanted is None:
             return None
-        return self._constraints.kept(wanted) or self._constraints.compile(wanted)
+        return self._constraints.find_kept(wanted) or self._constraints.compile(wanted)
 
     def engine(
         self,
@@ -234,9 +234,9 @@ class Trained:
         )
 
     def submit(
-        self, tiny: TinyEngine, number: int, *, resumed: Sequence[int] = (), **given: Any
+        self, tiny: TinyEngine, number: int, *, resumed: Sequence[int] = (), **options: Any
     ) -> tuple[Submit, Collected]:
-        """Submit the stream, or what follows the ids `resumed`, with what else is `given`; return
+        """Submit the stream, or what follows the ids `resumed`, with what else is `options`; return
         it and its sink.
         """
         stream = self.stream(number)
@@ -252,7 +252,7 @@ class Trained:
             top_logprobs=stream.top_logprobs,
             constraint=self._constraint(stream),
             submitted_s=0.0,
-            **given,
+            **options,
         )
 
     def _run_alone(self, model: Model, number: int) -> Collected:
@@ -280,7 +280,7 @@ class Trained:
         return (*one[:turn], *other[turn:length])
 
 
-def trained(name: str, *, lengths: Lengths = SHORT) -> Trained:
+def train_model(name: str, *, lengths: Lengths = SHORT) -> Trained:
     """Return one of `MODELS`, or skip the test where it is not there."""
     folder = DEMO if name == "demo" else real_input("models", name)
     return Trained(folder, lengths=lengths)

@@ -9,7 +9,7 @@ TURNS_MAX = 10_000_000
 """More than any test takes before its timeout."""
 
 
-async def turned(holds: Callable[[], bool]) -> None:
+async def turn_until(holds: Callable[[], bool]) -> None:
     """Let the event loop go round until `holds`."""
     for _ in range(TURNS_MAX):
         if holds():

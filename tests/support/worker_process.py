@@ -104,7 +104,7 @@ class WorkerProcess:
             if duration_from_pb(status.figures_age) <= asked_s - begun_s:
                 return status
 
-    async def swept(self) -> status_pb2.WorkerStatus:
+    async def sweep(self) -> status_pb2.WorkerStatus:
         """Have it give back all that no stream needs; return its status then."""
         await self.control.Shrink(
             worker_pb2.ShrinkRequest(worker_incarnation=self.incarnation, target_bytes=0)
@@ -123,7 +123,7 @@ class WorkerProcess:
                 return worker
         raise AssertionError("the worker stopped before it came to that")
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         """Wait for the process to end; return its exit code."""
         return await asyncio.wait_for(self.process.wait(), STOP_S_MAX)
 

@@ -34,7 +34,7 @@ from mlxd_shared.ops.known_process import KnownProcess, ProcessMark, mark_of
 from mlxd_shared.wire.convert import duration_to_pb
 from tests.support.calls import greedy
 from tests.support.cli import LIMIT_S, mlxd
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 
@@ -76,8 +76,8 @@ class Session:
 
     async def workers(self) -> list[status_pb2.WorkerStatus]:
         """Return those of the status that live."""
-        found = (await self.status.GetStatus(status_pb2.GetStatusRequest())).status.workers
-        return [worker for worker in found if not worker.HasField("exit_code")]
+        workers = (await self.status.GetStatus(status_pb2.GetStatusRequest())).status.workers
+        return [worker for worker in workers if not worker.HasField("exit_code")]
 
     async def state(self) -> types_pb2.ModelState.ValueType:
         """Return the model's state."""
@@ -111,9 +111,9 @@ def short_folder() -> Iterator[Path]:
 @asynccontextmanager
 async def controller(tiny: Path, run_dir: Path, *options: str) -> AsyncIterator[Session]:
     """Serve the model around the body; then stop, unless the body has killed it."""
-    given = ("--model", f"tiny={tiny}", "--run-dir", str(run_dir), "--orphan-grace", "60s")
+    serve_options = ("--model", f"tiny={tiny}", "--run-dir", str(run_dir), "--orphan-grace", "60s")
     async with (
-        served(*given, *options) as server,
+        serve(*serve_options, *options) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         yield Session(channel, server)
@@ -240,7 +240,7 @@ async def test_a_ready_worker_outlives_its_controller_and_serves_the_next(
         assert [i for m in await its.stream(request) for i in m.token_ids] == ids
         assert names_in(run_dir) == [".json", ".sock", "lock"]
         assert its.server is not None
-        assert its.server.logged("adopted")["model"] == "tiny"  # the worker's own words
+        assert its.server.find_logged("adopted")["model"] == "tiny"  # the worker's own words
 
         os.kill(worker.pid, signal.SIGKILL)  # its end is seen, though it is no child
         assert await its.ids() == ids[:8]
@@ -357,7 +357,7 @@ async def test_strangers_are_purged_and_nobody_else_is_touched(tiny: Path, run_d
         async with controller(tiny, run_dir) as its:
             assert names_in(run_dir) == ["lock"]
             for worker in (stranger, unknown, unrecorded):
-                await worker.ended()
+                await worker.wait_ended()
             assert len(await its.ids()) == 8
     assert names_in(run_dir) == []
 

@@ -21,9 +21,9 @@ from mlxd.v1 import types_pb2
 from mlxd_shared.domain.errors import WorkerTimedOut
 from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.ports import own_port
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import WorkerProcess, running_worker
 
@@ -60,7 +60,7 @@ async def controller(
     """A controller of these workers, and a client of it; a load waits `wait_s` for a worker."""
     workers = [f"--worker=w{number}={address}" for number, address in enumerate(addresses, start=1)]
     async with (
-        served(*models.options, *workers, *options, "--load-timeout", f"{wait_s}s") as server,
+        serve(*models.options, *workers, *options, "--load-timeout", f"{wait_s}s") as server,
         Client(server.address, timeout_s=LIMIT_S) as client,
     ):
         yield server, client
@@ -116,7 +116,7 @@ async def test_an_attached_worker_serves_loads_and_unloads(models: Models) -> No
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", spread([signal.SIGTERM, signal.SIGKILL], 1))
+@pytest.mark.parametrize("how", spread_evenly([signal.SIGTERM, signal.SIGKILL], 1))
 async def test_a_controller_that_restarts_finds_the_model_loaded(
     models: Models, how: signal.Signals
 ) -> None:
@@ -144,7 +144,7 @@ async def test_a_worker_that_restarts_is_taken_up_again(models: Models) -> None:
         ):
             before = await text_of(client, "a")
             os.kill(first.pid, signal.SIGKILL)
-            await first.ended()
+            await first.wait_ended()
             await until_state(client, "a", ModelState.FAILED)
             async with running_worker(listen=f"tcp:{address}") as second:
                 assert await text_of(client, "a") == before
@@ -212,7 +212,7 @@ async def test_a_stream_that_loses_its_worker_is_told_so(models: Models, tmp_pat
                 with pytest.raises(MlxdError):
                     async for _ in events:
                         pass
-            await first.ended()
+            await first.wait_ended()
             await until_state(client, "a", ModelState.FAILED)
             async with running_worker(listen=f"tcp:{address}"):
                 assert await text_of(client, "a")

@@ -24,7 +24,7 @@ from mlxd_shared.domain.errors import (
 )
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from mlxd_shared.wire.status import code_of
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.system.wire.model_probes import load
 from tests.system.wire.probe import Wire, refusal
@@ -38,7 +38,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire
     """A real controller that offers a tiny model with a short context."""
     folder = write_tiny_model(tmp_path_factory.mktemp("models") / "good", context_max=CONTEXT)
     async with (
-        served("--model", f"good={folder}") as process,
+        serve("--model", f"good={folder}") as process,
         grpc.aio.insecure_channel(process.address, options=list(CHANNEL_OPTIONS)) as channel,
     ):
         yield Wire(channel, Recorder(), "good", folder)
@@ -200,7 +200,7 @@ async def test_a_machine_without_one_backend_says_so(tmp_path: Path) -> None:
     metadata = extra / "METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: mlx-cuda-13\nVersion: 0.32.4\n")
     async with (
-        served("--model", f"good={folder}", environment={"PYTHONPATH": str(extra.parent)}) as one,
+        serve("--model", f"good={folder}", environment={"PYTHONPATH": str(extra.parent)}) as one,
         grpc.aio.insecure_channel(one.address, options=list(CHANNEL_OPTIONS)) as channel,
     ):
         wire = Wire(channel, Recorder(), "good", folder)

@@ -12,8 +12,8 @@ import pytest
 from mlxd.v1 import inference_pb2, types_pb2
 from tests.support.chat_template import write_template
 from tests.support.cli import mlxd
-from tests.support.effort import spread
-from tests.support.served import served
+from tests.support.effort import spread_evenly
+from tests.support.served import serve
 from tests.support.struck import NAME, Struck, struck_controller
 from tests.support.terminal import CTRL_C, CTRL_D, on_terminal
 from tests.support.tiny_model import write_tiny_model
@@ -36,7 +36,7 @@ REQUEST = inference_pb2.GenerateRequest(
 )
 CONTEXT = 16384
 """Long enough that a stream without a limit goes on for as long as a test needs it to."""
-CUTS = spread((60, 8, 28), 2)
+CUTS = spread_evenly((60, 8, 28), 2)
 """Tokens of an answer after which its worker dies: within the call, the reasoning, the text."""
 LETTER_A = 67
 """Its token, in a tiny model's vocabulary."""
@@ -59,33 +59,33 @@ class Part:
     call: inference_pb2.ToolCall | None = None
 
 
-async def answered(struck: Struck, *, kill_after: int = 0) -> dict[int, Part]:
+async def answer_parts(struck: Struck, *, kill_after: int = 0) -> dict[int, Part]:
     """Return the answer's parts; after so many tokens its worker is killed."""
     if kill_after:
         struck.strike(kill_after)
-    found: defaultdict[int, Part] = defaultdict(Part)
+    parts: defaultdict[int, Part] = defaultdict(Part)
     tokens = 0
     async for message in struck.inference.Generate(REQUEST):
         assert message.offset == tokens
         tokens += len(message.token_ids)
         for said in message.parts:
-            part = found[said.index]
+            part = parts[said.index]
             part.text += said.text
             part.reasoning += said.reasoning
             if said.HasField("tool_call"):
                 part.call = said.tool_call
     assert message.usage.migrations == int(kill_after > 0)
-    return dict(found)
+    return dict(parts)
 
 
 @pytest.mark.asyncio
 async def test_the_parts_of_an_answer_survive_its_worker(folder: Path) -> None:
     """In reasoning, in text or within a call: the next worker goes on with the same parts."""
     async with struck_controller(folder) as struck:
-        whole = await answered(struck)
+        whole = await answer_parts(struck)
         cut = []
         for count in CUTS:
-            cut.append(await answered(struck, kill_after=count))
+            cut.append(await answer_parts(struck, kill_after=count))
             await struck.unload()
 
     assert [bool(part.reasoning) for part in whole.values()] == [True, False, False]
@@ -99,7 +99,7 @@ async def test_the_parts_of_an_answer_survive_its_worker(folder: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_chat_on_a_terminal(folder: Path) -> None:
     """Load, answer, forget, answer, and end; from a pipe too, and without a template."""
-    async with served("--model", f"chatty={folder}", "--model", f"demo={DEMO}") as server:
+    async with serve("--model", f"chatty={folder}", "--model", f"demo={DEMO}") as server:
         where = ("--address", server.address)
         short = ("--temperature", "0", "--stats", "--max-tokens", "5")
         async with on_terminal("run", "chatty", *short, *where) as screen:
@@ -111,7 +111,7 @@ async def test_a_chat_on_a_terminal(folder: Path) -> None:
                 screen.type("/clear\n")
                 await screen.until(">>> ")
             screen.type(CTRL_D)
-            assert await screen.ended() == 0
+            assert await screen.wait_ended() == 0
         ran = await mlxd("run", "chatty", *short, *where, piped="Hi\n")
         assert ran.code == 0
         assert "5 tokens" in ran.err
@@ -126,7 +126,7 @@ async def test_an_answer_is_stopped_on_a_terminal(tmp_path: Path) -> None:
     long = write_template(write_tiny_model(tmp_path / "long", context_max=CONTEXT))
     endless = ("--temperature", "0", "--logit-bias", f"{LETTER_A}=100")
     async with (
-        served("--model", f"long={long}") as server,
+        serve("--model", f"long={long}") as server,
         on_terminal("run", "long", *endless, "--address", server.address) as screen,
     ):
         await screen.until(">>> ")
@@ -137,4 +137,4 @@ async def test_an_answer_is_stopped_on_a_terminal(tmp_path: Path) -> None:
             await screen.until("stopped")
             await screen.until(">>> ")
         screen.type(CTRL_D)
-        assert await screen.ended() == 0
+        assert await screen.wait_ended() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.chat import chat, check_chat
 from tests.support.chat_models import ARCHITECTURES
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.random_model import TINY
 from tests.support.worker_process import running_worker
 
@@ -19,7 +19,7 @@ SYSTEM_TOKENS = 400
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("architecture", spread(list(ARCHITECTURES), 2))
+@pytest.mark.parametrize("architecture", spread_evenly(list(ARCHITECTURES), 2))
 async def test_a_turn_costs_its_new_tokens(architecture: str, tmp_path: Path) -> None:
     """From the second turn on at most the new tokens and 64 are evaluated, and answers stay."""
     folder = ARCHITECTURES[architecture](tmp_path / architecture, SHAPE)

@@ -65,7 +65,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert process.returncode == 0, log.read_text(encoding="utf-8")
 
 
-async def expected(client: Client) -> Completion:
+async def expected_output(client: Client) -> Completion:
     """What the examples print."""
     return await client.complete(PROMPT, model="demo", sampling=EXAMPLE, max_tokens=EXAMPLE_TOKENS)
 
@@ -212,7 +212,7 @@ async def test_the_python_example_streams(address: str) -> None:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-        wanted = await expected(client)
+        wanted = await expected_output(client)
 
     assert process.returncode == 0, err.decode()
     assert out.decode() == f"{wanted.text}\n"
@@ -254,7 +254,7 @@ async def test_a_node_client_streams_from_the_proto_files_alone(address: str, no
     async with Client(address) as client:
         code, out, err = await stream_in_node(node, address, "demo", PROMPT)
         bad_code, bad_out, bad_err = await stream_in_node(node, address, "nobody", PROMPT)
-        wanted = await expected(client)
+        wanted = await expected_output(client)
 
     assert code == 0, err
     assert out == f"{wanted.text}\n"
@@ -295,8 +295,8 @@ async def test_generic_tools_find_their_way(address: str) -> None:
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
             response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
         )
-        asked = reflection_pb2.ServerReflectionRequest(list_services="")
-        answers = [answer async for answer in reflect(iter([asked]))]
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        answers = [answer async for answer in reflect(iter([request]))]
         async with Client(address) as client:
             await client.complete(PROMPT, model="demo", max_tokens=1)
         health = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxd import Client, SamplingOptions
-from tests.support.served import served
+from tests.support.served import serve
 
 PROMPT = "Once upon a time there was a purple walrus"
 GREEDY = SamplingOptions(temperature=0.0)
@@ -14,9 +14,9 @@ GREEDY = SamplingOptions(temperature=0.0)
 @pytest.mark.asyncio
 async def test_the_log_has_no_content() -> None:
     """Neither the prompt nor the output is in any line, of controller or worker."""
-    async with served("--log-level", "debug") as server, Client(server.address) as client:
+    async with serve("--log-level", "debug") as server, Client(server.address) as client:
         done = await client.complete(PROMPT, sampling=GREEDY, max_tokens=30)
-        assert server.logged("generate ended")["finish"] == "length"
+        assert server.find_logged("generate ended")["finish"] == "length"
         log = server.log_path.read_text(encoding="utf-8")
     assert "purple walrus" not in log
     assert done.text.strip()[:20] not in log
@@ -25,8 +25,8 @@ async def test_the_log_has_no_content() -> None:
 @pytest.mark.asyncio
 async def test_the_log_has_what_was_asked_for() -> None:
     """With --log-content each request leaves its prompt and its output."""
-    async with served("--log-content") as server, Client(server.address) as client:
+    async with serve("--log-content") as server, Client(server.address) as client:
         done = await client.complete(PROMPT, sampling=GREEDY, max_tokens=30)
-        line = server.logged("content")
+        line = server.find_logged("content")
         assert (line["prompt"], line["output"]) == (PROMPT, done.text)
         assert line["request_id"]

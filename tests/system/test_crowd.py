@@ -26,8 +26,8 @@ REQUESTS_EACH = 4
 @pytest.mark.asyncio
 async def test_a_short_storm(tmp_path: Path) -> None:
     """Every request ends right or as documented, within the budget, and nothing is left behind."""
-    made = await scene(tmp_path, each=REQUESTS_EACH, seed=STORM.seed)
-    found = await weather(made, STORM, tmp_path)
-    sys.stdout.write(json.dumps(figures(found, STORM)) + "\n")
+    crowd_scene = await scene(tmp_path, each=REQUESTS_EACH, seed=STORM.seed)
+    aftermath = await weather(crowd_scene, STORM, tmp_path)
+    sys.stdout.write(json.dumps(figures(aftermath, STORM)) + "\n")
 
-    check(found)
+    check(aftermath)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.models import Shape
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.fit_truth import RATIO_MAX, RATIO_MIN, Point, measure
 
 BROAD = Shape(hidden=1024, layers=4, heads=16, kv_heads=8, mlp=2816, context=1024)
@@ -23,7 +23,7 @@ POINTS = [
 
 @pytest.mark.timeout(TRIES_MAX * TRY_S_MAX)
 @pytest.mark.asyncio
-@pytest.mark.parametrize("point", spread(POINTS, 1), ids=lambda point: point.name)
+@pytest.mark.parametrize("point", spread_evenly(POINTS, 1), ids=lambda point: point.name)
 async def test_an_estimate_is_what_is_taken(point: Point, tmp_path: Path) -> None:
     """Of MLX's memory and of the process's, from 3 % too little to 10 % too much.
 

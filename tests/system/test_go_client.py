@@ -21,7 +21,7 @@ from mlxd.v1 import inference_pb2
 from mlxd_shared.domain.errors import ModelNotFound
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "go"
@@ -96,10 +96,10 @@ async def test_it_prints_a_stream(program: Path) -> None:
     ran = await run_against(program, Answers(generate=replies.story()))
 
     assert (ran.code, ran.out) == (0, "Once upon ä\n\n"), ran.err
-    told = json.loads(ran.err)
-    assert told["finish"] == "FINISH_REASON_LENGTH"
-    assert told["usage"]["completion_tokens"] == 4
-    assert told["usage"]["seed"] == str((1 << 64) - 1)
+    summary = json.loads(ran.err)
+    assert summary["finish"] == "FINISH_REASON_LENGTH"
+    assert summary["usage"]["completion_tokens"] == 4
+    assert summary["usage"]["seed"] == str((1 << 64) - 1)
 
 
 @pytest.mark.asyncio
@@ -163,13 +163,13 @@ async def test_an_interrupt_ends_the_stream_on_the_server(program: Path) -> None
 async def test_it_streams_from_the_real_server(program: Path, tmp_path: Path) -> None:
     """Through a real controller and a real worker it prints what the Python client gets."""
     folder = write_tiny_model(tmp_path / "tiny")
-    async with served("--model", f"tiny={folder}") as server, Client(server.address) as client:
+    async with serve("--model", f"tiny={folder}") as server, Client(server.address) as client:
         wanted = await client.complete(
             "Once", model="tiny", sampling=SamplingOptions(temperature=0.7, seed=42), max_tokens=48
         )
         ran = await end(await start(program, server.address, "tiny", "Once"))
 
     assert (ran.code, ran.out) == (0, wanted.text + "\n"), ran.err
-    told = json.loads(ran.err)
-    assert told["usage"]["completion_tokens"] == wanted.finished.usage.completion_tokens
-    assert told["usage"]["seed"] == "42"
+    summary = json.loads(ran.err)
+    assert summary["usage"]["completion_tokens"] == wanted.finished.usage.completion_tokens
+    assert summary["usage"]["seed"] == "42"

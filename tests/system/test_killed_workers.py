@@ -12,13 +12,13 @@ import signal
 import pytest
 
 from mlxd_controller.core import phases
-from tests.support.effort import spread
-from tests.support.killed_streams import Killed, heard
+from tests.support.effort import spread_evenly
+from tests.support.killed_streams import Killed, hear
 from tests.support.struck import Struck, struck_controller
 from tests.support.trained import DEMO
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
-OFFSETS = spread((0, 1, 17, 64), 2)
+OFFSETS = spread_evenly((0, 1, 17, 64), 2)
 SILENT_MAX_S = 5.0
 
 
@@ -64,15 +64,15 @@ async def test_kills_while_a_model_comes_and_goes() -> None:
         await killed.begin("greedy")
         (case,), whole = killed.cases, killed.whole["greedy"]
         await struck.unload()
-        asking = asyncio.create_task(heard(struck, case.request()))
+        asking = asyncio.create_task(hear(struck, case.request()))
         await until(struck, phases.Loading)
-        await turned(lambda: struck.runtime.workers.live()[0].process is not None)
+        await turn_until(lambda: struck.runtime.workers.live()[0].process is not None)
         os.kill(struck.pid, signal.SIGKILL)
         assert (await asking).ids == whole.ids
 
         blow = struck.strike(30, streams=2)  # the second stream is this test's own hand
-        asking = asyncio.create_task(heard(struck, case.request(), blow=blow))
-        await turned(lambda: blow.held > 0)
+        asking = asyncio.create_task(hear(struck, case.request(), blow=blow))
+        await turn_until(lambda: blow.held > 0)
         (digest,) = struck.runtime.state.models
         unloading = asyncio.create_task(struck.runtime.unload(digest, grace_s=60.0, force=False))
         await until(struck, phases.Draining)

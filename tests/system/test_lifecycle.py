@@ -29,7 +29,7 @@ from mlxd.v1 import (
 )
 from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded, WorkerLost
 from tests.support.calls import error_of, greedy
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 
 CONTEXT = 16384
@@ -84,13 +84,13 @@ async def session(
 ) -> AsyncIterator[Session]:
     """Serve these models around the body; at the end nothing of the server is left."""
     named = [text for name, path in models for text in ("--model", f"{name}={path}")]
-    async with served(*named, *options) as server:
+    async with serve(*named, *options) as server:
         try:
             async with grpc.aio.insecure_channel(server.address) as channel:
                 yield Session(server, channel)
         finally:
             family = descendants(server.process.pid)
-    await gone(family)
+    await wait_gone(family)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -101,7 +101,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-async def gone(processes: list[psutil.Process]) -> None:
+async def wait_gone(processes: list[psutil.Process]) -> None:
     """Wait until all of these have ended; fail where one does not.
 
     One whose parent was killed may stay a zombie: ended, but not reaped by whoever inherited it.
@@ -170,7 +170,7 @@ async def test_workers_end_when_their_controller_is_killed(tiny: Path) -> None:
             assert worker.address.startswith(f"unix:{folder}/")
             process = psutil.Process(worker.pid)
             its.server.process.kill()
-            await gone([process])
+            await wait_gone([process])
 
 
 @pytest.mark.asyncio
@@ -184,7 +184,7 @@ async def test_sigterm_stops_everything_with_code_0(tiny: Path) -> None:
         assert family
         its.server.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(its.server.process.wait(), END_S_MAX) == 0
-        await gone(family)
+        await wait_gone(family)
 
 
 @pytest.mark.asyncio
@@ -192,8 +192,8 @@ async def test_two_names_of_one_digest_share_a_worker(tiny: Path, tmp_path: Path
     """A copy of the folder under another name is the same model."""
     copy = shutil.copytree(tiny, tmp_path / "copy")
     async with session(("tiny", tiny), ("twin", copy)) as its:
-        found = await asyncio.gather(its.ids("tiny"), its.ids("twin"))
-        assert found[0] == found[1]
+        outcomes = await asyncio.gather(its.ids("tiny"), its.ids("twin"))
+        assert outcomes[0] == outcomes[1]
         assert len(await its.workers()) == 1
         page = await its.models.ListModels(model_pb2.ListModelsRequest())
         assert [(m.name, list(m.aliases)) for m in page.models] == [("tiny", ["twin"])]
@@ -203,8 +203,8 @@ async def test_two_names_of_one_digest_share_a_worker(tiny: Path, tmp_path: Path
 async def test_concurrent_first_requests_cause_one_load(tiny: Path) -> None:
     """Ten requests for a cold model: one process, ten equal answers."""
     async with session(("tiny", tiny)) as its:
-        found = await asyncio.gather(*(its.ids() for _ in range(10)))
-        assert all(ids == found[0] for ids in found)
+        outcomes = await asyncio.gather(*(its.ids() for _ in range(10)))
+        assert all(ids == outcomes[0] for ids in outcomes)
         assert len(descendants(its.server.process.pid)) == 1
 
 

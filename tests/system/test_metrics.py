@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxd import Client, Delta, LoadSpec, MlxdError, SamplingOptions
 from tests.support.cli import LIMIT_S
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
@@ -42,21 +42,21 @@ class Scrapes:
         return self.latest
 
     def _hold(self, text: str) -> None:
-        found: dict[Series, float] = {}
+        samples: dict[Series, float] = {}
         growing: set[Series] = set()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 series = (sample.name, tuple(sorted(sample.labels.items())))
-                assert series not in found, series
-                found[series] = sample.value
+                assert series not in samples, series
+                samples[series] = sample.value
                 if family.type in {"counter", "histogram"}:
                     growing.add(series)
         for series in self.growing:
             if series in growing:
-                assert found[series] >= self.latest[series], series
+                assert samples[series] >= self.latest[series], series
             else:  # the process that it was about is gone; nothing else ever disappears
                 assert "worker" in dict(series[1]), series
-        self.latest, self.growing = found, growing
+        self.latest, self.growing = samples, growing
 
     def _read(self) -> str:
         with urllib.request.urlopen(self.url, timeout=LIMIT_S) as reply:
@@ -69,20 +69,20 @@ class Scrapes:
             await self.take()
 
 
-def total(found: dict[Series, float], name: str, **labels: str) -> float:
+def total(samples: dict[Series, float], name: str, **labels: str) -> float:
     """The sum over the series of this name that have these labels."""
     return sum(
-        value for (n, have), value in found.items() if n == name and labels.items() <= set(have)
+        value for (n, have), value in samples.items() if n == name and labels.items() <= set(have)
     )
 
 
 @asynccontextmanager
-async def scraped(folder: Path) -> AsyncIterator[tuple[Served, Scrapes]]:
+async def serve_scraped(folder: Path) -> AsyncIterator[tuple[Served, Scrapes]]:
     """A server of the tiny model, and its endpoint."""
     model = write_tiny_model(folder / "tiny")
     options = ("--model", f"tiny={model}", "--metrics", "127.0.0.1:0", "--metrics-vllm-aliases")
-    async with served(*options) as server:
-        yield server, Scrapes(f"http://{server.logged('serving metrics')['address']}/metrics")
+    async with serve(*options) as server:
+        yield server, Scrapes(f"http://{server.find_logged('serving metrics')['address']}/metrics")
 
 
 async def stream(client: Client, begun: asyncio.Semaphore) -> int:
@@ -105,7 +105,7 @@ async def stream(client: Client, begun: asyncio.Semaphore) -> int:
 @pytest.mark.asyncio
 async def test_counters_never_go_back_and_restarts_show(tmp_path: Path) -> None:
     """Under load and through kill -9, every counter only grows, and the restart is plain to see."""
-    async with scraped(tmp_path) as (server, scrapes), Client(server.address) as client:
+    async with serve_scraped(tmp_path) as (server, scrapes), Client(server.address) as client:
         taking = asyncio.create_task(scrapes.keep_taking())
         for _ in range(2):
             begun = asyncio.Semaphore(0)
@@ -151,7 +151,7 @@ async def test_counters_never_go_back_and_restarts_show(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_memory_is_reported_by_account(tmp_path: Path) -> None:
     """What a worker holds is the sum of its accounts, and it is gone after the unload."""
-    async with scraped(tmp_path) as (server, scrapes), Client(server.address) as client:
+    async with serve_scraped(tmp_path) as (server, scrapes), Client(server.address) as client:
         async with client.load("tiny", options=LoadSpec()) as updates:
             async for _ in updates:
                 pass

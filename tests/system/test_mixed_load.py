@@ -29,7 +29,7 @@ async def test_the_account_holds_whenever_idle(folder: Path) -> None:
         await run_load(both, SHORT)
         idle = await both.idle()
         assert next(a.bytes for a in idle.memory.accounts if a.name == "prefix") > 0
-        check_swept(await both.swept())
+        check_swept(await both.sweep())
 
 
 @pytest.mark.asyncio
@@ -38,7 +38,7 @@ async def test_a_row_that_is_not_left_is_found(folder: Path) -> None:
     async with pair(folder, module="tests.support.leaking_worker") as both:
         for seed in range(TRIES_MAX):  # whoever leaves may come too late for a row to be lost
             await run_load(both, replace(LEAKY, seed=seed))
-            swept = await both.swept()
+            swept = await both.sweep()
             if any(a.bytes for a in swept.memory.accounts if a.name == "kv"):
                 break
         with pytest.raises(AssertionError, match="kv"):

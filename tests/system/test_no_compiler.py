@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.no_compiler import without_compiler
 from tests.tidy.tree import ROOT
 
 LIMIT_S = 500
 """Many times what it takes; the machine may have too much to do."""
 pytestmark = pytest.mark.timeout(LIMIT_S + 10)
-ENGINE_TESTS = spread(
+ENGINE_TESTS = spread_evenly(
     ("tests/worker/models/test_golden.py", "tests/worker/engine/sampling/test_sampler.py"), 1
 )
 

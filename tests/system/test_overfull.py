@@ -23,8 +23,8 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from mlxd_shared.wire.status import RemoteError, from_call
 from tests.support.calls import error_of, health
-from tests.support.overfull import ATTACKS, sized
-from tests.support.served import served
+from tests.support.overfull import ATTACKS, frame
+from tests.support.served import serve
 from tests.support.worker_process import running_worker
 
 GENERATE = "/mlxd.v1.InferenceService/Generate"
@@ -73,7 +73,7 @@ async def test_a_controller_refuses_the_worst_and_goes_on() -> None:
     """Each is INVALID_ARGUMENT with a field, health is answered all the while, memory is kept."""
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     async with (
-        served() as server,
+        serve() as server,
         grpc.aio.insecure_channel(server.address, options=options) as channel,
         grpc.aio.insecure_channel(server.address, options=options) as other,
     ):
@@ -88,7 +88,7 @@ async def test_a_controller_refuses_the_worst_and_goes_on() -> None:
         assert len(waits_s) > len(ATTACKS)
         assert max(waits_s) < SILENT_MAX_S
         assert process.memory_info().rss - before_nbytes < GROWN_MAX
-        long = await outcome(channel, sized(2, b"x" * config.RELAYED_REQUEST_BYTES_MAX))
+        long = await outcome(channel, frame(2, b"x" * config.RELAYED_REQUEST_BYTES_MAX))
         assert isinstance(long, RemoteError)
         assert long.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         models = model_pb2_grpc.ModelServiceStub(channel)
@@ -125,7 +125,7 @@ TIMES = [
 async def test_a_time_that_is_none_is_refused_by_its_field() -> None:
     """Out of range on either side of the point: INVALID_ARGUMENT, not a bug's INTERNAL."""
     async with (
-        served() as server,
+        serve() as server,
         grpc.aio.insecure_channel(server.address, options=[*CHANNEL_OPTIONS]) as channel,
     ):
         inference = inference_pb2_grpc.InferenceServiceStub(channel)

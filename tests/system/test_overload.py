@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlxd import Client, LoadSpec
-from tests.support.crowds import crowd, observed
-from tests.support.served import served
+from tests.support.crowds import crowd, observe_server
+from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 
 ROWS_MAX = 4
@@ -23,11 +23,11 @@ async def test_a_crowd_is_served_or_told_when_to_come_back(tmp_path: Path) -> No
     """As many as rows and places are let in; whoever keeps its appointment completes, too."""
     folder = write_tiny_model(tmp_path / "tiny")
     options = ("--model", f"tiny={folder}", "--waiting-max", str(WAITING_MAX), "--reserve", "1%")
-    async with served(*options) as server, Client(server.address) as client:
+    async with serve(*options) as server, Client(server.address) as client:
         async with client.load("tiny", options=LoadSpec(rows_max=ROWS_MAX)) as updates:
             async for _ in updates:
                 pass
-        async with observed(server.address) as watch:
+        async with observe_server(server.address) as watch:
             got = await crowd(
                 server.address, "tiny", streams=STREAMS, tokens=TOKENS, at_once=STREAMS
             )

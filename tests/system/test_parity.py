@@ -19,7 +19,7 @@ from mlx_lm.utils import load_model
 
 from mlxd.v1 import inference_pb2, types_pb2
 from tests.real_inputs import real_input
-from tests.support.effort import IN_FULL, examples, spread
+from tests.support.effort import IN_FULL, examples, spread_evenly
 from tests.support.worker_process import WorkerProcess, running_worker
 from tests.worker.tiny import floats, ints
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 200 if IN_FULL else 80
 NEAR_TIE = 1e-4
 STEPPED = examples(2, few=1)
 """Prompts that mlx-lm decodes token by token, too; `make soak` has it decode all of them."""
-OPENINGS = spread((
+OPENINGS = spread_evenly((
     "Once upon a time",
     "The king said",
     "In the deep green forest there lived an old woman who",

@@ -27,7 +27,7 @@ from mlxd_shared.wire.wire_scan import Size
 from tests.support.calls import greedy
 from tests.support.cli import LIMIT_S
 from tests.support.doors import CHECKED, COUNTED, DOOR_VARIABLE, Watch
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.struck import NAME, struck_controller
 
 MODEL = demo_model()
@@ -81,7 +81,7 @@ def files_in(run_dir: Path) -> list[Path]:
 async def left_behind(run_dir: Path) -> AsyncIterator[tuple[Served, Path]]:
     """Yield a controller that was killed, and the record of the ready worker it has left."""
     options = ("--model", f"demo={MODEL}", "--run-dir", str(run_dir), "--orphan-grace", "60s")
-    async with served(*options, "--log-level", "debug") as server:
+    async with serve(*options, "--log-level", "debug") as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             async for _ in stub.Generate(greedy(model="demo", max_tokens=2)):
@@ -95,7 +95,7 @@ async def left_behind(run_dir: Path) -> AsyncIterator[tuple[Served, Path]]:
 @asynccontextmanager
 async def taken_over(run_dir: Path, arguments: tuple[str, ...]) -> AsyncIterator[Survivor]:
     """Yield the worker, which follows this process now; it ends with the body."""
-    held = RunDir.claimed(run_dir)
+    held = RunDir.claim(run_dir)
     store = Library([("demo", MODEL)])
     try:
         async with survivors_of(held, store, GrpcLink, arguments=arguments) as survivors:

@@ -18,7 +18,7 @@ import pytest_asyncio
 from mlxd import Client, Delta, SamplingOptions
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.cli import mlxd
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 
 FULL = ("--max-loaded", "1")
@@ -27,7 +27,7 @@ CONTEXT = 16_384
 GREEDY = SamplingOptions(temperature=0.0)
 
 
-def changed(**values: Any) -> Callable[[Path], None]:
+def edit(**values: Any) -> Callable[[Path], None]:
     """Return a change of config.json."""
 
     def change(folder: Path) -> None:
@@ -38,13 +38,13 @@ def changed(**values: Any) -> Callable[[Path], None]:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "nobodys": (changed(architectures=["FooForCausalLM"]), "config.json", "architectures"),
+    "nobodys": (edit(architectures=["FooForCausalLM"]), "config.json", "architectures"),
     "nonsense": (
-        changed(rope_scaling={"rope_type": "nonsense"}), "config.json", "rope_scaling.rope_type",
+        edit(rope_scaling={"rope_type": "nonsense"}), "config.json", "rope_scaling.rope_type",
     ),
     "mute": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json", ""),
     "taller": (
-        changed(num_hidden_layers=3), "model.safetensors", "model.layers.2.input_layernorm.weight",
+        edit(num_hidden_layers=3), "model.safetensors", "model.layers.2.input_layernorm.weight",
     ),
 }  # fmt: skip
 
@@ -64,19 +64,19 @@ async def full_server(models: Path) -> AsyncIterator[Served]:
     """A server of all of them, full with the good one."""
     names = ("good", *BROKEN)
     options = [part for name in names for part in ("--model", f"{name}={models / name}")]
-    async with served(*FULL, *options) as server, Client(server.address) as client:
+    async with serve(*FULL, *options) as server, Client(server.address) as client:
         await client.complete("once", model="good", sampling=GREEDY, max_tokens=1)
         yield server
 
 
-async def refused(call: Any) -> tuple[str, str]:
+async def refusal_of(call: Any) -> tuple[str, str]:
     """Return the file and the field of the error that a call ends with."""
     with pytest.raises(InvalidModel) as caught:
         await call
     return caught.value.file, caught.value.field
 
 
-async def loaded(client: Client, model: str) -> None:
+async def load_model(client: Client, model: str) -> None:
     """Have a model ready."""
     async with client.load(model) as updates:
         async for _ in updates:
@@ -117,17 +117,17 @@ async def test_what_nobody_can_load_evicts_nobody(
             lambda: client.embed(["once"], model=name),
             lambda: client.tokenize("once", model=name),
             lambda: client.fit(name),
-            lambda: loaded(client, name),
-            lambda: loaded(client, str(models / name)),
+            lambda: load_model(client, name),
+            lambda: load_model(client, str(models / name)),
         )
         if used:
             async with in_use(client):
-                found = [await refused(call()) for call in calls]
+                refusals = [await refusal_of(call()) for call in calls]
         else:
-            found = [await refused(call()) for call in calls]
+            refusals = [await refusal_of(call()) for call in calls]
         after = await client.status()
 
-    assert found == [place] * len(calls)
+    assert refusals == [place] * len(calls)
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
     assert len(after.workers) == 1
     assert server.count("unloading") == 0

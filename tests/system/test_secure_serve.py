@@ -10,7 +10,7 @@ import pytest
 from mlxd_shared.security import bearer
 from tests.support.certificates import SECRET, Authority, token_file
 from tests.support.cli import mlxd
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -23,7 +23,7 @@ async def test_the_command_line_reaches_a_protected_server(tmp_path: Path) -> No
     model = write_tiny_model(tmp_path / "tiny")
     files = ("--tls-cert", f"{pair.cert}", "--tls-key", f"{pair.key}", "--token-file", f"{token}")
     extra = ("--tls-client-ca", f"{authority.path}", "--model", f"tiny={model}")
-    async with served(*files, *extra, address="localhost:0") as server:
+    async with serve(*files, *extra, address="localhost:0") as server:
         where = ("--address", server.address)
         tls = ("--tls-ca", f"{authority.path}", "--tls-cert", f"{own.cert}", "--tls-key",
                f"{own.key}")  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from mlxd import Client, SamplingOptions
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
-from tests.support.served import served
+from tests.support.served import serve
 
 LIMIT_S = 120.0
 GREEDY = SamplingOptions(temperature=0.0)
@@ -23,14 +23,14 @@ async def test_a_worker_is_ended_after_the_time_that_was_set() -> None:
     """Not after the default's: the log says for how long it gave no answer."""
     async with (
         asyncio.timeout(LIMIT_S),
-        served("--worker-silent-timeout", "3s") as server,
+        serve("--worker-silent-timeout", "3s") as server,
         Client(server.address) as client,
     ):
         before = await client.complete("Once", sampling=GREEDY, max_tokens=3)
         (worker,) = (await client.status()).workers
         os.kill(worker.pid, signal.SIGSTOP)
         after = await client.complete("Once", sampling=GREEDY, max_tokens=3)
-        reason = server.logged("worker hangs; it is ended")["reason"]
+        reason = server.find_logged("worker hangs; it is ended")["reason"]
 
     assert after.token_ids == before.token_ids
     silent_s = float(reason.removeprefix("it gave no answer for ").removesuffix(" s"))

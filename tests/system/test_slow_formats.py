@@ -13,7 +13,7 @@ from mlxd_controller.services.quarantine import DEATHS_MAX
 from mlxd_shared.domain.errors import InvalidRequest
 from tests.support.calls import error_of
 from tests.support.held_masks import SLOW_BEHIND
-from tests.support.served import served
+from tests.support.served import serve
 
 LIMIT_S = 240.0
 PROMPT = "Once upon a time"
@@ -34,7 +34,7 @@ async def test_a_stream_that_its_masks_end_costs_no_worker() -> None:
     """
     async with (
         asyncio.timeout(LIMIT_S),
-        served() as server,
+        serve() as server,
         grpc.aio.insecure_channel(server.address) as channel,
         Client(server.address) as client,
     ):

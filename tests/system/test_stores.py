@@ -20,7 +20,7 @@ from tests.support.made_stores import (
     tensor_file,
     write_hub_model,
 )
-from tests.support.served import served
+from tests.support.served import serve
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 PROMPT = "Once upon a time"
@@ -35,11 +35,11 @@ async def serving(root: Path) -> AsyncIterator[Client]:
         "MLXD_HUB_CACHE": str(root / "hub"),
         "MLXD_OLLAMA_MODELS": str(root / "ollama"),
     }
-    async with served(environment=environment) as server, Client(server.address) as client:
+    async with serve(environment=environment) as server, Client(server.address) as client:
         yield client
 
 
-async def said(client: Client, model: str) -> str:
+async def continuation_of(client: Client, model: str) -> str:
     """Return what a model goes on with."""
     return (await client.complete(PROMPT, model=model, sampling=GREEDY, max_tokens=12)).text
 
@@ -55,18 +55,18 @@ async def test_models_of_every_store_are_listed_fitted_loaded_and_served(tmp_pat
     store.manifest("copy", [*reversed(layers), layers[0]], tag="8b")
     set_alias(tmp_path / "models", "best", "ollama:demo")
     async with serving(tmp_path) as client:
-        found = {model.name: model for model in await client.models()}
-        assert {name: model.store for name, model in found.items()} == {
+        models = {model.name: model for model in await client.models()}
+        assert {name: model.store for name, model in models.items()} == {
             "demo": "folder", "best": "ollama"
         }  # fmt: skip
-        assert found["demo"].aliases == ("org/demo", "org/demo@v1")
-        assert found["best"].aliases == ("copy:8b", "demo:latest")
-        assert found["demo"].stored_nbytes == found["best"].stored_nbytes
+        assert models["demo"].aliases == ("org/demo", "org/demo@v1")
+        assert models["best"].aliases == ("copy:8b", "demo:latest")
+        assert models["demo"].stored_nbytes == models["best"].stored_nbytes
 
         fits = [await client.fit(name) for name in ("org/demo", "copy:8b")]
         assert fits[0].need_nbytes == fits[1].need_nbytes > 0
         texts = [
-            await said(client, name)
+            await continuation_of(client, name)
             for name in ("demo", "org/demo@v1", "best", "copy:8b", "demo:latest")
         ]
         assert len(set(texts)) == 1
@@ -97,11 +97,11 @@ async def test_what_is_damaged_hides_nothing_and_says_what_it_is(tmp_path: Path)
     options = store.layer(PARAMETERS, "", b'{"temperature": 0.125}')
     store.manifest("cool", [*layers, options])
     async with serving(tmp_path) as client:
-        found = {model.name: model for model in await client.models()}
-        assert found["o/cut"].state is ModelState.FAILED
-        assert "truncated" in found["o/cut"].error
-        assert found["cool:latest"].effective_sampling.temperature == 0.125
+        models = {model.name: model for model in await client.models()}
+        assert models["o/cut"].state is ModelState.FAILED
+        assert "truncated" in models["o/cut"].error
+        assert models["cool:latest"].effective_sampling.temperature == 0.125
         with pytest.raises(Exception, match="norm"):
-            await said(client, "twice")
-        assert await said(client, "cool")
+            await continuation_of(client, "twice")
+        assert await continuation_of(client, "cool")
     shutil.rmtree(tmp_path)

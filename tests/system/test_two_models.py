@@ -21,7 +21,7 @@ from mlxd_shared import config
 from tests.support.calls import ids
 from tests.support.cli import LIMIT_S
 from tests.support.random_model import LARGE, write_dense_model
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 
@@ -81,7 +81,7 @@ def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def serving(small: Path, other: Path, *options: str) -> AsyncIterator[tuple[Served, Client]]:
     """Serve two models around the body."""
     models = ("--model", f"small={small}", "--model", f"other={other}")
-    async with served(*models, *options) as server, Client(server.address) as client:
+    async with serve(*models, *options) as server, Client(server.address) as client:
         yield server, client
 
 
@@ -117,13 +117,13 @@ async def heard_during_a_load(client: Client) -> tuple[Heard, bool]:
         end_s = time.monotonic()
     before, during = heard.gaps_s(0.0, begin_s), heard.gaps_s(begin_s, end_s)
     silent_s = max(during, default=end_s - begin_s)
-    told = {
+    report = {
         "load_s": end_s - begin_s,
         "tokens": len(during),
         "gap_s_max": [max(before), silent_s],
         "tokens_per_s": [rate(before), rate(during)],
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
     no_silence = silent_s <= SILENT_PART_MAX * (end_s - begin_s)
     return heard, no_silence and rate(during) >= rate(before) / SLOWER_MAX
 

@@ -21,7 +21,7 @@ from mlxd_shared.domain.errors import FieldNotServed
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from mlxd_shared.wire.unserved import UNSERVED
 from tests.support.chat_template import write_template
-from tests.support.served import served
+from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 from tests.system.wire import (
@@ -76,7 +76,7 @@ def unserved_fields() -> set[str]:
 async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[Wire]:
     """A real controller that offers `folder` as `model`."""
     async with (
-        served("--model", f"{model}={folder}", *options) as server,
+        serve("--model", f"{model}={folder}", *options) as server,
         grpc.aio.insecure_channel(server.address, options=list(CHANNEL_OPTIONS)) as channel,
     ):
         yield Wire(channel, Recorder(), model, folder)

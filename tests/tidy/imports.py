@@ -26,7 +26,7 @@ def roots(known: Iterable[str]) -> set[str]:
     return (scripts | started | mains | set(PUBLIC_MODULES)) & set(known)
 
 
-def imported(source: Source) -> Iterator[str]:
+def imported_names(source: Source) -> Iterator[str]:
     """Every dotted name that importing this file may import; not all of them are modules."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def unreachable(sources: Iterable[Source]) -> list[Source]:
         if name in by_module and name not in reached:
             reached.add(name)
             waiting.extend(_with_parents(name))
-            waiting.extend(imported(by_module[name]))
+            waiting.extend(imported_names(by_module[name]))
     return [by_module[name] for name in sorted(by_module) if name not in reached]
 
 

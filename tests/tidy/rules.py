@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from tests.tidy.names import participles, vague_names
 from tests.tidy.tree import Source
 
 FILE_LINES_MAX = 400
@@ -43,17 +44,17 @@ def calls(source: Source) -> Iterator[tuple[str, ast.Call]]:
     """Every call of a Python file whose callee is a plain dotted name, with that name."""
     for node in source.nodes:
         if isinstance(node, ast.Call):
-            name = dotted(node.func)
+            name = dotted_name(node.func)
             if name is not None:
                 yield name, node
 
 
-def dotted(node: ast.expr) -> str | None:
+def dotted_name(node: ast.expr) -> str | None:
     """Return a plain dotted name as it is written; None for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        holder = dotted(node.value)
+        holder = dotted_name(node.value)
         return None if holder is None else f"{holder}.{node.attr}"
     return None
 
@@ -171,4 +172,6 @@ RULES: tuple[Rule, ...] = (
     rule_of_each_test,
     sleeping_tests,
     patching_tests,
+    vague_names,
+    participles,
 )

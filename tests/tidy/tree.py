@@ -91,8 +91,8 @@ def names() -> list[str]:
     if (ROOT / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        found = listed.decode().rstrip("\0").split("\0")
-        return sorted(name for name in found if (ROOT / name).is_file())
+        paths = listed.decode().rstrip("\0").split("\0")
+        return sorted(name for name in paths if (ROOT / name).is_file())
     files = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
     return sorted(path.as_posix() for path in files if NEVER_COMMITTED.isdisjoint(path.parts))
 
@@ -109,9 +109,9 @@ def _text_of(path: Path) -> str | None:
 @cache
 def sources() -> tuple[Source, ...]:
     """Answer every text file of the tree that somebody wrote, sorted by name."""
-    found = []
+    files = []
     for name in names():
         text = None if is_generated(name) else _text_of(ROOT / name)
         if text is not None:
-            found.append(Source(name, text))
-    return tuple(found)
+            files.append(Source(name, text))
+    return tuple(files)

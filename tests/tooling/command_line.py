@@ -12,7 +12,7 @@ from mlxd_controller.cli.app import app
 from mlxd_worker.process.options import parse_options
 
 
-def given(command: Sequence[str]) -> dict[str, Any]:
+def parse_command(command: Sequence[str]) -> dict[str, Any]:
     """Parse `command`, which is mlxd's or a worker's, and answer its options by name.
 
     Raises whatever that command line raises for an option that it does not take.

@@ -47,11 +47,11 @@ def parse(text: str) -> dict[str, Stage]:
 
 def chain(stages: Mapping[str, Stage], name: str) -> list[Stage]:
     """Answer the stages that `name` begins from, the first one first, itself last."""
-    found: list[Stage] = []
+    stages_of_chain: list[Stage] = []
     while name in stages:
-        found.insert(0, stages[name])
+        stages_of_chain.insert(0, stages[name])
         name = stages[name].parent
-    return found
+    return stages_of_chain
 
 
 def sources(stages: Mapping[str, Stage], name: str) -> set[str]:

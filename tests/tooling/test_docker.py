@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from tests.support.effort import IN_FULL
 from tests.tooling import dockerfile
-from tests.tooling.command_line import given, port_of
+from tests.tooling.command_line import parse_command, port_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -46,9 +46,9 @@ def stages() -> dict[str, dockerfile.Stage]:
 
 def services() -> dict[str, dict[str, Any]]:
     """The services of the compose file."""
-    found = YAML(typ="safe").load(COMPOSE.read_text(encoding="utf-8"))["services"]
-    assert isinstance(found, dict)
-    return found
+    compose_services = YAML(typ="safe").load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    assert isinstance(compose_services, dict)
+    return compose_services
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -100,8 +100,8 @@ def test_an_image_takes_only_what_it_needs(image: str) -> None:
 def test_the_image_serves_and_asks_itself() -> None:
     """The command and the health check are real ones, of one port, which is exposed."""
     runtime = stages()["runtime"]
-    serve = given(dockerfile.exec_form(runtime.all("CMD")[0]))
-    health = given(dockerfile.exec_form(runtime.all("HEALTHCHECK")[0]))
+    serve = parse_command(dockerfile.exec_form(runtime.all("CMD")[0]))
+    health = parse_command(dockerfile.exec_form(runtime.all("HEALTHCHECK")[0]))
 
     assert serve["allow_remote"] is True
     assert [port_of(serve["address"]), port_of(health["address"])] == runtime.all("EXPOSE") * 2
@@ -121,8 +121,8 @@ def test_compose_runs_a_stage_that_exists(service: str) -> None:
 def test_compose_tells_the_worker_where_to_listen() -> None:
     """The worker's command is one that it takes, and its health check asks at its port."""
     worker = services()["worker"]
-    options = given(worker["command"])
-    health = given(worker["healthcheck"]["test"][1:])
+    options = parse_command(worker["command"])
+    health = parse_command(worker["healthcheck"]["test"][1:])
 
     assert options["allow_remote"] is True
     assert port_of(health["address"]) == port_of(options["listen"])
@@ -131,19 +131,19 @@ def test_compose_tells_the_worker_where_to_listen() -> None:
 def test_compose_tells_the_controller_where_the_worker_is() -> None:
     """The controller's command is one that it takes, and it names the worker's host and port."""
     controller, worker = services()["controller"], services()["worker"]
-    options = given(controller["command"])
+    options = parse_command(controller["command"])
     (attached,) = options["worker"]
     host, _, port = attached.partition("=")[2].partition(":")
 
     assert host == "worker"
-    assert port == port_of(given(worker["command"])["listen"])
+    assert port == port_of(parse_command(worker["command"])["listen"])
     assert set(worker["networks"]) < set(controller["networks"])
 
 
 def test_only_the_controller_is_published_and_only_here() -> None:
     """No other machine reaches a container unless the operator says so."""
     controller, worker = services()["controller"], services()["worker"]
-    port = port_of(given(controller["command"])["address"])
+    port = port_of(parse_command(controller["command"])["address"])
 
     assert "ports" not in worker
     assert controller["ports"] == [f"127.0.0.1:{port}:{port}"]

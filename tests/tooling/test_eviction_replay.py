@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.bench.eviction import CLAIRVOYANT, CLASSIC, SLOW, compare
 from tests.bench.eviction_bound import cheapest_cover, least_load
 from tests.bench.eviction_cells import MODELS, Cell, Request, make_cell, read_arrivals
-from tests.bench.eviction_collated import FAIRNESS_BOUND_S, collated
+from tests.bench.eviction_collated import FAIRNESS_BOUND_S, replay_collated
 from tests.bench.eviction_policies import POLICIES
 from tests.bench.eviction_replay import in_order
 from tests.bench.mooncake import TRACE
@@ -35,28 +35,28 @@ def alternating(*, service_s: float = 0.0) -> Cell:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_in_order_each_change_of_model_is_a_load(policy: str) -> None:
     """A B A B with room for one takes four loads, one after the other, whoever chooses."""
-    found = in_order(alternating(), policy)
+    outcome = in_order(alternating(), policy)
 
-    assert found.reload_s == 24.0
-    assert found.wait_max_s == 24.0 - 3.0
-    assert found.ttft_mean_s == 0.5 + (6 + 11 + 16 + 21) / 4
+    assert outcome.reload_s == 24.0
+    assert outcome.wait_max_s == 24.0 - 3.0
+    assert outcome.ttft_mean_s == 0.5 + (6 + 11 + 16 + 21) / 4
 
 
 def test_in_order_a_victim_ends_its_service_first() -> None:
     """The clock goes on to the end of a service before its model is evicted."""
-    found = in_order(alternating(service_s=10.0), "lru")
+    outcome = in_order(alternating(service_s=10.0), "lru")
 
-    assert found.reload_s == 24.0
-    assert found.wait_max_s == 4 * 6.0 + 3 * 10.0 - 3.0
+    assert outcome.reload_s == 24.0
+    assert outcome.wait_max_s == 4 * 6.0 + 3 * 10.0 - 3.0
 
 
 def test_collated_one_load_serves_all_who_wait() -> None:
     """A B A B with room for one takes two loads."""
-    found = collated(alternating())
+    outcome = replay_collated(alternating())
 
-    assert found.reload_s == 12.0
-    assert found.wait_max_s == 11.0
-    assert found.passed_over == 0
+    assert outcome.reload_s == 12.0
+    assert outcome.wait_max_s == 11.0
+    assert outcome.passed_over == 0
 
 
 def test_a_model_in_use_makes_room_when_the_bound_is_reached() -> None:
@@ -65,11 +65,13 @@ def test_a_model_in_use_makes_room_when_the_bound_is_reached() -> None:
     lone = Request(10.0, B, 0.0, 0.0)
     cell = cell_of(sorted([*busy, lone], key=lambda r: r.at_s))
 
-    found = collated(cell)
+    outcome = replay_collated(cell)
 
-    assert found.reload_s == 18.0  # A, B, and A again for those whom it was closed to
-    assert found.drain_max_s <= 2.0
-    assert found.wait_max_s == pytest.approx(FAIRNESS_BOUND_S + found.drain_max_s + 6.0, abs=6.0)
+    assert outcome.reload_s == 18.0  # A, B, and A again for those whom it was closed to
+    assert outcome.drain_max_s <= 2.0
+    assert outcome.wait_max_s == pytest.approx(
+        FAIRNESS_BOUND_S + outcome.drain_max_s + 6.0, abs=6.0
+    )
 
 
 def test_all_policies_serve_equal_cells_equally() -> None:
@@ -79,7 +81,7 @@ def test_all_policies_serve_equal_cells_equally() -> None:
     assert [in_order(cell, name) for name in POLICIES] == [
         in_order(cell, name) for name in POLICIES
     ]
-    assert collated(cell) == collated(cell)
+    assert replay_collated(cell) == replay_collated(cell)
 
 
 @settings(max_examples=examples(100), deadline=None, derandomize=SAME_EACH_TIME, database=None)
@@ -102,28 +104,30 @@ def test_a_cover_is_the_cheapest_of_all(
         spans = [times[stop - 1] - times[start] for start, stop in itertools.pairwise(edges)]
         every.append(sum(load_s + stay * max(0.0, span - wait_s) for span in spans))
 
-    found = cheapest_cover([float(at) for at in times], load_s=load_s, stay=stay, wait_s=wait_s)
+    cost = cheapest_cover([float(at) for at in times], load_s=load_s, stay=stay, wait_s=wait_s)
 
-    assert found == pytest.approx(min(every))
+    assert cost == pytest.approx(min(every))
 
 
 def test_what_can_be_served_in_time_is_not_called_impossible() -> None:
     """The bound of a cell that is served within a time stays below 1."""
     cell = alternating()
 
-    assert least_load(cell, wait_s=collated(cell).wait_max_s) <= 1.0
+    assert least_load(cell, wait_s=replay_collated(cell).wait_max_s) <= 1.0
 
 
 def test_the_targets_hold_in_one_real_cell() -> None:
     """On the real trace: the targets of eviction in arrival order, and those of collation."""
     cell = make_cell(read_arrivals(real_input(*TRACE)), alpha=1.0, seed=1)
 
-    found = compare(cell)
+    outcome = compare(cell)
 
-    assert found.reload_s("past") <= found.reload_s(*CLASSIC)
-    assert found.reload_s("ours") <= found.reload_s("past") <= 1.1 * found.reload_s(*CLAIRVOYANT)
-    assert found.collated.reload_s <= 0.5 * found.reload_s(*CLAIRVOYANT)
+    assert outcome.reload_s("past") <= outcome.reload_s(*CLASSIC)
+    assert (
+        outcome.reload_s("ours") <= outcome.reload_s("past") <= 1.1 * outcome.reload_s(*CLAIRVOYANT)
+    )
+    assert outcome.collated.reload_s <= 0.5 * outcome.reload_s(*CLAIRVOYANT)
     for name in SLOW:
-        assert found.collated.ttft_mean_s < found.in_order[name].ttft_mean_s
-        assert found.collated.ttft_p99_s < found.in_order[name].ttft_p99_s
-    assert found.collated.passed_over == 0
+        assert outcome.collated.ttft_mean_s < outcome.in_order[name].ttft_mean_s
+        assert outcome.collated.ttft_p99_s < outcome.in_order[name].ttft_p99_s
+    assert outcome.collated.passed_over == 0

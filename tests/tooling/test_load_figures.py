@@ -53,18 +53,18 @@ def test_decode_rate_counts_the_time_in_which_all_streams_decode() -> None:
         Outcome(0.0, (2.0, 3.0, 4.0, 9.0), (1, 1, 2, 1), ""),
     ]
 
-    found = measures(outcomes)
+    figures = measures(outcomes)
 
-    assert found["decode_tokens_per_s"] == 5 / 2
-    assert found["tokens_per_s"] == 9 / 9
-    assert medians([found, found]) == found
+    assert figures["decode_tokens_per_s"] == 5 / 2
+    assert figures["tokens_per_s"] == 9 / 9
+    assert medians([figures, figures]) == figures
 
 
 def test_a_target_judges_a_ratio() -> None:
     """A ratio is held against the bound that the case names."""
-    assert Target("x", at_least=1.3).met(1.3)
-    assert not Target("x", at_least=1.3).met(1.29)
-    assert not Target("x", at_most=0.25).met(0.26)
+    assert Target("x", at_least=1.3).is_met(1.3)
+    assert not Target("x", at_least=1.3).is_met(1.29)
+    assert not Target("x", at_most=0.25).is_met(0.26)
 
 
 def test_what_crosses_to_the_generator_comes_back() -> None:

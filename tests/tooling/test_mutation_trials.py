@@ -17,7 +17,7 @@ from mutations.report import Results, key, share, words
 from mutations.running import run
 from mutations.session import Copies, check_unmutated, mutate
 from mutations.trials import Outcome, Verdict, choose, try_mutant
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 
 pytestmark = pytest.mark.timeout(900)
 """Each test starts several interpreters, one after another."""
@@ -108,7 +108,7 @@ SAME = "    count = 1"
 NO_NUMBER = "    count = None"
 
 
-@pytest.mark.parametrize("killer", spread([PROGRAM, BARE, EVEN], 1))
+@pytest.mark.parametrize("killer", spread_evenly([PROGRAM, BARE, EVEN], 1))
 def test_a_mutant_that_a_test_sees_is_killed(copy: Copy, tree: Path, killer: str) -> None:
     """Programs that a test starts run it too, in any environment; then all is as it was."""
     tried = try_mutant(mutant_with(ODD), 1, [killer], 1.0, copy)
@@ -122,7 +122,7 @@ def test_a_survivor_is_reported(copy: Copy, tmp_path: Path) -> None:
     tried = try_mutant(mutant_with(SAME), 2, [EVEN], 1.0, copy)
     results = Results(tmp_path / "results.jsonl")
     results.add(tried)
-    records = results.of(results.known())
+    records = results.of(results.known_keys())
 
     assert tried.verdict is Verdict.SURVIVED
     said = words(records, seed=5)
@@ -200,7 +200,7 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write('{"source": "worker/sm')
 
-    assert Results(path).known() == {key(mutant.source, mutant.line, mutant.diff)}
+    assert Results(path).known_keys() == {key(mutant.source, mutant.line, mutant.diff)}
 
 
 def test_the_share_counts_hangs_as_seen() -> None:

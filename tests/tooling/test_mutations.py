@@ -115,11 +115,11 @@ def test_what_only_looks_like_it_is_mutated(text: str, expected: str) -> None:
 
 def test_what_decides_is_mutated() -> None:
     """Comparisons, numbers, operators, arguments and names of fields all offer mutants."""
-    made = changes("if a < limit + 1:\n    send(a, 'name', strict=True)")
+    mutants = changes("if a < limit + 1:\n    send(a, 'name', strict=True)")
 
-    assert {"if a <= limit + 1:", "if a < limit - 1:", "if a < limit + 2:"} <= set(made)
-    assert {"send(None, 'name', strict=True)", "send(a, 'XXnameXX', strict=True)"} <= set(made)
-    assert not [line for line in made if "strict=True" not in line and "send" in line]
+    assert {"if a <= limit + 1:", "if a < limit - 1:", "if a < limit + 2:"} <= set(mutants)
+    assert {"send(None, 'name', strict=True)", "send(a, 'XXnameXX', strict=True)"} <= set(mutants)
+    assert not [line for line in mutants if "strict=True" not in line and "send" in line]
 
 
 def test_a_statement_is_reached_by_all_its_lines() -> None:

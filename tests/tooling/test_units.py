@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_shared.config import SHUTDOWN_GRACE_S, WORKER_INTERRUPT_GRACE_S
-from tests.tooling.command_line import given
+from tests.tooling.command_line import parse_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -35,9 +35,9 @@ def agent() -> dict[str, object]:
     text = (DEPLOY / "dev.mlxd.plist").read_text(encoding="utf-8")
     filled = text.replace("@MLXD@", str(MLXD)).replace("@HOME@", str(Path.home()))
     assert "@" not in filled
-    found = plistlib.loads(filled.encode())
-    assert isinstance(found, dict)
-    return found
+    properties = plistlib.loads(filled.encode())
+    assert isinstance(properties, dict)
+    return properties
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_unit_starts_a_real_command() -> None:
     program, *words = shlex.split(line.replace("$MLXD_OPTIONS", OPTIONS))
 
     assert program == "/opt/mlxd/bin/mlxd"
-    assert given(["mlxd", *words])["memory_limit"] == 12 << 30
+    assert parse_command(["mlxd", *words])["memory_limit"] == 12 << 30
 
 
 def test_the_agent_starts_a_real_command() -> None:
@@ -70,7 +70,7 @@ def test_the_agent_starts_a_real_command() -> None:
     assert isinstance(words, list)
 
     assert words[0] == str(MLXD)
-    assert given(["mlxd", *words[1:]])["allow_remote"] is False
+    assert parse_command(["mlxd", *words[1:]])["allow_remote"] is False
 
 
 def test_both_wait_for_a_graceful_stop() -> None:
@@ -89,9 +89,9 @@ def test_both_wait_for_a_graceful_stop() -> None:
 )
 def test_the_shell_completes(typed: str, word: int, offered: str) -> None:
     """What `mlxd --install-completion` sets up answers bash with commands and options."""
-    asked = {"_MLXD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(word)}
+    variables = {"_MLXD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(word)}
     done = subprocess.run(
-        [str(MLXD)], env=os.environ | asked,
+        [str(MLXD)], env=os.environ | variables,
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
 

@@ -19,9 +19,9 @@ TIMEOUT_S = 60
 
 def jobs() -> dict[str, dict[str, Any]]:
     """The jobs by name."""
-    found = YAML(typ="safe").load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
-    assert isinstance(found, dict)
-    return found
+    workflow_jobs = YAML(typ="safe").load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    assert isinstance(workflow_jobs, dict)
+    return workflow_jobs
 
 
 def steps(key: str) -> list[str]:

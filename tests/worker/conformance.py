@@ -24,7 +24,7 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
 from tests.worker import zoo_conformance
 from tests.worker.hybrid import (
-    converted,
+    convert,
     error,
     hybrid_config,
     hybrid_weights,
@@ -32,7 +32,7 @@ from tests.worker.hybrid import (
     token_ids,
 )
 from tests.worker.hybrid_experts import WHOLE, expert_weights, packed_experts
-from tests.worker.kin import GROUP, built, forced, kin_weights, quantised
+from tests.worker.kin import GROUP, all_logits, build, kin_weights, quantise
 from tests.worker.latent import latent_weights, packed_latent
 from tests.worker.models import test_gemma3 as test_models_gemma3
 from tests.worker.models import test_gpt_oss as test_models_gpt_oss
@@ -97,7 +97,7 @@ class Case:
 
     config: Mapping[str, Any]
     weights: Weights = kin_weights
-    packer: Packer | None = quantised
+    packer: Packer | None = quantise
     """What mlx-lm's converter makes of config and weights, by such settings."""
 
 
@@ -154,7 +154,7 @@ def cases() -> Iterator[Case]:
 def _packed_hybrid(
     config: Mapping[str, Any], weights: Mapping[str, mx.array], **settings: Any
 ) -> Stored:
-    return quantised(config, converted(weights), whole=WHOLE, **settings)
+    return quantise(config, convert(weights), whole=WHOLE, **settings)
 
 
 def _packed_experts(
@@ -173,40 +173,42 @@ def _packed_latent(
 
 def findings() -> list[Finding]:
     """Run every case; return what was found, by architecture."""
-    found = {name: Finding(name) for name in sorted(REGISTRY.entries)}
+    findings_by_name = {name: Finding(name) for name in sorted(REGISTRY.entries)}
     for case in cases():
         (name,) = case.config["architectures"]
-        found[name] = _with(found[name], case)
+        findings_by_name[name] = _with(findings_by_name[name], case)
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
         with tempfile.TemporaryDirectory() as folder:
-            kinds = _kinds(built(write_model(Path(folder), config)))
-        found[architecture] = replace(found[architecture], kinds=found[architecture].kinds | kinds)
-    return list(found.values())
+            kinds = _kinds(build(write_model(Path(folder), config)))
+        findings_by_name[architecture] = replace(
+            findings_by_name[architecture], kinds=findings_by_name[architecture].kinds | kinds
+        )
+    return list(findings_by_name.values())
 
 
 def _with(so_far: Finding, case: Case) -> Finding:
     config, weights, packed_worst = case.config, case.weights(case.config), so_far.worst_packed
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(Path(scratch) / "plain", config, weights)
-        model = built(folder)
+        model = build(folder)
         worst = max(so_far.worst, _error(model, folder))
         for number, settings in enumerate(() if case.packer is None else PACKED):
             assert case.packer is not None, "there are settings"
             stored = case.packer(config, weights, **settings)
             packed = write_model(Path(scratch) / str(number), *stored)
-            found = _error(built(packed, packed=True), packed)
-            packed_worst = max(packed_worst or 0.0, found)
+            distance = _error(build(packed, packed=True), packed)
+            packed_worst = max(packed_worst or 0.0, distance)
         kinds = so_far.kinds | _kinds(model)
     return Finding(so_far.architecture, so_far.variants + 1, kinds, worst, packed_worst)
 
 
 def _error(model: Model, folder: Path) -> float:
     tokens = token_ids(TOKENS, seed=1)
-    found = error(forced(model, tokens), peer_logits(folder, tokens))
-    assert math.isfinite(found)
-    return found
+    distance = error(all_logits(model, tokens), peer_logits(folder, tokens))
+    assert math.isfinite(distance)
+    return distance
 
 
 def _kinds(model: Model) -> frozenset[Kind]:
@@ -220,7 +222,7 @@ def _quantises(geometry: AttentionGeometry) -> bool:
     return geometry.latent_dim is None and geometry.head_dim % 32 == 0
 
 
-def table(found: list[Finding]) -> str:
+def table(results: list[Finding]) -> str:
     """Return docs/models.md."""
     lines = [
         "# Models",
@@ -229,7 +231,7 @@ def table(found: list[Finding]) -> str:
         "",
         "| architecture | caches | packed weights | variants | error | error, packed |",
         "|---|---|---|---|---|---|",
-        *(finding.line() for finding in found),
+        *(finding.line() for finding in results),
     ]
     return "\n".join(lines) + "\n"
 

@@ -52,16 +52,18 @@ def draw_many(
     draws: int = DRAWS,
     *,
     hopeful: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> list[int]:
-    """Return the tokens at the positions 0, 1, 2, ...; `given` goes into each `Draw`."""
+    """Return the tokens at the positions 0, 1, 2, ...; `options` goes into each `Draw`."""
     rows = mx.broadcast_to(mx.array([list(logits)], dtype=mx.float32), (ROWS, len(logits)))
     return [
         token
         for start in range(0, draws, ROWS)
         for token in ints(
             sample(
-                rows, [Draw(sampling, start + row, **given) for row in range(ROWS)], hopeful=hopeful
+                rows,
+                [Draw(sampling, start + row, **options) for row in range(ROWS)],
+                hopeful=hopeful,
             )
         )
     ]

@@ -65,15 +65,15 @@ def hybrid_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.
     return weights
 
 
-def converted(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def convert(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return published weights in mlx-lm's layout."""
-    made = dict(weights)
+    tensors = dict(weights)
     for name, array in weights.items():
         if name.endswith("conv1d.weight"):
-            made[name] = mx.contiguous(array.swapaxes(1, 2))
+            tensors[name] = mx.contiguous(array.swapaxes(1, 2))
         elif "norm" in name and not name.endswith("linear_attn.norm.weight"):
-            made[name] = array + 1
-    return made
+            tensors[name] = array + 1
+    return tensors
 
 
 def write_hybrid(folder: Path, **changes: Any) -> Path:
@@ -105,7 +105,7 @@ def peer_logits(folder: Path, tokens: Sequence[int]) -> mx.array:
     return cast("mx.array", logits)
 
 
-def fed(model: Model, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> RowCaches:
+def feed(model: Model, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> RowCaches:
     """Return caches in which each text's first tokens have been prefilled, one row a text."""
     caches = caches_of(model)
     for row, text, length in zip(ROWS, texts, lengths, strict=False):

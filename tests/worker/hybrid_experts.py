@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlxd_models.families.common.experts import ExpertsConfig
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_worker.models.loader import inspect_model
-from tests.worker.hybrid import HYBRID_CONFIG, converted, hybrid_weights
-from tests.worker.kin import quantised, stacked
+from tests.worker.hybrid import HYBRID_CONFIG, convert, hybrid_weights
+from tests.worker.kin import quantise, stack_experts
 from tests.worker.tiny import write_model
 
 NEXT: Mapping[str, Any] = {
@@ -57,8 +57,8 @@ def expert_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
     stored: dict[str, mx.array] = {}
     loose = hybrid_weights(config)
     for name, array in loose.items():
-        before, found, linear = name.removesuffix(".weight").partition(".switch_mlp.")
-        if not found:
+        before, switch, linear = name.removesuffix(".weight").partition(".switch_mlp.")
+        if not switch:
             stored[name] = array
         elif not fused:
             for expert in range(array.shape[0]):
@@ -72,18 +72,18 @@ def expert_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
     return stored
 
 
-def unfused(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def unfuse(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return weights in mlx-lm's layout: one tensor for a linear of all experts."""
-    made = converted(weights)
+    tensors = convert(weights)
     for name in weights:
-        before, found, linear = name.partition(".experts.")
-        if found and linear == "gate_up_proj":
-            gate, up = mx.split(made.pop(name), 2, axis=1)
-            made[f"{before}.switch_mlp.gate_proj.weight"] = mx.contiguous(gate)
-            made[f"{before}.switch_mlp.up_proj.weight"] = mx.contiguous(up)
-        elif found and linear == "down_proj":
-            made[f"{before}.switch_mlp.down_proj.weight"] = made.pop(name)
-    return stacked(made)
+        before, experts, linear = name.partition(".experts.")
+        if experts and linear == "gate_up_proj":
+            gate, up = mx.split(tensors.pop(name), 2, axis=1)
+            tensors[f"{before}.switch_mlp.gate_proj.weight"] = mx.contiguous(gate)
+            tensors[f"{before}.switch_mlp.up_proj.weight"] = mx.contiguous(up)
+        elif experts and linear == "down_proj":
+            tensors[f"{before}.switch_mlp.down_proj.weight"] = tensors.pop(name)
+    return stack_experts(tensors)
 
 
 def write_experts(folder: Path, config: Mapping[str, Any]) -> Path:
@@ -95,7 +95,7 @@ def packed_experts(
     config: Mapping[str, Any], **settings: Any
 ) -> tuple[dict[str, Any], dict[str, mx.array]]:
     """Return config and weights as mlx-lm's converter writes them."""
-    return quantised(config, unfused(expert_weights(config)), whole=WHOLE, **settings)
+    return quantise(config, unfuse(expert_weights(config)), whole=WHOLE, **settings)
 
 
 def parsed_hybrid(folder: Path) -> HybridConfig:

@@ -101,7 +101,7 @@ ROUTERS = ("mlp.gate", "mlp.router", "mlp.shared_expert_gate")
 """What the converter packs in 8 bits, whatever it packs the rest in."""
 
 
-def changed(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+def change(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return `base` with `changes`; a value of None takes the key away."""
     merged = {**base, **changes}
     return {key: value for key, value in merged.items() if value is not None}
@@ -127,19 +127,19 @@ def kin_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
     return stored
 
 
-def stacked(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def stack_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return published weights as mlx-lm stores them: one tensor for a linear of all experts."""
-    made, groups = dict(weights), dict[str, list[str]]()
+    tensors, groups = dict(weights), dict[str, list[str]]()
     for name in weights:
         if re.search(r"\.experts\.\d", name):
             before, _, after = name.partition(".experts.")
             groups.setdefault(f"{before}.switch_mlp.{after.partition('.')[2]}", []).append(name)
     for name, parts in groups.items():
-        made[name] = mx.stack([made.pop(part) for part in parts])
-    return made
+        tensors[name] = mx.stack([tensors.pop(part) for part in parts])
+    return tensors
 
 
-def quantised(
+def quantise(
     config: Mapping[str, Any],
     weights: Mapping[str, mx.array],
     *,
@@ -154,7 +154,7 @@ def quantised(
     """
     settings: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
     stored: dict[str, mx.array] = {}
-    for name, array in stacked(weights).items():
+    for name, array in stack_experts(weights).items():
         stem = name.removesuffix(".weight")
         suits = array.ndim >= 2 and stem != name and array.shape[-1] % group == 0
         if not suits or name.endswith(whole):
@@ -174,11 +174,11 @@ def write_kin(folder: Path, config: Mapping[str, Any]) -> Path:
 
 
 def write_quantised(folder: Path, config: Mapping[str, Any], **settings: Any) -> Path:
-    """Write a model as mlx-lm's converter does, by `quantised`; return `folder`."""
-    return write_model(folder, *quantised(config, kin_weights(config), **settings))
+    """Write a model as mlx-lm's converter does, by `quantise`; return `folder`."""
+    return write_model(folder, *quantise(config, kin_weights(config), **settings))
 
 
-def built(folder: Path, *, packed: bool = False, **changes: Any) -> Model:
+def build(folder: Path, *, packed: bool = False, **changes: Any) -> Model:
     """Return the model in `folder`, its parsed config changed: parts of it switched off."""
     files = inspect_model(folder)
     reader = Reader(
@@ -207,12 +207,12 @@ def experts_with(config: DecoderConfig, **changes: Any) -> dict[str, Any]:
     return {"experts": replace(config.experts, **changes)}
 
 
-def parsed(folder: Path) -> DecoderConfig:
+def parse_folder(folder: Path) -> DecoderConfig:
     """Return the parsed config of the model in `folder`."""
     return cast("DecoderConfig", inspect_model(folder).config)
 
 
-def forced(model: Model, tokens: Sequence[int], *, kv: KVFormat = KVFormat.MODEL) -> mx.array:
+def all_logits(model: Model, tokens: Sequence[int], *, kv: KVFormat = KVFormat.MODEL) -> mx.array:
     """Return all logits, read in chunks, one by one, and in a chunk that follows."""
     caches = RowCaches(model.new_caches(kv=kv), context_max=model.context_max, rows_max=8)
     count = len(tokens)

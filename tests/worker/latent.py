@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlxd_models.families.common.experts import ExpertsConfig
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_worker.models.loader import inspect_model
-from tests.worker.kin import kin_weights, quantised
+from tests.worker.kin import kin_weights, quantise
 from tests.worker.tiny import write_model
 
 YARN: Mapping[str, Any] = {
@@ -88,17 +88,17 @@ def latent_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
     return weights
 
 
-def absorbed(config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def absorb(config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return published weights with queries' and values' matrices apart, as mlx-lm has them."""
     heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
-    made = dict(weights)
+    tensors = dict(weights)
     for name in weights:
         if name.endswith("kv_b_proj.weight"):
-            both = made.pop(name).reshape(heads, -1, config["kv_lora_rank"])
+            both = tensors.pop(name).reshape(heads, -1, config["kv_lora_rank"])
             stem = name.removesuffix("kv_b_proj.weight")
-            made[f"{stem}embed_q.weight"] = mx.contiguous(both[:, :plain].swapaxes(1, 2))
-            made[f"{stem}unembed_out.weight"] = mx.contiguous(both[:, plain:])
-    return made
+            tensors[f"{stem}embed_q.weight"] = mx.contiguous(both[:, :plain].swapaxes(1, 2))
+            tensors[f"{stem}unembed_out.weight"] = mx.contiguous(both[:, plain:])
+    return tensors
 
 
 def write_latent(folder: Path, config: Mapping[str, Any]) -> Path:
@@ -115,8 +115,8 @@ def packed_latent(
     """
     weights = latent_weights(config)
     apart = config["model_type"] != "deepseek_v2"
-    stored = absorbed(config, weights) if apart else weights
-    return quantised(config, stored, whole=WHOLE, **settings)
+    stored = absorb(config, weights) if apart else weights
+    return quantise(config, stored, whole=WHOLE, **settings)
 
 
 def parsed_latent(folder: Path) -> LatentConfig:

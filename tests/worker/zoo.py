@@ -17,7 +17,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model
 from mlxd_worker.models.zoo.adapter import ZOO
-from mlxd_worker.models.zoo.peer import hollow, parameters_of, uncompiled
+from mlxd_worker.models.zoo.peer import hollow, parameters_of, without_compiling
 from tests.worker.hybrid import error, token_ids
 from tests.worker.kin import ROWS, worst_decoded
 from tests.worker.tiny import forced_logits, write_model
@@ -30,7 +30,9 @@ STEPS = 5
 
 def _read(name: str) -> dict[str, dict[str, Any]]:
     configs = json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
-    return {it["model_type"]: {"architectures": ["NoneOfOurOwn"], **it} for it in configs}
+    return {
+        config["model_type"]: {"architectures": ["NoneOfOurOwn"], **config} for config in configs
+    }
 
 
 CONFIGS: Mapping[str, dict[str, Any]] = _read("zoo_configs.json")
@@ -112,7 +114,7 @@ def write_zoo(folder: Path, config: Mapping[str, Any], **more: Any) -> Path:
     return folder
 
 
-def inspected(folder: Path) -> Description:
+def inspect_folder(folder: Path) -> Description:
     """Return a model that goes through mlx-lm even where its type is ours."""
     return inspect_model(folder, registry=Registry(("NoneOfOurOwn", ZOO)))
 
@@ -121,12 +123,12 @@ class Peer:
     """mlx-lm's own model of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        with uncompiled():
+        with without_compiling():
             self._model, _ = load_peer(folder)
 
     def logits(self, tokens: Sequence[int], *, lively: float = LIVELY) -> mx.array:
         """Return the logits of every position of one row, read at once."""
-        with uncompiled():
+        with without_compiling():
             cache = make_prompt_cache(self._model)
             logits = self._model(mx.array([list(tokens)]), cache=cache)[0]
             mx.eval(logits)

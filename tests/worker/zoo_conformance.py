@@ -21,7 +21,7 @@ from tests.worker.zoo import (
     REFUSED,
     UNTRIED,
     Peer,
-    inspected,
+    inspect_folder,
     prefilled_error,
     ragged_error,
     write_zoo,
@@ -48,12 +48,12 @@ def line(name: str) -> str:
         return f"| `{name}` | not tried: {UNTRIED[name]} | |"
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_zoo(Path(scratch), zoo_config(name))
-        model = load_model(inspected(folder), form=FloatType.F32, progress=ignore_progress)
+        model = load_model(inspect_folder(folder), form=FloatType.F32, progress=ignore_progress)
         peer = Peer(folder)
         worst = max(prefilled_error(model, peer), ragged_error(model, peer))
     kinds = {cache.kind.value for cache in model.new_caches() if cache is not None}
-    told = ", ".join(sorted(kinds)) + "; row by row" * (name in APART)
-    return f"| `{name}` | {told} | {f'{worst:.0e}' if worst else '0'} |"
+    kinds_text = ", ".join(sorted(kinds)) + "; row by row" * (name in APART)
+    return f"| `{name}` | {kinds_text} | {f'{worst:.0e}' if worst else '0'} |"
 
 
 def section() -> str:

@@ -25,8 +25,8 @@ _SEEING: Final = ("Vision", "Projector", "Audio")
 
 def read_defaults() -> dict[str, dict[str, int]]:
     """Return the sizes that each type has by default, by type and name."""
-    found = {name: _of_module(name) for name in sorted(ZOO_TYPES)}
-    return {name: dict(sorted(sizes.items())) for name, sizes in found.items() if sizes}
+    sizes_by_name = {name: _of_module(name) for name in sorted(ZOO_TYPES)}
+    return {name: dict(sorted(sizes.items())) for name, sizes in sizes_by_name.items() if sizes}
 
 
 @cache
@@ -37,7 +37,7 @@ def _of_module(name: str) -> dict[str, int]:
     stated = [pair for node in texts for pair in _fields(node)]
     others = set(_bases(texts))
     if any(field == "text_config" for field, _ in stated):
-        others |= set(_imported(tree))
+        others |= set(_imported_modules(tree))
     sizes: dict[str, int] = {}
     for other in sorted(others & (ZOO_TYPES - {name})):
         sizes |= {key: max(value, sizes.get(key, 0)) for key, value in _of_module(other).items()}
@@ -71,16 +71,18 @@ def _bases(classes: list[ast.ClassDef]) -> Iterator[str]:
                 yield base.value.id
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
     """Yield the modules beside it that a module takes something from."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level == 1:
-            yield from [node.module] if node.module else [it.name for it in node.names]
+            yield from [node.module] if node.module else [alias.name for alias in node.names]
 
 
 def main() -> None:
     """Write the file."""
-    lines = [f" {json.dumps(name)}: {json.dumps(it)}" for name, it in read_defaults().items()]
+    lines = [
+        f" {json.dumps(name)}: {json.dumps(defaults)}" for name, defaults in read_defaults().items()
+    ]
     DEFAULTS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     sys.stdout.write(f"{len(lines)} types\n")
 

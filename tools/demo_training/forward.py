@@ -40,11 +40,11 @@ class Dropout:
     keys: mx.array
 
     @classmethod
-    def drawn(cls, share: float, key: mx.array, shape: Shape) -> Self:
+    def with_keys(cls, share: float, key: mx.array, shape: Shape) -> Self:
         """Give each place of a model of this shape a key of its own."""
         return cls(share, mx.random.split(key, 2 * shape.num_hidden_layers + 1))
 
-    def applied(self, rows: mx.array, place: int) -> mx.array:
+    def apply(self, rows: mx.array, place: int) -> mx.array:
         """Return `rows` with the share zeroed and the rest scaled up."""
         kept = mx.random.bernoulli(1 - self.share, rows.shape, key=self.keys[place])
         return rows * (kept.astype(rows.dtype) * (1 / (1 - self.share)))
@@ -59,23 +59,23 @@ def logits(
     """
     batch, length = ids.shape
 
-    def thinned(rows: mx.array, place: int) -> mx.array:
-        return rows if dropout is None else dropout.applied(rows, place)
+    def thin(rows: mx.array, place: int) -> mx.array:
+        return rows if dropout is None else dropout.apply(rows, place)
 
-    hidden = _embedded(parameters["model.embed_tokens.weight"], ids.reshape(-1))
-    hidden = thinned(hidden, 0)
+    hidden = _embed(parameters["model.embed_tokens.weight"], ids.reshape(-1))
+    hidden = thin(hidden, 0)
     for layer in range(shape.num_hidden_layers):
         name = f"model.layers.{layer}"
         normed = _norm(parameters, f"{name}.input_layernorm", hidden, shape)
         attended = _attention(parameters, name, normed, (batch, length), shape)
         attended = _linear(parameters, f"{name}.self_attn.o_proj", attended)
-        hidden = hidden + thinned(attended, 2 * layer + 1)
+        hidden = hidden + thin(attended, 2 * layer + 1)
         normed = _norm(parameters, f"{name}.post_attention_layernorm", hidden, shape)
         gate = _linear(parameters, f"{name}.mlp.gate_proj", normed)
         up = _linear(parameters, f"{name}.mlp.up_proj", normed)
         activated = gate * mx.sigmoid(gate) * up
         activated = _linear(parameters, f"{name}.mlp.down_proj", activated)
-        hidden = hidden + thinned(activated, 2 * layer + 2)
+        hidden = hidden + thin(activated, 2 * layer + 2)
     hidden = _norm(parameters, "model.norm", hidden, shape)
     return hidden @ parameters["model.embed_tokens.weight"].T
 
@@ -94,7 +94,7 @@ def mean_loss(
     return mx.mean(mx.logsumexp(scores, axis=-1) - chosen)
 
 
-def _embedded(table: mx.array, ids: mx.array) -> mx.array:
+def _embed(table: mx.array, ids: mx.array) -> mx.array:
     """Return the rows of `table` at `ids`, by a product.
 
     The gradient of an indexed read is a scattered sum, which on a GPU stands in line at the
@@ -119,8 +119,8 @@ def _attention(
         flat = _linear(parameters, f"{name}.self_attn.{projection}", rows)
         return flat.reshape(*extent, count, shape.head_dim).transpose(0, 2, 1, 3)
 
-    queries = _rotated(heads("q_proj", shape.num_attention_heads), shape)
-    keys = _rotated(heads("k_proj", shape.num_key_value_heads), shape)
+    queries = _rotate(heads("q_proj", shape.num_attention_heads), shape)
+    keys = _rotate(heads("k_proj", shape.num_key_value_heads), shape)
     values = heads("v_proj", shape.num_key_value_heads)
     mixed = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=shape.head_dim**-0.5, mask="causal"
@@ -128,7 +128,7 @@ def _attention(
     return mixed.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1)
 
 
-def _rotated(heads: mx.array, shape: Shape) -> mx.array:
+def _rotate(heads: mx.array, shape: Shape) -> mx.array:
     return mx.fast.rope(
         heads, shape.head_dim, traditional=False, base=shape.rope_theta, scale=1.0, offset=0
     )

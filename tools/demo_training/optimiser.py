@@ -49,7 +49,7 @@ def initial_state(parameters: Parameters, rule: Rule) -> State:
     }
 
 
-def updated(
+def update(
     parameters: Parameters,
     gradients: Parameters,
     state: State,
@@ -58,7 +58,7 @@ def updated(
     step: mx.array,
 ) -> tuple[Parameters, State]:
     """Return the parameters and state after one step; `step` counts from 1."""
-    gradients = _clipped(gradients)
+    gradients = _clip(gradients)
     first, second = dict(state["first"]), dict(state["second"])
     directions: Parameters = {}
     momenta: Parameters = {}
@@ -73,7 +73,7 @@ def updated(
         mean = first[name] / (1 - mx.power(beta_first, step))
         variance = second[name] / (1 - mx.power(beta_second, step))
         directions[name] = mean / (mx.sqrt(variance) + ADAM_EPSILON)
-    directions |= _orthogonalised(momenta)
+    directions |= _orthogonalise(momenta)
     moved = {
         name: value * (1 - rate * _decay(name, value, rule)) - rate * directions[name]
         for name, value in parameters.items()
@@ -85,13 +85,13 @@ def _decay(name: str, value: mx.array, rule: Rule) -> float:
     return rule.weight_decay if value.ndim == 2 and "embed" not in name else 0.0
 
 
-def _clipped(gradients: Parameters) -> Parameters:
+def _clip(gradients: Parameters) -> Parameters:
     squares = mx.stack([gradient.square().sum() for gradient in gradients.values()])
     scale = mx.minimum(1.0, GRADIENT_NORM_MAX / (mx.sqrt(squares.sum()) + 1e-6))
     return {name: gradient * scale for name, gradient in gradients.items()}
 
 
-def _orthogonalised(momenta: Parameters) -> Parameters:
+def _orthogonalise(momenta: Parameters) -> Parameters:
     """Return each matrix with its singular values near one, scaled to Muon's update size."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, matrix in momenta.items():

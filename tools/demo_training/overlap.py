@@ -50,10 +50,10 @@ class HeldOutSpans:
         codes = _codes(text)
         letters, positions = _letters(codes)
         touched = np.zeros(len(codes) + 1, np.int64)
-        for start in np.flatnonzero(_found(run_hashes(codes, SPAN_CHARS), self.exact)):
+        for start in np.flatnonzero(_is_among(run_hashes(codes, SPAN_CHARS), self.exact)):
             touched[start] += 1
             touched[start + SPAN_CHARS] -= 1
-        for start in np.flatnonzero(_found(run_hashes(letters, SPAN_LETTERS), self.loose)):
+        for start in np.flatnonzero(_is_among(run_hashes(letters, SPAN_LETTERS), self.loose)):
             touched[positions[start]] += 1
             touched[positions[start + SPAN_LETTERS - 1] + 1] -= 1
         return _ranges(np.cumsum(touched) > 0)
@@ -113,12 +113,12 @@ def _letters(codes: Codes) -> tuple[Codes, Positions]:
     return folded[positions], positions
 
 
-def _found(hashes: Hashes, among: Hashes) -> npt.NDArray[np.bool_]:
+def _is_among(hashes: Hashes, among: Hashes) -> npt.NDArray[np.bool_]:
     if len(among) == 0:
         return np.zeros(len(hashes), np.bool_)
     places = np.minimum(np.searchsorted(among, hashes), len(among) - 1)
-    found: npt.NDArray[np.bool_] = among[places] == hashes
-    return found
+    matches: npt.NDArray[np.bool_] = among[places] == hashes
+    return matches
 
 
 def _ranges(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

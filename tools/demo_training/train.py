@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from demo_training.forward import Dropout, Parameters, initial_parameters, mean_loss
-from demo_training.optimiser import Rule, State, initial_state, updated
+from demo_training.optimiser import Rule, State, initial_state, update
 from demo_training.shape import Shape
 from demo_training.tokens import BOUNDARY_ID, Ids
 
@@ -169,7 +169,7 @@ def _step(shape: Shape, rule: Rule, recipe: Recipe) -> Step:
         if recipe.dropout == 0:
             return mean_loss(parameters, windows, shape)
         key = seed_key + count.astype(mx.uint32)
-        return mean_loss(parameters, windows, shape, Dropout.drawn(recipe.dropout, key, shape))
+        return mean_loss(parameters, windows, shape, Dropout.with_keys(recipe.dropout, key, shape))
 
     gradient = mx.value_and_grad(loss_of)
 
@@ -177,7 +177,7 @@ def _step(shape: Shape, rule: Rule, recipe: Recipe) -> Step:
         parameters: Parameters, state: State, windows: mx.array, rate: mx.array, count: mx.array
     ) -> tuple[mx.array, Parameters, State]:
         loss, gradients = gradient(parameters, windows, count)
-        moved, next_state = updated(parameters, gradients, state, rule, rate, count)
+        moved, next_state = update(parameters, gradients, state, rule, rate, count)
         return loss, moved, next_state
 
     if mx.default_device() == mx.gpu:

@@ -64,7 +64,7 @@ def _is_for_types(node: cst.CSTNode) -> bool:
             node.test, m.Name("TYPE_CHECKING") | m.Attribute(attr=m.Name("TYPE_CHECKING"))
         )
     if isinstance(node, cst.ClassDef):
-        return any(m.matches(base.value, _named("Protocol")) for base in node.bases)
+        return any(m.matches(base.value, _match_name("Protocol")) for base in node.bases)
     if isinstance(node, cst.Call):
         return isinstance(node.func, cst.Name) and node.func.value in _FOR_TYPES
     return isinstance(node, cst.AnnAssign) and m.matches(
@@ -168,7 +168,7 @@ def _is_logging(func: cst.BaseExpression) -> bool:
     return isinstance(name, str) and _LOG.fullmatch(name) is not None
 
 
-def _named(name: str) -> m.BaseMatcherNode:
+def _match_name(name: str) -> m.BaseMatcherNode:
     """Match a name, alone, with a type argument, or below a module."""
     return (
         m.Name(name)

@@ -123,8 +123,8 @@ class Places:
 
     def mutants(self, line: int) -> list[Mutant]:
         """Return every mutant of one line, in the order of the operators."""
-        made = (self.mutant(line, index) for index in range(self.count(line)))
-        return [mutant for mutant in made if mutant is not None]
+        mutants = (self.mutant(line, index) for index in range(self.count(line)))
+        return [mutant for mutant in mutants if mutant is not None]
 
     def count(self, line: int) -> int:
         """Return how many changes one line offers, those that do not compile among them."""

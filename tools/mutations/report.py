@@ -54,7 +54,7 @@ class Results:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(each) + "\n")
 
-    def known(self) -> set[tuple[str, int, str]]:
+    def known_keys(self) -> set[tuple[str, int, str]]:
         """Return the keys of the mutants whose outcome is known."""
         return set(self._records)
 

@@ -55,12 +55,12 @@ class Copies:
         """Run tasks, as many at a time as there are copies; `done` gets each result as it comes."""
         with ThreadPoolExecutor(self._count) as pool:
             try:
-                for future in as_completed([pool.submit(self._lent, task) for task in tasks]):
+                for future in as_completed([pool.submit(self._lend, task) for task in tasks]):
                     done(future.result())
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _lent(self, task: Callable[[Copy], T]) -> T:
+    def _lend(self, task: Callable[[Copy], T]) -> T:
         copy = self._free.get()
         try:
             return task(copy)
@@ -68,7 +68,7 @@ class Copies:
             self._free.put(copy)
 
 
-def measured(copies: Copies, root: Path, kept: Path) -> Reach:
+def measure_reach(copies: Copies, root: Path, kept: Path) -> Reach:
     """Return what the tests reach, measuring what no earlier run has."""
     shards = shards_of(root)
     places = [kept / f"shard-{index:03}" for index in range(len(shards))]
@@ -109,7 +109,7 @@ def try_all(
     copies: Copies, root: Path, mutants: list[Mutant], reach: Reach, results: Results
 ) -> None:
     """Try each mutant that has no outcome yet, and keep what comes of it."""
-    known = results.known()
+    known = results.known_keys()
     chosen = {
         mutant: choose(mutant, reach, root)
         for mutant in mutants
@@ -151,5 +151,5 @@ def mutate(
     results = Results(own / "results.jsonl")
     with tempfile.TemporaryDirectory(prefix="mlxd-mutations-") as place:
         copies = Copies(root, Path(place), processes)
-        try_all(copies, root, mutants, measured(copies, root, own), results)
+        try_all(copies, root, mutants, measure_reach(copies, root, own), results)
     return results.of(key(each.source, each.line, each.diff) for each in mutants)

@@ -197,7 +197,7 @@ async def _load_own(worker: Worker, options: Options, end: _End) -> None:
 async def _stop(server: grpc.aio.Server, worker: Worker, health: Health, end: _End) -> None:
     _log.info("stopping", streams=len(worker.streams), grace_s=end.grace_s, code=end.code.name)
     await health.leave()
-    left = await worker.streams.drained(end.grace_s)
+    left = await worker.streams.drain(end.grace_s)
     if left and end.code is not ExitCode.ENGINE_FAILED:
         with contextlib.suppress(MlxdError):  # the engine may fail at this very moment
             await worker.engine.end_streams(ShuttingDown())

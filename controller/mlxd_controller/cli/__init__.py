@@ -30,6 +30,6 @@ def main() -> None:
 
     open_closed()  # before the modules below open files, or keep a stream
     from mlxd_controller.cli.app import app  # noqa: PLC0415
-    from mlxd_controller.cli.output import guarded  # noqa: PLC0415
+    from mlxd_controller.cli.output import run_guarded  # noqa: PLC0415
 
-    guarded(app)
+    run_guarded(app)

@@ -39,42 +39,42 @@ class Format:
         list[str] | None, _form("One of these texts; repeatable.", metavar="TEXT")
     ] = None
 
-    def chosen(self) -> ResponseFormat | None:
+    def choose(self) -> ResponseFormat | None:
         """Return the requested format; exits with a message if several are given."""
-        asked: list[ResponseFormat] = []
+        formats: list[ResponseFormat] = []
         if self.json_object:
-            asked.append(ResponseFormat(FormatKind.JSON_OBJECT))
+            formats.append(ResponseFormat(FormatKind.JSON_OBJECT))
         if self.json_schema is not None:
             schema = _text_of(self.json_schema, begin="{")
-            asked.append(ResponseFormat(FormatKind.JSON_SCHEMA, schema))
+            formats.append(ResponseFormat(FormatKind.JSON_SCHEMA, schema))
         if self.regex is not None:
-            asked.append(ResponseFormat(FormatKind.REGEX, self.regex))
+            formats.append(ResponseFormat(FormatKind.REGEX, self.regex))
         if self.grammar is not None:
             grammar = _text_of(self.grammar, contains="::=")
-            asked.append(ResponseFormat(FormatKind.EBNF_GRAMMAR, grammar))
+            formats.append(ResponseFormat(FormatKind.EBNF_GRAMMAR, grammar))
         if self.choice:
-            asked.append(ResponseFormat(FormatKind.CHOICE, choices=tuple(self.choice)))
-        if len(asked) > 1:
+            formats.append(ResponseFormat(FormatKind.CHOICE, choices=tuple(self.choice)))
+        if len(formats) > 1:
             usage_error("give one of --json-object, --json-schema, --regex, --grammar and --choice")
-        return asked[0] if asked else None
+        return formats[0] if formats else None
 
 
-def _text_of(given: str, *, begin: str = "", contains: str = "") -> str:
+def _text_of(value: str, *, begin: str = "", contains: str = "") -> str:
     """Return a text that is given as it is, known by what it begins with or contains, or a file's.
 
     A schema may also be `true` or `false`; a file of that name is ./true.
     """
-    if begin and given.lstrip().startswith(begin):
-        return given
-    if contains and contains in given:
-        return given
-    if begin and given.strip() in ("true", "false"):
-        return given
+    if begin and value.lstrip().startswith(begin):
+        return value
+    if contains and contains in value:
+        return value
+    if begin and value.strip() in ("true", "false"):
+        return value
     try:
-        with Path(given).open(encoding="utf-8") as file:
+        with Path(value).open(encoding="utf-8") as file:
             text = file.read(FORMAT_CHARS_MAX + 1)
     except (OSError, ValueError) as error:
-        usage_error(f"{given}: {error}")
+        usage_error(f"{value}: {error}")
     if len(text) > FORMAT_CHARS_MAX:
-        usage_error(f"{given}: more than {FORMAT_CHARS_MAX} characters")
+        usage_error(f"{value}: more than {FORMAT_CHARS_MAX} characters")
     return text

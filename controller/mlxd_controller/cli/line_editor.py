@@ -50,14 +50,14 @@ class LineEditor:
     def _message(self) -> str:
         line = self._line(PROMPT)
         if line.lstrip().startswith(QUOTES):
-            return self._quoted(line.lstrip().removeprefix(QUOTES))
+            return self._read_quoted(line.lstrip().removeprefix(QUOTES))
         lines = []
         while line.endswith(GO_ON):
             lines.append(line.removesuffix(GO_ON))
             line = self._line(MORE)
         return "\n".join([*lines, line])
 
-    def _quoted(self, line: str) -> str:
+    def _read_quoted(self, line: str) -> str:
         lines = []
         while not line.rstrip().endswith(QUOTES):
             lines.append(line)

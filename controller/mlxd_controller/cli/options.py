@@ -18,7 +18,7 @@ SAMPLING_PANEL = "Sampling (absent: the model's own values, see `mlxd models --j
 def _parser(parse: Callable[[str], _T]) -> Callable[[str | _T], _T]:
     """Let the message of `parse`'s ValueError reach the user; a default comes parsed already."""
 
-    def checked(text: str | _T) -> _T:
+    def check(text: str | _T) -> _T:
         if not isinstance(text, str):
             return text
         try:
@@ -26,7 +26,7 @@ def _parser(parse: Callable[[str], _T]) -> Callable[[str | _T], _T]:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return checked
+    return check
 
 
 def _bias(text: str) -> tuple[int, float]:

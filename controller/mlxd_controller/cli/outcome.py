@@ -14,7 +14,7 @@ import grpc
 import typer
 
 from mlxd_shared.domain import errors as e
-from mlxd_shared.ops.terminal import escaped
+from mlxd_shared.ops.terminal import escape
 from mlxd_shared.wire.status import RemoteError
 
 
@@ -86,7 +86,7 @@ def complain(problem: str) -> None:
     """Write one line to stderr; if that fails, only the exit code tells."""
     line = " ".join(problem.split())
     with suppress(OSError):
-        typer.echo(f"mlxd: {escaped(line)}", err=True)
+        typer.echo(f"mlxd: {escape(line)}", err=True)
 
 
 def usage_error(problem: str) -> NoReturn:
@@ -99,7 +99,7 @@ def usage_error(problem: str) -> NoReturn:
     raise typer.Exit(ExitCode.USAGE)
 
 
-def piped() -> str:
+def read_piped() -> str:
     """Return the text of the standard input.
 
     Raises:

@@ -52,7 +52,7 @@ def _leaving_with_the_reader() -> Iterator[None]:
         raise typer.Exit(ExitCode.PIPE) from error
 
 
-def guarded(work: Callable[[], object]) -> None:
+def run_guarded(work: Callable[[], object]) -> None:
     """Run `work`, which ends the process; end it in good order where output cannot be written.
 
     Raises:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from mlxd.messages import Model
 from mlxd_controller.cli import show
-from mlxd_shared.ops.terminal import escaped
+from mlxd_shared.ops.terminal import escape
 
 
 class ByteBar:
@@ -34,21 +34,26 @@ class ByteBar:
 
     def update(self, name: str, stage: str, here_nbytes: int, total_nbytes: int) -> None:
         """Show how far a model is; a total of 0 is one that is not known yet."""
-        told = escaped(f"{name}: {stage}")
+        line = escape(f"{name}: {stage}")
         if self._lines and stage != self._stage:
-            typer.echo(told, err=True)
+            typer.echo(line, err=True)
         self._stage = stage
         self._progress.update(
             self._task,
-            description=told,
+            description=line,
             completed=here_nbytes,
             total=total_nbytes or None,
         )
 
     def show_load(self, model: Model) -> None:
         """Show how far the load of a model is."""
-        it = model.progress
-        self.update(model.name, it.stage or model.state.value, it.bytes_read, it.bytes_total)
+        progress = model.progress
+        self.update(
+            model.name,
+            progress.stage or model.state.value,
+            progress.bytes_read,
+            progress.bytes_total,
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()

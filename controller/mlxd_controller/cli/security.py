@@ -69,8 +69,8 @@ class Server:
 
 def server(context: typer.Context, own_address: str | None) -> Server:
     """Return the server that the options before and after the command name."""
-    given = context.find_root().params
-    files = {name: given[name] for name in (*TLS_OPTIONS, "token_file")}
+    options = context.find_root().params
+    files = {name: options[name] for name in (*TLS_OPTIONS, "token_file")}
     return Server(server_address(context, own_address), ChannelSecurity(**files))
 
 
@@ -160,7 +160,7 @@ def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[N
     """
     if not texts and security != PLAIN:
         usage_error("--worker-tls-* and --worker-token-file need --worker")
-    found: list[Named] = []
+    workers: list[Named] = []
     for text in texts or ():
         name, equals, address = text.partition("=")
         if not equals or not name:
@@ -169,7 +169,7 @@ def named_workers(texts: list[str] | None, security: ChannelSecurity) -> tuple[N
             target = parse_address(address).target
         except InvalidRequest as error:
             usage_error(f"--worker {text}: {error.describe()}")
-        if any(name == known or target == at for known, at in found):
+        if any(name == known or target == at for known, at in workers):
             usage_error(f"--worker {text}: its name or address is given twice")
-        found.append((name, target))
-    return tuple(found)
+        workers.append((name, target))
+    return tuple(workers)

@@ -22,7 +22,7 @@ from rich.text import Text
 from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration
-from mlxd_shared.ops.terminal import escaped
+from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
 _WIDE = 10_000
@@ -53,7 +53,7 @@ def table(
             overflow="fold",
         )
     for row in rows:
-        grid.add_row(*(Text(escaped(cell)) for cell in row))
+        grid.add_row(*(Text(escape(cell)) for cell in row))
     _print(grid)
 
 
@@ -62,7 +62,7 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for name, value in pairs:
         if value:
-            grid.add_row(Text(escaped(name), style="bold"), Text(escaped(value)))
+            grid.add_row(Text(escape(name), style="bold"), Text(escape(value)))
     _print(grid)
 
 
@@ -78,7 +78,7 @@ def json_line(value: object) -> None:
     """Print `value` (a message, or anything JSON can carry) as one line of JSON."""
     text = json.dumps(plain(value), ensure_ascii=False, default=_encode)
     # JSON leaves these as they are, of which one alone begins a sequence that steers a terminal.
-    typer.echo(_HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    typer.echo(_HIGH_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def plain(value: object) -> object:

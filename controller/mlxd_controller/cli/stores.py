@@ -64,9 +64,9 @@ class Stores:
             typer.Exit: an option names no directory.
         """
         return StorePlaces(
-            models_dir=_given("--models-dir", self.models_dir, models_dir_of(environment)),
-            hub_cache=_given("--hub-cache", self.hub_cache, hub_cache_of(environment)),
-            ollama=_given("--ollama-models", self.ollama_models, _ollama_of(environment)),
+            models_dir=_choose_folder("--models-dir", self.models_dir, models_dir_of(environment)),
+            hub_cache=_choose_folder("--hub-cache", self.hub_cache, hub_cache_of(environment)),
+            ollama=_choose_folder("--ollama-models", self.ollama_models, _ollama_of(environment)),
         )
 
 
@@ -81,20 +81,20 @@ def hub_cache_of(environment: Mapping[str, str]) -> Path | None:
 
     They take `~` and variables, such as $SCRATCH, in a path for what these mean.
     """
-    given = environment.get(HUB_CACHE_VARIABLE)
-    if given:
-        return _folder(given)
+    path = environment.get(HUB_CACHE_VARIABLE)
+    if path:
+        return _folder(path)
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     own = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-    return _folder(_expanded(own or f"{home}/hub", environment))
+    return _folder(_expand(own or f"{home}/hub", environment))
 
 
-def _expanded(path: str, environment: Mapping[str, str]) -> str:
+def _expand(path: str, environment: Mapping[str, str]) -> str:
     """Return a path with $NAME and ${NAME} as they are set; what is not set stays as it is."""
 
-    def value(found: re.Match[str]) -> str:
-        return environment.get(found[1] or found[2], found[0])
+    def value(match: re.Match[str]) -> str:
+        return environment.get(match[1] or match[2], match[0])
 
     return _VARIABLE.sub(value, str(Path(path).expanduser()) if path.startswith("~") else path)
 
@@ -104,7 +104,7 @@ def _ollama_of(environment: Mapping[str, str]) -> Path | None:
     return _folder(own or "~/.ollama/models")
 
 
-def _given(option: str, text: str | None, default: Path | None) -> Path | None:
+def _choose_folder(option: str, text: str | None, default: Path | None) -> Path | None:
     if text is None:
         return default
     folder = _folder(text)

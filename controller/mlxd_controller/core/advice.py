@@ -42,11 +42,11 @@ def suggestions(
         _rows(choice, fits),
         *(_form(changed, fits) for changed in _smaller_weights(facts, choice)),
         _prefix(choice, fits),
-        _packed(facts, choice, fits),
+        _suggest_packing(facts, choice, fits),
     ]
-    found = tuple(advice for advice in alone if advice is not None)
-    if found:
-        return found
+    advices = tuple(advice for advice in alone if advice is not None)
+    if advices:
+        return advices
     together = _together(facts, choice, fits)
     if together is not None:
         return (together,)
@@ -105,7 +105,7 @@ def _kv_formats(facts: ModelFacts, choice: Choice) -> list[KVFormat]:
     return [form for form in wanted if facts.caches.kv_format_problem(form) is None]
 
 
-def _packed(facts: ModelFacts, choice: Choice, fits: _Fits) -> str | None:
+def _suggest_packing(facts: ModelFacts, choice: Choice, fits: _Fits) -> str | None:
     for form in _kv_formats(facts, choice):
         if fits(replace(choice, kv_format=form)):
             bits = 8 if form is KVFormat.Q8 else 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxd_controller.core import advice
-from mlxd_controller.core.options import merged
+from mlxd_controller.core.options import fill_in
 from mlxd_controller.core.phases import Loading, Queued, Ready, Resident
 from mlxd_controller.core.placement import evict
 from mlxd_controller.core.placement.homes import plans_of
@@ -40,7 +40,7 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
     """
     model = state.models.get(digest)
     if model is not None:
-        spec = merged(spec, model.spec)
+        spec = fill_in(spec, model.spec)
     match None if model is None else model.phase:
         case Queued(plans=plans):
             in_force = True

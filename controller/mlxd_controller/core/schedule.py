@@ -35,7 +35,7 @@ from mlxd_controller.core.events import (
     Unloaded,
     WorkerDied,
 )
-from mlxd_controller.core.options import conflict, merged
+from mlxd_controller.core.options import conflict, fill_in
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.placement.holding import end_holds
 from mlxd_controller.core.placement.homes import plans_for
@@ -74,11 +74,11 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Actio
 def _apply(turn: Turn, event: Event) -> None:
     match event:
         case Arrived():
-            _arrived(turn, event)
+            _arrive(turn, event)
         case LoadAsked():
             _load_asked(turn, event)
         case Released():
-            _released(turn, event)
+            _release(turn, event)
         case UnloadAsked():
             _unload_asked(turn, event)
         case Adopted():
@@ -91,7 +91,7 @@ def _apply(turn: Turn, event: Event) -> None:
         case Tick():
             pass  # time is read in _settle
         case _:
-            _reported(turn, event)
+            _handle_report(turn, event)
 
 
 def _settle(turn: Turn, event: Event) -> None:
@@ -114,7 +114,7 @@ def _settle(turn: Turn, event: Event) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-def _known(turn: Turn, event: Arrived | LoadAsked) -> Model:
+def _find_model(turn: Turn, event: Arrived | LoadAsked) -> Model:
     """Return the model asked for; while it is cold, with the path and facts as they are now."""
     model = turn.state.models.get(event.digest)
     if model is None:
@@ -125,15 +125,15 @@ def _known(turn: Turn, event: Arrived | LoadAsked) -> Model:
     return model
 
 
-def _arrived(turn: Turn, event: Arrived) -> None:
+def _arrive(turn: Turn, event: Arrived) -> None:
     if turn.state.stopping:
         turn.do(Refuse(event.ticket, ShuttingDown()))
         return
-    model = _known(turn, event)
+    model = _find_model(turn, event)
     if isinstance(model.phase, phases.Draining):
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
-    model = replace(model, usage=model.usage.used(turn.now_s))
+    model = replace(model, usage=model.usage.add_use(turn.now_s))
     before: Fixed | None = None
     if event.keep_alive_s is not None:
         before = model.fixed
@@ -162,7 +162,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
     if turn.state.stopping:
         turn.do(Refuse(event.ticket, ShuttingDown()))
         return
-    model = _known(turn, event)
+    model = _find_model(turn, event)
     if isinstance(model.phase, phases.Draining):
         turn.do(Refuse(event.ticket, ModelDraining(model.name)))
         return
@@ -173,7 +173,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
     before = model.fixed
     model = replace(
         model,
-        spec=merged(event.spec, model.spec),
+        spec=fill_in(event.spec, model.spec),
         pinned=model.pinned if event.spec.pinned is None else event.spec.pinned,
         keep_alive_s=(
             model.keep_alive_s if event.spec.keep_alive_s is None else event.spec.keep_alive_s
@@ -189,15 +189,15 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
     _wait(turn, model, Waiter(event.ticket, Want.LOAD, turn.now_s), before)
 
 
-def _unobtainable(turn: Turn, model: Model, given: LoadSpec) -> MlxdError | None:
-    """Return why `given` cannot be had, before anything of it is remembered."""
+def _unobtainable(turn: Turn, model: Model, spec: LoadSpec) -> MlxdError | None:
+    """Return why `spec` cannot be had, before anything of it is remembered."""
     if isinstance(model.phase, phases.Joinable):
-        return conflict(model, given)
-    plans = plans_for(model, merged(given, model.spec), turn.state.devices)
+        return conflict(model, spec)
+    plans = plans_for(model, fill_in(spec, model.spec), turn.state.devices)
     return plans if isinstance(plans, ModelTooLarge) else None
 
 
-def _released(turn: Turn, event: Released) -> None:
+def _release(turn: Turn, event: Released) -> None:
     model = turn.state.models.get(event.digest)
     if model is None:
         return
@@ -278,7 +278,7 @@ def _shut_down(turn: Turn, grace_s: float) -> None:
 # --- what workers report -------------------------------------------------------------------------
 
 
-def _reported(turn: Turn, event: Report) -> None:
+def _handle_report(turn: Turn, event: Report) -> None:
     model = turn.state.by_worker(event.worker)
     if model is None:
         return

@@ -60,7 +60,9 @@ class AdoptedWorker(LocalProcess):
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         # A writer of our own until the worker is one: a pipe without any seems to be at its end.
-        pipe = Pipe.opened(os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY))
+        pipe = Pipe.from_ends(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY)
+        )
         try:
             await adopt(str(path))
             self._reading = asyncio.create_task(self._read(await pipe.reader()))

@@ -80,7 +80,7 @@ class AttachedProcess(EndingProcess):
     def remember(self, holding: Holding | None) -> None:
         """Nothing: an attached worker says itself what it holds."""
 
-    def lost(self, reason: str) -> None:
+    def note_lost(self, reason: str) -> None:
         """Note that the process has gone."""
         self._lines = (f"worker {self._station.worker.name} at {self.address}: {reason}",)
         self._end(END_UNKNOWN)
@@ -162,7 +162,7 @@ class Station:
     async def close(self) -> None:
         """Close the connection; to its remaining users the worker is lost."""
         if self.process is not None:
-            self.process.lost("the controller has let go of it")
+            self.process.note_lost("the controller has let go of it")
         await self._link.close()
 
     async def _unload(self, incarnation: str) -> None:
@@ -195,7 +195,7 @@ class Station:
         self.status = self.last = status
         figures = status.workers[0]
         if self.process is not None and self.process.incarnation != figures.incarnation:
-            self.process.lost("it was started again")
+            self.process.note_lost("it was started again")
         if known is None or known.incarnation != figures.incarnation:
             _log.info("worker found", worker=self.worker.name, address=self.worker.address,
                       incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
@@ -210,7 +210,7 @@ class Station:
             _log.warning("worker is silent", worker=self.worker.name, reason=problem)
         self.status, self.problem = None, problem
         if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
-            self.process.lost(problem)
+            self.process.note_lost(problem)
 
     def _pulse(self) -> None:
         self._changed.set()
@@ -288,14 +288,14 @@ class AttachedLauncher:
         proof: Proof | None = None,  # noqa: ARG002 - an attached worker has given none
     ) -> AttachedLink:
         """Implements ports.Connect for a process that `launch` returned."""
-        found = (s.process for s in self.stations if s.worker.address == address)
-        process = next(p for p in found if p is not None and p.incarnation == incarnation)
+        processes = (s.process for s in self.stations if s.worker.address == address)
+        process = next(p for p in processes if p is not None and p.incarnation == incarnation)
         link = GrpcLink(
             address=address, incarnation=incarnation, digest=digest, security=self._security
         )
         return AttachedLink(link, process)
 
-    async def heard(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
+    async def wait_for_figures(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
         """Return what the workers say they hold; wait at most `wait_s` for those yet silent."""
         try:
             async with asyncio.timeout(wait_s):

@@ -30,7 +30,7 @@ class Pipe:
         return cls(read_fd, write_fd, {read_fd, write_fd})
 
     @classmethod
-    def opened(cls, read_fd: int, write_fd: int) -> Pipe:
+    def from_ends(cls, read_fd: int, write_fd: int) -> Pipe:
         """Return the pipe of two ends that are open already."""
         return cls(read_fd, write_fd, {read_fd, write_fd})
 

@@ -95,9 +95,9 @@ class WorkerFiles:
         except OSError:
             return None
         with os.fdopen(fd, "rb") as file:
-            found = os.fstat(fd)
-            plain = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-            if not plain or found.st_size > config.RECORD_BYTES_MAX:
+            status = os.fstat(fd)
+            plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            if not plain or status.st_size > config.RECORD_BYTES_MAX:
                 return None
             text = file.read(config.RECORD_BYTES_MAX + 1)
         self._written = parse_record(text)

@@ -64,7 +64,7 @@ class RunDir:
         return cls(path, lock_fd=None, removed=True)
 
     @classmethod
-    def claimed(cls, path: Path, *, removed: bool = False) -> RunDir:
+    def claim(cls, path: Path, *, removed: bool = False) -> RunDir:
         """Hold `path`, made private, and made if it is not there; `removed`: with its parent.
 
         Raises:
@@ -72,15 +72,15 @@ class RunDir:
                 name, or another controller holds it.
         """
         if not _has_room(path):
-            raise _refused(path, f"longer than {RUN_DIR_BYTES_MAX} bytes")
+            raise _refusal(path, f"longer than {RUN_DIR_BYTES_MAX} bytes")
         for _ in range(LOCK_TRIES_MAX):
             if removed:
                 _make_private(path.parent)
             _make_private(path)
-            lock_fd = _locked(path)
+            lock_fd = _lock(path)
             if lock_fd is not None:
                 return cls(path, lock_fd=lock_fd, removed=removed)
-        raise _refused(path, "other controllers come and go in it")
+        raise _refusal(path, "other controllers come and go in it")
 
     def stems(self) -> tuple[str, ...]:
         """Return what the workers are called whose files lie here, sorted."""
@@ -105,7 +105,7 @@ class RunDir:
             self._lock_fd = None
 
 
-def open_run_dir(given: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
+def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
     """Return the run directory of a controller that serves at `address`.
 
     given: what the operator says; None is the default of that address.
@@ -113,8 +113,8 @@ def open_run_dir(given: Path | None, *, address: str, environment: Mapping[str, 
     Raises:
         InvalidRequest: see RunDir.claimed.
     """
-    if given is not None:  # a link of the operator's own is one to follow
-        return RunDir.claimed(given.resolve() if given.is_symlink() else given)
+    if path is not None:  # a link of the operator's own is one to follow
+        return RunDir.claim(path.resolve() if path.is_symlink() else path)
     name = name_of(address)
     if name is None:
         return RunDir.temporary()
@@ -125,7 +125,7 @@ def open_run_dir(given: Path | None, *, address: str, environment: Mapping[str, 
         # A process that has taken that name prevents no serving.
         _log.warning("no run directory that lasts: a restart will load anew", reason=str(error))
         return RunDir.temporary()
-    return RunDir.claimed(parent / name, removed=True)
+    return RunDir.claim(parent / name, removed=True)
 
 
 def name_of(address: str) -> str | None:
@@ -155,10 +155,10 @@ def default_parent(environment: Mapping[str, str]) -> Path:
 
 def _is_own(path: Path) -> bool:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _make_private(path: Path) -> None:
@@ -168,20 +168,20 @@ def _make_private(path: Path) -> None:
         # Opened first, so that what is checked is what is changed, and no link of others'.
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
+        raise _refusal(path, error.strerror or str(error)) from error
     try:
-        found = os.fstat(folder)
-        if found.st_uid != os.geteuid():
-            raise _refused(path, "it belongs to another user")
-        if found.st_mode & stat.S_ISVTX:  # as /tmp: to close it would lock everybody out
-            raise _refused(path, "it is there for all users; name a folder in it")
-        if stat.S_IMODE(found.st_mode) != FOLDER_MODE:
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
+            raise _refusal(path, "it belongs to another user")
+        if status.st_mode & stat.S_ISVTX:  # as /tmp: to close it would lock everybody out
+            raise _refusal(path, "it is there for all users; name a folder in it")
+        if stat.S_IMODE(status.st_mode) != FOLDER_MODE:
             os.fchmod(folder, FOLDER_MODE)
     finally:
         os.close(folder)
 
 
-def _locked(path: Path) -> int | None:
+def _lock(path: Path) -> int | None:
     """Return the held lock of a folder; None where its last holder removed it meanwhile.
 
     Raises:
@@ -193,14 +193,14 @@ def _locked(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _refused(file, error.strerror or str(error)) from error
+        raise _refusal(file, error.strerror or str(error)) from error
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         same = os.path.samestat(os.fstat(lock_fd), file.stat())
     except BlockingIOError:
         holder = os.read(lock_fd, 32).decode(errors="replace").strip()
         os.close(lock_fd)
-        raise _refused(
+        raise _refusal(
             path,
             f"another controller (process {holder}) has it; stop that one, or give this one a"
             " --run-dir of its own",
@@ -215,7 +215,7 @@ def _locked(path: Path) -> int | None:
         os.write(lock_fd, f"{os.getpid()}\n".encode())
     except OSError as error:  # a full disk
         os.close(lock_fd)
-        raise _refused(file, f"cannot be written: {error.strerror}") from error
+        raise _refusal(file, f"cannot be written: {error.strerror}") from error
     return lock_fd
 
 
@@ -223,5 +223,5 @@ def _has_room(path: Path) -> bool:
     return len(os.fsencode(path)) <= RUN_DIR_BYTES_MAX
 
 
-def _refused(path: Path, problem: str) -> InvalidRequest:
+def _refusal(path: Path, problem: str) -> InvalidRequest:
     return InvalidRequest.of("run_dir", f"{path}: {problem}")

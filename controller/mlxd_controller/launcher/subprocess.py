@@ -26,7 +26,7 @@ from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
-from mlxd_controller.runtime.hearing import heard
+from mlxd_controller.runtime.hearing import wait_for_answer
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
@@ -82,7 +82,7 @@ class SubprocessLauncher:
         log.info("worker launched", pid=worker.pid)
         try:
             self._note(worker)
-            found = await self._wait_ready(worker, ready, model=model)
+            endpoint = await self._wait_ready(worker, ready, model=model)
         except BaseException as error:
             ready.close()
             await worker.close()
@@ -90,7 +90,9 @@ class SubprocessLauncher:
                 raise _start_failed(error, model) from error
             raise
         # Of another version, which was put in this one's place meanwhile, checks may be others.
-        worker.listens_on(found.address, found.proof if found.version == self._version else None)
+        worker.listens_on(
+            endpoint.address, endpoint.proof if endpoint.version == self._version else None
+        )
         return worker
 
     async def _start(
@@ -145,7 +147,7 @@ class SubprocessLauncher:
         line = asyncio.create_task(_read_line(ready))
         ended = asyncio.create_task(worker.wait_exited())
         try:
-            await heard({line, ended}, limit_s=self._stall_timeout_s)
+            await wait_for_answer({line, ended}, limit_s=self._stall_timeout_s)
             if line.done() and line.result():
                 return parse_ready_line(line.result(), model=model)
             if line.done():

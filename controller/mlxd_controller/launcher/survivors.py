@@ -50,21 +50,21 @@ async def survivors_of(
     arguments: what this controller's launcher starts workers with. At the exit those of them that
     are still there are ended. Takes seconds where a stranger does not end by itself.
     """
-    found: dict[str, Survivor] = {}
+    survivors: dict[str, Survivor] = {}
     turn = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def look(files: WorkerFiles) -> None:
         async with turn:
-            await _look(files, store, connect, tuple(arguments), found)
+            await _look(files, store, connect, tuple(arguments), survivors)
 
     try:
         stems = run_dir.stems()
         async with asyncio.TaskGroup() as tasks:
             for stem in stems:
                 tasks.create_task(look(WorkerFiles(run_dir.path, stem)))
-        yield tuple(found.values())
+        yield tuple(survivors.values())
     finally:
-        for survivor in found.values():  # gone already, but where the start failed
+        for survivor in survivors.values():  # gone already, but where the start failed
             await survivor.link.close()
             await survivor.process.close()
 
@@ -74,32 +74,32 @@ async def _look(
     store: ModelStore,
     connect: Connect,
     arguments: tuple[str, ...],
-    found: dict[str, Survivor],
+    survivors: dict[str, Survivor],
 ) -> None:
-    """Put the worker of these files into `found`, or purge what is there."""
+    """Put the worker of these files into `survivors`, or purge what is there."""
     record = files.read()
-    known = None if record is None else _known(record)
+    known = None if record is None else _find_process(record)
     if record is None or known is None:
         await _ask_whoever_listens(files, connect)
         files.remove()
         return
     worker = AdoptedWorker(known, record, files)
     try:
-        survivor = await _adopted(worker, record, store, connect, arguments)
+        survivor = await _adopt(worker, record, store, connect, arguments)
         if survivor is None:
             await _purge(worker, connect)
             return
     except BaseException:
         await worker.close()
         raise
-    if survivor.ref.digest in found:  # a second worker of one model is of no use
+    if survivor.ref.digest in survivors:  # a second worker of one model is of no use
         await survivor.link.close()
         await _purge(worker, connect)
     else:
-        found[survivor.ref.digest] = survivor
+        survivors[survivor.ref.digest] = survivor
 
 
-def _known(record: Record) -> KnownProcess | None:
+def _find_process(record: Record) -> KnownProcess | None:
     """Return the process that a record names, if that lives and is this user's."""
     try:
         known = KnownProcess(record.mark)
@@ -114,7 +114,7 @@ def _known(record: Record) -> KnownProcess | None:
     return None
 
 
-async def _configured(store: ModelStore, holding: Holding) -> ModelRef | None:
+async def _find_configured(store: ModelStore, holding: Holding) -> ModelRef | None:
     """Return the model that a worker holds; None where it is not configured here.
 
     By its name first: to read all that stores have may take longer than the worker waits.
@@ -123,11 +123,11 @@ async def _configured(store: ModelStore, holding: Holding) -> ModelRef | None:
         ref = await store.resolve(holding.name)
         if ref.digest == holding.digest:
             return ref
-    await store.listed()
-    return store.known(holding.digest)
+    await store.list_models()
+    return store.find_known(holding.digest)
 
 
-async def _adopted(
+async def _adopt(
     worker: AdoptedWorker,
     record: Record,
     store: ModelStore,
@@ -136,7 +136,7 @@ async def _adopted(
 ) -> Survivor | None:
     """Take a worker over; None where it is not to be, which is logged."""
     holding = record.holding
-    ref = None if holding is None else await _configured(store, holding)
+    ref = None if holding is None else await _find_configured(store, holding)
     if holding is None or ref is None or record.arguments != arguments:
         problem = "it was started with other options"
         if holding is None or ref is None:

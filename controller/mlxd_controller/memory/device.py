@@ -232,7 +232,7 @@ def _stat(path: Path, key: str) -> int:
 
 def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
-    if not any(_installed(name) for name in CUDA_BACKENDS):
+    if not any(_is_installed(name) for name in CUDA_BACKENDS):
         return ()
     driver = open_nvml()
     gpus = () if driver is None else driver.gpus()
@@ -250,7 +250,7 @@ def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | Cud
     return HostProbe(limits, kind=DeviceKind.CPU)
 
 
-def _installed(distribution: str) -> bool:
+def _is_installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

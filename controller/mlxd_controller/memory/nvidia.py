@@ -112,14 +112,14 @@ def visible(gpus: tuple[Gpu, ...], said: str | None) -> tuple[Gpu, ...]:
     """
     if said is None:
         return gpus
-    found: list[Gpu] = []
+    selected: list[Gpu] = []
     for word in filter(None, (part.strip() for part in said.split(","))):
         meant = [gpu for gpu in gpus if _means(word, gpu)]
-        if len(meant) != 1 or meant[0] in found:
+        if len(meant) != 1 or meant[0] in selected:
             _log.warning("what is visible ends here", variable=VISIBLE_VARIABLE, word=word)
             break
-        found += meant
-    return tuple(found)
+        selected += meant
+    return tuple(selected)
 
 
 def _means(word: str, gpu: Gpu) -> bool:

@@ -20,8 +20,8 @@ def oom_kills(vmstat: Path = VMSTAT) -> int | None:
         lines = vmstat.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    found = (line.split() for line in lines)
-    return next((int(it[1]) for it in found if len(it) == 2 and it[0] == _NAME), None)
+    pairs = (line.split() for line in lines)
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == _NAME), None)
 
 
 def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:

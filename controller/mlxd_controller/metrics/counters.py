@@ -100,12 +100,14 @@ class Metrics:
             bounds=AGE_BOUNDS_S,
         )
 
-    def ended(self, *, model: str, code: grpc.StatusCode, finish: str, duration_s: float) -> None:
+    def count_end(
+        self, *, model: str, code: grpc.StatusCode, finish: str, duration_s: float
+    ) -> None:
         """Count one Generate that is over, however it ended."""
         self.requests.add(model=model, code=code.name, finish_reason=finish)
         self.duration.observe(duration_s, model=model)
 
-    def used(self, usage: StreamUsage, *, model: str, resumed: int = 0) -> None:
+    def count_use(self, usage: StreamUsage, *, model: str, resumed: int = 0) -> None:
         """Count what a complete stream cost; `resumed` tokens of it its client had before."""
         self.prompt_tokens.add(usage.prompt_tokens, model=model)
         self.cached_tokens.add(usage.cached_tokens, model=model)

@@ -39,12 +39,12 @@ def render(status: status_pb2.Status, *, vllm_aliases: bool = False) -> bytes:
 class _Fixed(Collector):
     """Families that are there already."""
 
-    def __init__(self, found: list[Metric]) -> None:
-        self._found = found
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> list[Metric]:
         """Return them."""
-        return self._found
+        return self._metrics
 
     def describe(self) -> list[Metric]:
         """Name none: a registry of one collector has nothing to compare."""
@@ -54,7 +54,7 @@ class _Fixed(Collector):
 def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterator[Metric]:
     """Yield every family; the `vllm:` names that routers look for too, where asked."""
     for family in status.metrics:
-        yield _counted(family)
+        yield _count_points(family)
     yield from _of_process(status)
     yield from _of_memory(status)
     yield from _of_workers(status.workers)
@@ -64,7 +64,7 @@ def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterat
             yield _gauge(alias.name, alias.help, ((alias.labels(w), alias.value(w)) for w in ready))
 
 
-def _counted(family: status_pb2.MetricFamily) -> Metric:
+def _count_points(family: status_pb2.MetricFamily) -> Metric:
     kind = _KINDS.get(family.kind, "unknown")
     name = family.name.removesuffix(TOTAL) if kind == "counter" else family.name
     metric = Metric(name, family.help, kind)
@@ -117,11 +117,23 @@ def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
         yield _gauge(f"mlxd_host_memory_{name}_bytes", text, [({}, nbytes)])
     devices = [({"device": d.name, "kind": d.kind}, d) for d in status.devices]
     for name, text, points in (
-        ("total", "Memory of the device.", [(who, d.total_bytes) for who, d in devices]),
-        ("budget", "What models may use of it.", [(who, d.budget_bytes) for who, d in devices]),
-        ("reserved", "What models are promised.", [(who, d.reserved_bytes) for who, d in devices]),
-        ("usable", "What others leave of it now.", [(who, d.usable_bytes) for who, d in devices]),
-        ("held", "What workers hold of it.", [(who, d.held_bytes) for who, d in devices]),
+        ("total", "Memory of the device.", [(labels, d.total_bytes) for labels, d in devices]),
+        (
+            "budget",
+            "What models may use of it.",
+            [(labels, d.budget_bytes) for labels, d in devices],
+        ),
+        (
+            "reserved",
+            "What models are promised.",
+            [(labels, d.reserved_bytes) for labels, d in devices],
+        ),
+        (
+            "usable",
+            "What others leave of it now.",
+            [(labels, d.usable_bytes) for labels, d in devices],
+        ),
+        ("held", "What workers hold of it.", [(labels, d.held_bytes) for labels, d in devices]),
     ):
         yield _gauge(f"mlxd_device_memory_{name}_bytes", text, points)
 
@@ -158,23 +170,23 @@ def _of_workers(workers: Iterable[Worker]) -> Iterator[Metric]:
     """Yield what is known of each process: all of the living, the end of those that failed."""
     by_identity = {(w.model_name, w.incarnation): w for w in workers}
     everyone = [(_who(w), w) for w in by_identity.values()]
-    living = [(who, w) for who, w in everyone if not _ended(w)]
+    living = [(labels, w) for labels, w in everyone if not _has_ended(w)]
     yield _gauge("mlxd_worker_up", "Whether the process lives and its model is ready.",
-                 ((who, float(_ready(w))) for who, w in everyone))  # fmt: skip
+                 ((labels, float(_ready(w))) for labels, w in everyone))  # fmt: skip
     yield _gauge("mlxd_worker_info", "What the process runs on; always 1.",
-                 (({**who, **_facts(w)}, 1) for who, w in living))  # fmt: skip
-    codes = ((who, w.exit_code) for who, w in everyone if w.HasField("exit_code"))
+                 (({**labels, **_facts(w)}, 1) for labels, w in living))  # fmt: skip
+    codes = ((labels, w.exit_code) for labels, w in everyone if w.HasField("exit_code"))
     yield _gauge("mlxd_worker_exit_code", "How the process ended; negative: the signal.", codes)
     cpu = Metric("mlxd_worker_cpu_seconds", "CPU time of the process.", "counter")
-    for who, worker in living:
-        cpu.add_sample(cpu.name + TOTAL, who, worker.cpu_seconds)
+    for labels, worker in living:
+        cpu.add_sample(cpu.name + TOTAL, labels, worker.cpu_seconds)
     yield cpu
     for figure in _FIGURES:
-        points = ((who, figure.value(w)) for who, w in living)
+        points = ((labels, figure.value(w)) for labels, w in living)
         yield _gauge(f"mlxd_worker_{figure.name}", figure.help, points)
     accounts = (
-        ({**who, "account": account.name}, account.bytes)
-        for who, w in living
+        ({**labels, "account": account.name}, account.bytes)
+        for labels, w in living
         for account in w.memory.accounts
     )
     yield _gauge("mlxd_worker_memory_bytes", "What the process accounts for, by account.", accounts)
@@ -198,12 +210,12 @@ def _facts(worker: Worker) -> Labels:
     }
 
 
-def _ended(worker: Worker) -> bool:
+def _has_ended(worker: Worker) -> bool:
     return worker.HasField("exit_code") or worker.state == types_pb2.MODEL_STATE_FAILED
 
 
 def _ready(worker: Worker) -> bool:
-    return worker.state == types_pb2.MODEL_STATE_READY and not _ended(worker)
+    return worker.state == types_pb2.MODEL_STATE_READY and not _has_ended(worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +228,7 @@ class _Alias:
     value: Callable[[Worker], float]
 
 
-def _named(worker: Worker) -> Labels:
+def _labels_of(worker: Worker) -> Labels:
     return {"model_name": worker.model_name, "worker": worker.incarnation}
 
 
@@ -228,21 +240,21 @@ def _kv_use(worker: Worker) -> float:
 def _blocks(worker: Worker) -> Labels:
     """A block is one token: rows are not paged, and this keeps blocks x size the true capacity."""
     size = {"block_size": "1", "num_gpu_blocks": str(worker.kv_tokens_capacity)}
-    return {**_named(worker), **size}
+    return {**_labels_of(worker), **size}
 
 
 def _adapters(worker: Worker) -> Labels:
     none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-    return {**_named(worker), **none}
+    return {**_labels_of(worker), **none}
 
 
 _ALIASES = (
     _Alias("vllm:num_requests_running", "Alias: streams being decoded.",
-           _named, lambda w: w.streams_running),
+           _labels_of, lambda w: w.streams_running),
     _Alias("vllm:num_requests_waiting", "Alias: streams that wait in the worker.",
-           _named, lambda w: w.streams_waiting),
+           _labels_of, lambda w: w.streams_waiting),
     _Alias("vllm:kv_cache_usage_perc", "Alias: part of the KV tokens in use, 0 to 1.",
-           _named, _kv_use),
+           _labels_of, _kv_use),
     _Alias("vllm:cache_config_info", "Alias: size of the KV cache in labels; always 1.",
            _blocks, lambda _: 1.0),
     _Alias("vllm:lora_requests_info", "Alias: there are no adapters; the worker's start time.",

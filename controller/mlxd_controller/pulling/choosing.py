@@ -52,7 +52,7 @@ def check_names(files: Sequence[RemoteFile]) -> None:
             raise InvalidModel("a name that leads out of the repository", file=file.name)
 
 
-def needed(
+def choose_needed(
     files: Sequence[RemoteFile], *, index: Mapping[str, Any] | None, include: Collection[str] = ()
 ) -> tuple[RemoteFile, ...]:
     """Return what a model needs, and what patterns of `include` add, by name.
@@ -63,19 +63,19 @@ def needed(
         InvalidModel: it has no weights that could be served; names what it has.
         InvalidRequest: a pattern asks for pickles.
     """
-    found = {file.name: file for file in files}
-    wanted = set(_weights(found, index))
+    by_name = {file.name: file for file in files}
+    wanted = set(_weights(by_name, index))
     wanted |= {
-        name for name in found if _matches(name, (*TEXTS, *TEXTS_BELOW)) and not is_pickle(name)
+        name for name in by_name if _matches(name, (*TEXTS, *TEXTS_BELOW)) and not is_pickle(name)
     }
     for pattern in include:
-        more = {name for name in found if fnmatchcase(name, pattern)}
+        more = {name for name in by_name if fnmatchcase(name, pattern)}
         pickles = sorted(filter(is_pickle, more))
         if pickles:
             problem = f"{pattern!r} asks for {pickles[0]}, which can run code when it is read"
             raise InvalidRequest.of("include", problem)
         wanted |= more
-    return tuple(found[name] for name in sorted(wanted))
+    return tuple(by_name[name] for name in sorted(wanted))
 
 
 def is_pickle(name: str) -> bool:
@@ -83,22 +83,22 @@ def is_pickle(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in _PICKLES
 
 
-def _weights(found: Mapping[str, RemoteFile], index: Mapping[str, Any] | None) -> Collection[str]:
+def _weights(by_name: Mapping[str, RemoteFile], index: Mapping[str, Any] | None) -> Collection[str]:
     if index is not None:
-        return _shards(found, index)
-    if SINGLE_FILE in found:
+        return _shards(by_name, index)
+    if SINGLE_FILE in by_name:
         return {SINGLE_FILE}
-    tops = {name for name in found if name.endswith(_WEIGHTS) and "/" not in name}
+    tops = {name for name in by_name if name.endswith(_WEIGHTS) and "/" not in name}
     if tops:
         return tops
-    others = sorted(name for name in found if PurePosixPath(name).suffix in OTHER_WEIGHTS)
+    others = sorted(name for name in by_name if PurePosixPath(name).suffix in OTHER_WEIGHTS)
     if not others:
         raise InvalidModel("the repository has no weights")
     kind = "a pickle, which can run code when it is read" if is_pickle(others[0]) else "GGUF"
     raise InvalidModel(f"{kind}; mlxd takes safetensors alone, and there are none", file=others[0])
 
 
-def _shards(found: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Collection[str]:
+def _shards(by_name: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Collection[str]:
     placed = index.get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise InvalidModel("names no shards", file=INDEX_FILE, field="weight_map")
@@ -106,7 +106,7 @@ def _shards(found: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Collec
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(_WEIGHTS):
             problem = f"{shard!r:.80} is no file of safetensors beside the index"
             raise InvalidModel(problem, file=INDEX_FILE, field=name)
-        if shard not in found:
+        if shard not in by_name:
             raise InvalidModel(f"its shard {shard!r:.80} is missing", file=INDEX_FILE, field=name)
     return set(placed.values())
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxd_controller.pulling.choosing import RemoteFile, check_names, needed
+from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
 from mlxd_controller.pulling.failure import PullFailed
 from mlxd_controller.pulling.hub_api import Hub, RemotePart, of_the_system
 from mlxd_models.files.model_files import parse_json_object, read_file
@@ -73,12 +73,12 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
         InvalidRequest: `include` asks for what is never taken.
     """
     try:
-        return _pulled(hub, wanted, report)
+        return _pull(hub, wanted, report)
     except OSError as error:
         raise PullFailed(of_the_system(error)) from error
 
 
-def _pulled(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
+def _pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
     report("looking", 0, 0)
     commit, files = hub.listing(wanted.repository, wanted.revision)
     if not _COMMIT.fullmatch(commit):
@@ -86,7 +86,7 @@ def _pulled(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
     check_names(files)
     one = _Pull(hub, wanted, commit, report)
     index = one.index(files)
-    chosen = needed(files, index=index, include=wanted.include)
+    chosen = choose_needed(files, index=index, include=wanted.include)
     one.check_room(chosen)
     for file in sorted(chosen, key=_turn):
         one.fetch(file)
@@ -147,7 +147,7 @@ class _Pull:
         """Have one file in the snapshot."""
         before, path = self._here, self.snapshot / file.name
         if not _is_whole(path, file.nbytes):
-            self._hub.reporting = lambda nbytes: self._came(file.name, nbytes)
+            self._hub.reporting = lambda nbytes: self._count_bytes(file.name, nbytes)
             wanted = self._wanted
             part = self._hub.part(wanted.repository, file.name, self._commit)
             blob = self._blobs / part.etag
@@ -171,7 +171,7 @@ class _Pull:
         fresh.write_text(self._commit, encoding="ascii")
         fresh.replace(ref)
 
-    def _came(self, name: str, nbytes: int) -> None:
+    def _count_bytes(self, name: str, nbytes: int) -> None:
         self._here += nbytes
         self._report(name, self._here, self._total)
 
@@ -180,7 +180,7 @@ class _Pull:
         blob = self._blobs / file.content if file.content else self.snapshot / file.name
         if any(_is_whole(path, file.nbytes) for path in (self.snapshot / file.name, blob)):
             return 0
-        unfinished = _unfinished(blob)
+        unfinished = _unfinished_path(blob)
         begun = unfinished.stat().st_size if unfinished.exists() else 0
         return max(0, file.nbytes - begun)
 
@@ -189,13 +189,13 @@ class _Pull:
         if _is_whole(blob, part.nbytes or file.nbytes):
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = _unfinished(blob)
+        unfinished = _unfinished_path(blob)
         with unfinished.open("ab+") as stream:
             _lock(stream, unfinished, file.name)
             begun = stream.seek(0, os.SEEK_END)
             if part.nbytes is not None and begun > part.nbytes:
                 begun = stream.truncate(0)
-            self._came(file.name, begun)
+            self._count_bytes(file.name, begun)
             self._hub.download(part, stream, begun)
             stream.flush()
             os.fsync(stream.fileno())
@@ -205,7 +205,7 @@ class _Pull:
             unfinished.replace(blob)
 
 
-def _unfinished(blob: Path) -> Path:
+def _unfinished_path(blob: Path) -> Path:
     return blob.with_name(blob.name + UNFINISHED)
 
 
@@ -255,19 +255,19 @@ def _hash_of(stream: BinaryIO, etag: str) -> str:
     """Return the hash that a file's name should be: sha256, or that of git for small files."""
     nbytes = stream.seek(0, os.SEEK_END)
     stream.seek(0)
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     if len(etag) == 40:
-        found = hashlib.sha1(f"blob {nbytes}\0".encode(), usedforsecurity=False)
+        hasher = hashlib.sha1(f"blob {nbytes}\0".encode(), usedforsecurity=False)
     while part := stream.read(_HASHED_BYTES):
-        found.update(part)
-    return found.hexdigest()
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def _existing_parent(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-def told(pulled: Pulled) -> str:
+def to_json_line(pulled: Pulled) -> str:
     """Return a pull as one line of JSON."""
     return json.dumps(
         {

@@ -64,10 +64,10 @@ class Hub:
         from huggingface_hub import HfApi  # noqa: PLC0415
 
         with _in_our_words(repository, revision):
-            found = HfApi(endpoint=self._endpoint, token=self._token).model_info(
+            info = HfApi(endpoint=self._endpoint, token=self._token).model_info(
                 repository, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT_S
             )
-            return found.sha or "", [_remote_file(told) for told in found.siblings or ()]
+            return info.sha or "", [_remote_file(sibling) for sibling in info.siblings or ()]
 
     def part(self, repository: str, name: str, commit: str) -> RemotePart:
         """Return where a file's bytes are."""
@@ -75,14 +75,14 @@ class Hub:
 
         with _in_our_words(repository, commit):
             url = hf_hub_url(repository, name, revision=commit, endpoint=self._endpoint)
-            found = get_hf_file_metadata(
+            metadata = get_hf_file_metadata(
                 url, token=self._token, timeout=ANSWER_TIMEOUT_S, endpoint=self._endpoint
             )
-            etag = found.etag or ""
+            etag = metadata.etag or ""
             if not _HASH.fullmatch(etag):
                 raise PullFailed(f"the hub calls {name} {etag!r:.80}, which is no hash")
-            plain = found.xet_file_data is None
-            return RemotePart(name, found.location, etag, found.size, plain=plain)
+            plain = metadata.xet_file_data is None
+            return RemotePart(name, metadata.location, etag, metadata.size, plain=plain)
 
     def download(self, part: RemotePart, stream: BinaryIO, begun_nbytes: int) -> None:
         """Append what is missing of a file to `stream`, which has so many bytes of it."""
@@ -143,18 +143,18 @@ class Hub:
         return Counter
 
 
-def _remote_file(told: Any) -> RemoteFile:  # noqa: ANN401 - of a library that checks nothing
+def _remote_file(sibling: Any) -> RemoteFile:  # noqa: ANN401 - of a library that checks nothing
     """Return a file of a listing; what it says of it is used only where it is what it should be."""
-    if not isinstance(told.rfilename, str):
-        raise PullFailed(f"the hub calls a file {told.rfilename!r:.80}, which is no name")
-    nbytes = told.size if type(told.size) is int and told.size > 0 else 0
-    content = told.blob_id if told.lfs is None else told.lfs.sha256
+    if not isinstance(sibling.rfilename, str):
+        raise PullFailed(f"the hub calls a file {sibling.rfilename!r:.80}, which is no name")
+    nbytes = sibling.size if type(sibling.size) is int and sibling.size > 0 else 0
+    content = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
     known = isinstance(content, str) and _HASH.fullmatch(content)
-    return RemoteFile(told.rfilename, nbytes, content if known else "")
+    return RemoteFile(sibling.rfilename, nbytes, content if known else "")
 
 
 @contextmanager
-def _in_our_words(what: str, revision: str) -> Iterator[None]:
+def _in_our_words(repository: str, revision: str) -> Iterator[None]:
     """Turn the library's errors around the body into ours."""
     from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
 
@@ -163,11 +163,11 @@ def _in_our_words(what: str, revision: str) -> Iterator[None]:
     except PullFailed:
         raise
     except Exception as error:
-        for kind, words, reason in _known(what, revision):
+        for kind, words, reason in _known_errors(repository, revision):
             if isinstance(error, kind):
                 raise PullFailed(words, reason) from error
         if isinstance(error, HfHubHTTPError):
-            raise _refused(error, what) from error
+            raise _refusal(error, repository) from error
         if isinstance(error, OSError):
             raise PullFailed(of_the_system(error)) from error
         if type(error).__module__.partition(".")[0] not in _TRANSPORTS:
@@ -175,29 +175,29 @@ def _in_our_words(what: str, revision: str) -> Iterator[None]:
         raise PullFailed(f"no answer from the hub: {error}", Reason.NO_ANSWER) from error
 
 
-def _known(what: str, revision: str) -> list[tuple[type[Exception], str, Reason]]:
+def _known_errors(repository: str, revision: str) -> list[tuple[type[Exception], str, Reason]]:
     """Return what the library's errors mean; a special one comes before its kind."""
     from huggingface_hub import errors as e  # noqa: PLC0415
 
-    gated = f"{what} is gated: accept its terms on the hub, then {_SIGN_IN}"
-    unknown = f"the hub has no model {what}, or not for you: if it is private, {_SIGN_IN}"
+    gated = f"{repository} is gated: accept its terms on the hub, then {_SIGN_IN}"
+    unknown = f"the hub has no model {repository}, or not for you: if it is private, {_SIGN_IN}"
     return [
         (e.GatedRepoError, gated, Reason.OTHER),
-        (e.RevisionNotFoundError, f"{what} has no revision {revision!r}", Reason.NOT_FOUND),
+        (e.RevisionNotFoundError, f"{repository} has no revision {revision!r}", Reason.NOT_FOUND),
         (e.RepositoryNotFoundError, unknown, Reason.NOT_FOUND),
-        (e.EntryNotFoundError, f"a file of {what} has gone from the hub", Reason.NOT_FOUND),
-        (e.HFValidationError, f"{what!r} is not ORG/NAME", Reason.NOT_FOUND),
+        (e.EntryNotFoundError, f"a file of {repository} has gone from the hub", Reason.NOT_FOUND),
+        (e.HFValidationError, f"{repository!r} is not ORG/NAME", Reason.NOT_FOUND),
         (e.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids asking the hub", Reason.NO_ANSWER),
     ]
 
 
-def _refused(error: HfHubHTTPError, what: str) -> PullFailed:
+def _refusal(error: HfHubHTTPError, subject: str) -> PullFailed:
     status = error.response.status_code
     if status in (401, 403):
-        return PullFailed(f"the hub refuses {what} to you ({status}): {_SIGN_IN}")
+        return PullFailed(f"the hub refuses {subject} to you ({status}): {_SIGN_IN}")
     if status == 404:
-        return PullFailed(f"the hub has no {what}", Reason.NOT_FOUND)
-    return PullFailed(f"the hub answers {status} about {what}", Reason.NO_ANSWER)
+        return PullFailed(f"the hub has no {subject}", Reason.NOT_FOUND)
+    return PullFailed(f"the hub answers {status} about {subject}", Reason.NO_ANSWER)
 
 
 def of_the_system(error: OSError) -> str:

@@ -15,7 +15,7 @@ from mlxd_models.fit.terms import reckon
 from mlxd_shared.domain.requests import KVFormat
 
 
-def enrolled(
+def enrol(
     survivors: Iterable[Survivor], state: State, clock: Clock
 ) -> Iterator[tuple[Worker, Adopted]]:
     """Yield each worker as the runtime keeps it, and what the scheduler is to be told of it.
@@ -86,11 +86,11 @@ def leave_word(
     """Have the model's worker remember what it holds, where that is no longer what it was."""
     if worker is None or worker.process is None:
         return
-    if former is None or _told(former) != _told(model):
+    if former is None or _describe_change(former) != _describe_change(model):
         worker.process.remember(holding_of(model, keep_alive_s=keep_alive_s))
 
 
-def _told(model: Model) -> tuple[object, ...]:
+def _describe_change(model: Model) -> tuple[object, ...]:
     """Return what word is left of; most changes of a model are others."""
     ready = isinstance(model.phase, Ready)
     return (ready, model.worker, model.spec, model.pinned, model.keep_alive_s, model.load_s)

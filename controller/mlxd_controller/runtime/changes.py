@@ -58,9 +58,9 @@ class Subscription:
 
     def pending(self) -> list[Model]:
         """Return, and take, the changes that are there already."""
-        found, self._pending = self._pending, []
+        models, self._pending = self._pending, []
         self._news.clear()
-        return found
+        return models
 
 
 class Changes:

@@ -27,7 +27,7 @@ async def hear(answer: Awaitable[_T], *, limit_s: float) -> _T:
     """
     waiting = asyncio.ensure_future(_of(answer))
     try:
-        if not await heard({waiting}, limit_s=limit_s):
+        if not await wait_for_answer({waiting}, limit_s=limit_s):
             raise TimeoutError
     finally:
         waiting.cancel()
@@ -41,7 +41,7 @@ async def _of(answer: Awaitable[_T]) -> _T:
     return await answer
 
 
-async def heard(answers: Collection[asyncio.Future[Any]], *, limit_s: float) -> bool:
+async def wait_for_answer(answers: Collection[asyncio.Future[Any]], *, limit_s: float) -> bool:
     """Wait until one of `answers` is done, and return whether it is; see the invariants.
 
     limit_s: how long nobody may answer; math.inf waits for ever. Cancels none of them.

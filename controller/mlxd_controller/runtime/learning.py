@@ -35,12 +35,12 @@ def figures_of(worker: WorkerFigures) -> Figures | None:
     )
 
 
-def is_news(told: Figures | None, now: Figures) -> bool:
-    """Return whether the scheduler should hear of `now`, after it has heard `told`."""
-    if told is None:
+def is_news(before: Figures | None, now: Figures) -> bool:
+    """Return whether the scheduler should hear of `now`, after it has heard `before`."""
+    if before is None:
         return True
-    grown = max(now.peak - told.peak, now.process - told.process)
-    return grown >= NEWS_BYTES or now.weights != told.weights
+    grown = max(now.peak - before.peak, now.process - before.process)
+    return grown >= NEWS_BYTES or now.weights != before.weights
 
 
 def same_but_measured(former: Model | None, model: Model) -> bool:

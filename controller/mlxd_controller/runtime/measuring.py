@@ -38,11 +38,11 @@ class Measuring:
 
     def now(self) -> ev.MemoryRead:
         """Return what the devices have now, and what workers last said that they hold."""
-        self._devices = self._measured()
+        self._devices = self._measure()
         self._read_s = self._clock.now_s()
         return ev.MemoryRead(self._devices, self._workers.arrays())
 
-    def _measured(self) -> tuple[Device, ...]:
+    def _measure(self) -> tuple[Device, ...]:
         try:
             return self._probe.read(self._workers.pids())
         except OSError as error:

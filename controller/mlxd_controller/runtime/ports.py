@@ -132,11 +132,11 @@ class ModelStore(Protocol):
         """Have each name that is forgotten told, at once, while the body runs."""
         ...
 
-    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+    async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
         ...
 
-    def known(self, digest: str) -> ModelRef | None:
+    def find_known(self, digest: str) -> ModelRef | None:
         """Return the model of a digest as it was last read."""
         ...
 

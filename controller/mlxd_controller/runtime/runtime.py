@@ -120,8 +120,8 @@ class Runtime:
         """
         models = self._state.models.values()
         known = [(m.digest, m.path) for m in models if m.pinned or not isinstance(m.phase, Cold)]
-        asked = [(event.digest, event.path) for event in self._undecided.values()]
-        return frozenset(text for texts in (*known, *asked) for text in texts)
+        requests = [(event.digest, event.path) for event in self._undecided.values()]
+        return frozenset(text for texts in (*known, *requests) for text in texts)
 
     def adopt(self, workers: Iterable[tuple[Worker, ev.Adopted]]) -> None:
         """Own these workers of a former controller; before run(), and before any request."""
@@ -142,7 +142,7 @@ class Runtime:
         """
         return worker.has_begun(stream) and not worker.was_killed(self._ports.oom_kills())
 
-    def measured(self) -> tuple[Device, ...]:
+    def measure_devices(self) -> tuple[Device, ...]:
         """Return the devices as they were a moment ago, or as they are now."""
         return self._measuring.recent() or self.measure()
 
@@ -157,7 +157,7 @@ class Runtime:
                 poll = self._tasks.create_task(self._poll())
                 for worker in self.workers.live():  # adopted, and not decided on yet
                     self._errands.watch(worker)
-                while not self._finished():
+                while not self._is_finished():
                     self._step(await self._next())
                     await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
                 poll.cancel()
@@ -185,7 +185,7 @@ class Runtime:
         """
         ticket = self._ticket()
         event = ev.Arrived(ticket, ref.digest, ref.name, str(ref.path), ref.facts, keep_alive_s)
-        async with self._asked(event) as answer:
+        async with self._ask(event) as answer:
             try:
                 async with asyncio.timeout(timeout_s):
                     lease = await asyncio.shield(answer)
@@ -206,13 +206,13 @@ class Runtime:
         Leaving does not end the load.
         """
         event = ev.LoadAsked(self._ticket(), ref.digest, ref.name, str(ref.path), ref.facts, spec)
-        async with self._asked(event) as answer:
+        async with self._ask(event) as answer:
             yield answer
 
     async def unload(self, digest: str, *, grace_s: float, force: bool) -> int:
         """Unload a model and return how many streams were ended, once it is gone."""
         event = ev.UnloadAsked(self._ticket(), digest, grace_s, force)
-        async with self._asked(event) as answer:
+        async with self._ask(event) as answer:
             done = await asyncio.shield(answer)
         assert isinstance(done, a.Done)
         return done.streams_aborted
@@ -220,7 +220,7 @@ class Runtime:
     # --- asking ----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _asked(
+    async def _ask(
         self, event: ev.Arrived | ev.LoadAsked | ev.UnloadAsked
     ) -> AsyncIterator[asyncio.Future[Lease | a.Done]]:
         if self._closed:
@@ -263,7 +263,7 @@ class Runtime:
 
     # --- deciding --------------------------------------------------------------------------------
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._state.stopping and not self.workers.live() and self._mailbox.empty()
 
     async def _next(self) -> ev.Event:
@@ -328,7 +328,7 @@ class Runtime:
                 self._answer(action)
 
     def _answer(self, action: a.Done | a.Refuse) -> None:
-        answer = self._unanswered(action.ticket)
+        answer = self._find_waiting(action.ticket)
         if answer is None:
             return
         if isinstance(action, a.Refuse):
@@ -336,13 +336,13 @@ class Runtime:
         else:
             answer.set_result(action)
 
-    def _unanswered(self, ticket: str) -> asyncio.Future[Lease | a.Done] | None:
+    def _find_waiting(self, ticket: str) -> asyncio.Future[Lease | a.Done] | None:
         """Return where a request waits; None if it has gone and its Released is on its way."""
         answer = self._answers.get(ticket)
         return None if answer is None or answer.done() else answer
 
     def _grant(self, ticket: str, number: int, waited_s: float) -> None:
-        answer = self._unanswered(ticket)
+        answer = self._find_waiting(ticket)
         if answer is None:
             return
         worker = self.workers.get(number)
@@ -361,6 +361,6 @@ class Runtime:
                 self.measure()  # others may have taken memory, or given it back
             self._errands.learn()
             self._silence.note_round(self.workers.live())
-            for worker, problem in self._silence.hung(self.workers.live()):
+            for worker, problem in self._silence.find_hung(self.workers.live()):
                 worker.ended_because = problem
                 self._tasks.create_task(end_hung(worker))

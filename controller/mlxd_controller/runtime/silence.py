@@ -48,7 +48,7 @@ class Silence:
         for worker in workers:
             worker.note_round(min(passed_s, ROUND_MAX_S), now_s)
 
-    def hung(self, workers: Iterable[Worker]) -> list[tuple[Worker, str]]:
+    def find_hung(self, workers: Iterable[Worker]) -> list[tuple[Worker, str]]:
         """Return those of `workers` that have been silent too long by the last round, and why.
 
         Those that are ended already are none of them.

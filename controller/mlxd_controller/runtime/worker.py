@@ -99,7 +99,7 @@ class Worker:
     error: MlxdError | None = None
     figures: WorkerFigures | None = None
     figures_s: float = 0.0
-    told: Figures | None = None
+    last_figures: Figures | None = None
     """What the scheduler knows of them."""
     cpu_s: float = 0.0
     """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
@@ -135,7 +135,7 @@ class Worker:
             return self.process.last_lines()
         return () if self.failed_start is None else self.failed_start.last_lines
 
-    async def ended(self, *, wait_s: float) -> bool:
+    async def wait_ended(self, *, wait_s: float) -> bool:
         """Return whether its process has ended; wait at most `wait_s` for that."""
         if self.process is None:
             return False
@@ -146,7 +146,7 @@ class Worker:
 
     async def cause(self) -> str:
         """Return what ended it, once that is known; "" if it seems to live."""
-        await self.ended(wait_s=CAUSE_WAIT_S)
+        await self.wait_ended(wait_s=CAUSE_WAIT_S)
         return "" if self.exit_code is None else self.describe_end(self.exit_code)
 
     def describe_end(self, code: int) -> str:

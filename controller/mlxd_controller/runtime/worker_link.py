@@ -134,13 +134,13 @@ class GrpcLink:
     def generate(self, request: Checked, *, timeout_s: float | None) -> GrpcRawStream:
         """Start a Generate; see the port."""
         self._check_open()
-        raw = self._addressed(request.raw, inference_pb2.GenerateRequest)
+        raw = self._address(request.raw, inference_pb2.GenerateRequest)
         metadata = request.vouched_by(self._proof)
         return GrpcRawStream(self._generate(raw, timeout=timeout_s, metadata=metadata))
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
         """Have the worker answer; see the port."""
-        raw = self._addressed(request.raw, _REQUESTS[question])
+        raw = self._address(request.raw, _REQUESTS[question])
         method = partial(self._questions[question], metadata=request.vouched_by(self._proof))
         return await self._ask(method, raw, timeout_s)
 
@@ -196,7 +196,7 @@ class GrpcLink:
         self._closed = True
         await asyncio.shield(self._channel.close())
 
-    def _addressed(self, request: bytes, kind: _Relayed) -> bytes:
+    def _address(self, request: bytes, kind: _Relayed) -> bytes:
         """Return `request` as one to this worker: of a field that comes twice the last one counts.
 
         That is a rule of the wire's format, and saves parsing a prompt to set two short fields.

@@ -53,15 +53,15 @@ class Workers:
 
     def news(self) -> list[tuple[int, Figures]]:
         """Return what workers that are ready are newly known to take, each by its number."""
-        found: list[tuple[int, Figures]] = []
+        news: list[tuple[int, Figures]] = []
         for worker in self._live.values():
             if worker.ready_s is None or worker.figures is None:
                 continue
             figures = figures_of(worker.figures)
-            if figures is not None and is_news(worker.told, figures):
-                worker.told = figures
-                found.append((worker.number, figures))
-        return found
+            if figures is not None and is_news(worker.last_figures, figures):
+                worker.last_figures = figures
+                news.append((worker.number, figures))
+        return news
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the living that are processes of this machine."""
@@ -104,15 +104,15 @@ class Workers:
         with an earlier question is not asked again. A bug in the asking is raised here.
         """
         since_s = self._clock.now_s() - recent_s
-        asked = [
+        polls = [
             task
             for worker in workers
             if (worker.figures is None or worker.figures_s <= since_s)
             and (task := self._ask(worker)) is not None
         ]
-        if not asked:
+        if not polls:
             return
-        answered, _ = await asyncio.wait(asked, timeout=wait_s)
+        answered, _ = await asyncio.wait(polls, timeout=wait_s)
         for task in answered:
             task.result()
 

@@ -94,7 +94,7 @@ class Catalog:
         for model in self._runtime.state.models.values():
             if not isinstance(model.phase, Resident):
                 continue
-            ref = self.store.known(model.digest)
+            ref = self.store.find_known(model.digest)
             if ref is not None and name in (ref.digest, ref.name, *ref.aliases):
                 return ref
         return None

@@ -26,16 +26,16 @@ _log = get_logger("health")
 
 async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> None:
     """Keep the models' health up to date, until cancelled; every known name has one."""
-    told = _Told(health)
-    with catalog.store.telling(told.forget):
-        for ref in await _listed(catalog):
+    registry = _Told(health)
+    with catalog.store.telling(registry.forget):
+        for ref in await _list_models(catalog):
             if isinstance(ref, BrokenRef):
                 await health.set(f"models/{ref.name}", serving=False)
             else:
-                await told.tell(ref.digest, (ref.name, *ref.aliases), serving=False)
+                await registry.tell(ref.digest, (ref.name, *ref.aliases), serving=False)
         while True:
             try:
-                await _follow(told, catalog, runtime)
+                await _follow(registry, catalog, runtime)
             except QueueFull as error:
                 _log.warning("health of models is told anew", reason=error.describe())
                 await asyncio.sleep(error.retry_after_s)
@@ -68,17 +68,17 @@ class _Told:
         self._health.forget(f"models/{name}")
 
 
-async def _listed(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
+async def _list_models(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
     """Return every model, once the machine can look."""
     while True:
         try:
-            return await catalog.store.listed()
+            return await catalog.store.list_models()
         except MachineShort as error:
             _log.warning("models are looked for again", reason=error.describe())
             await asyncio.sleep(error.retry_after_s)
 
 
-async def _follow(told: _Told, catalog: Catalog, runtime: Runtime) -> None:
+async def _follow(registry: _Told, catalog: Catalog, runtime: Runtime) -> None:
     """Tell how every model is, and then each change.
 
     Raises:
@@ -86,12 +86,12 @@ async def _follow(told: _Told, catalog: Catalog, runtime: Runtime) -> None:
     """
     with runtime.changes.subscribe() as news:
         for model in runtime.state.models.values():
-            await _tell(told, catalog, model)
+            await _tell(registry, catalog, model)
         while True:
-            await _tell(told, catalog, await news.next())
+            await _tell(registry, catalog, await news.next())
 
 
-async def _tell(told: _Told, catalog: Catalog, model: Model) -> None:
-    known = catalog.store.known(model.digest)
+async def _tell(registry: _Told, catalog: Catalog, model: Model) -> None:
+    known = catalog.store.find_known(model.digest)
     names = () if known is None else (known.name, *known.aliases)
-    await told.tell(model.digest, names, serving=isinstance(model.phase, Ready))
+    await registry.tell(model.digest, names, serving=isinstance(model.phase, Ready))

@@ -30,7 +30,7 @@ from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdErro
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import checked, paced
+from mlxd_shared.wire.intake import as_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
@@ -60,11 +60,11 @@ class InferenceService:
         meter = Meter(self._runtime.metrics, self._clock)
         with meter:
             _refuse_private(request)
-            spec = await paced(generate_from_pb, request, with_prompt=False)
+            spec = await run_paced(generate_from_pb, request, with_prompt=False)
             _note_time(request)
             transcript = Transcript(wanted=self._log_content)
-            found = await self._catalog.find(spec.model)
-            with self._catalog.keeping(found) as ref, self._flight(request) as request_id:
+            model_ref = await self._catalog.find(spec.model)
+            with self._catalog.keeping(model_ref) as ref, self._flight(request) as request_id:
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 relay = Relay(
@@ -74,7 +74,7 @@ class InferenceService:
                     spec=spec,
                     request=request,
                     meter=meter,
-                    key=await paced(key_of, request, ref.digest),
+                    key=await run_paced(key_of, request, ref.digest),
                 )
                 async with transcript.of(request), aclosing(relay.frames(context)) as frames:
                     async for frame in frames:
@@ -84,20 +84,20 @@ class InferenceService:
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
         _refuse_incarnation(request.worker_incarnation)
-        await paced(text_of, request)
-        return await self._asked(Question.TOKENIZE, request, context)
+        await run_paced(text_of, request)
+        return await self._ask(Question.TOKENIZE, request, context)
 
     async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
         _refuse_incarnation(request.worker_incarnation)
         check_ids(request)
-        return await self._asked(Question.DETOKENIZE, request, context)
+        return await self._ask(Question.DETOKENIZE, request, context)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
         _refuse_incarnation(request.worker_incarnation)
-        await paced(embed_from_pb, request)
-        return await self._asked(Question.EMBED, request, context)
+        await run_paced(embed_from_pb, request)
+        return await self._ask(Question.EMBED, request, context)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class InferenceService:
         finally:
             self._in_flight.discard(request_id)
 
-    async def _asked(self, question: Question, request: _Asking, context: Context) -> bytes:
+    async def _ask(self, question: Question, request: _Asking, context: Context) -> bytes:
         """Return a worker's answer, or the next one's where the first has gone meanwhile.
 
         Whoever calls has checked the request.
@@ -128,7 +128,7 @@ class InferenceService:
                     gone: MlxdError
                     try:
                         return await link_of(lease).ask(
-                            question, checked(request), timeout_s=context.time_remaining()
+                            question, as_checked(request), timeout_s=context.time_remaining()
                         )
                     except RemoteError as error:
                         gone = await explain(error, lease, 0)
@@ -137,7 +137,7 @@ class InferenceService:
                 aborted = lease.aborted is not None
                 if aborted or not again or not isinstance(gone, GONE):
                     raise gone
-                if not await lease.worker.ended(wait_s=LEAVING_WAIT_S):
+                if not await lease.worker.wait_ended(wait_s=LEAVING_WAIT_S):
                     raise gone
                 again = False
 

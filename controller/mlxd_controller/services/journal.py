@@ -40,8 +40,8 @@ class Journal:
 
     def check(self, message: inference_pb2.GenerateResponse) -> str:
         """Return what is wrong with the place of a message that would be next; "" if nothing."""
-        told = self.offset
-        return self._problem or _misplaced(message, told)
+        offset = self.offset
+        return self._problem or _describe_gap(message, offset)
 
     @property
     def problem(self) -> str:
@@ -71,7 +71,7 @@ class Journal:
         frames, self._frames, self.unparsed_nbytes = self._frames, [], 0
         for frame in frames:
             message = inference_pb2.GenerateResponse.FromString(frame)
-            self._problem = self._problem or _misplaced(message, len(self._ids))
+            self._problem = self._problem or _describe_gap(message, len(self._ids))
             if self._problem:
                 return
             self._ids.extend(message.token_ids)
@@ -79,7 +79,7 @@ class Journal:
                 self._seed = message.seed
 
 
-def _misplaced(message: inference_pb2.GenerateResponse, told: int) -> str:
-    if message.offset == told:
+def _describe_gap(message: inference_pb2.GenerateResponse, offset: int) -> str:
+    if message.offset == offset:
         return ""
-    return f"a message begins at token {message.offset}, after {told} tokens"
+    return f"a message begins at token {message.offset}, after {offset} tokens"

@@ -48,7 +48,7 @@ class Meter:
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
-        self._metrics.used(_usage_from_pb(last.usage), model=self.model, resumed=self.resumed)
+        self._metrics.count_use(_usage_from_pb(last.usage), model=self.model, resumed=self.resumed)
 
     def __enter__(self) -> Meter:
         return self
@@ -62,7 +62,7 @@ class Meter:
         seconds = self.age_s
         finish = NO_FINISH if self._last is None else _finish_label(self._last.finish)
         code = end_code(error) if self._last is None else grpc.StatusCode.OK
-        self._metrics.ended(model=self.model, code=code, finish=finish, duration_s=seconds)
+        self._metrics.count_end(model=self.model, code=code, finish=finish, duration_s=seconds)
         tokens = 0 if self._last is None else self._last.usage.completion_tokens
         _log.info(
             "generate ended",

@@ -53,12 +53,12 @@ class ModelService:
         if len(request.page_token) > config.MODEL_NAME_CHARS_MAX:
             raise InvalidRequest.of("page_token", "was not given by an earlier page")
         size = request.page_size or config.PAGE_SIZE_DEFAULT
-        refs = await self._catalog.store.listed()
+        refs = await self._catalog.store.list_models()
         first = bisect.bisect_right([ref.name for ref in refs], request.page_token)
         page = refs[first : first + size]
         more = first + size < len(refs)
         return model_pb2.ListModelsResponse(
-            models=[self._listed(ref) for ref in page],
+            models=[self._to_message(ref) for ref in page],
             next_page_token=page[-1].name if more else "",
         )
 
@@ -121,21 +121,21 @@ class ModelService:
         """Tell every model once, then each change."""
         ref = await self._catalog.find(request.model) if request.model else None
         with self._runtime.changes.subscribe(None if ref is None else ref.digest) as news:
-            refs = await self._catalog.store.listed() if ref is None else (ref,)
+            refs = await self._catalog.store.list_models() if ref is None else (ref,)
             # All of one moment, from which the news goes on: a slow reader is never sent back.
-            views = [self._listed(known) for known in refs]
+            views = [self._to_message(known) for known in refs]
             news.pending()
             for view in views:
                 yield model_pb2.WatchModelsResponse(model=view)
             while True:
                 model = await news.next()
-                changed = self._catalog.store.known(model.digest)
+                changed = self._catalog.store.find_known(model.digest)
                 if changed is not None:
                     yield model_pb2.WatchModelsResponse(model=self._view(changed, model))
 
     # --- views -----------------------------------------------------------------------------------
 
-    def _listed(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
+    def _to_message(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
         return broken_to_pb(ref) if isinstance(ref, BrokenRef) else self._view(ref)
 
     def _view(self, ref: ModelRef, model: Model | None = None) -> types_pb2.Model:
@@ -154,9 +154,9 @@ class ModelService:
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
-        found = report(state, ref.digest, ref.facts, spec)
+        fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
-        return report_to_pb(found, ref, names)
+        return report_to_pb(fit_report, ref, names)
 
 
 def _check_facts(ref: ModelRef, spec: LoadSpec) -> None:
@@ -185,7 +185,7 @@ async def _until_ready(
             await _first_of(step, answer)
         finally:
             step.cancel()
-        if step.done() and not step.cancelled() and not _failed(answer):
+        if step.done() and not step.cancelled() and not _has_failed(answer):
             last = step.result()
             yield last
     answer.result()
@@ -202,5 +202,5 @@ async def _first_of(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> 
     await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:
+def _has_failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:
     return answer.done() and answer.exception() is not None

@@ -62,16 +62,16 @@ class Quarantine:
             PoisonPrompt: DEATHS_MAX workers in a row died of it.
         """
         self._forget()
-        found = self._deaths.get(key)
-        if found is not None and len(found.incarnations) >= DEATHS_MAX:
-            left_s = found.last_s + FORGET_S - self._clock.now_s()
-            raise PoisonPrompt(model, len(found.incarnations), left_s)
+        deaths = self._deaths.get(key)
+        if deaths is not None and len(deaths.incarnations) >= DEATHS_MAX:
+            left_s = deaths.last_s + FORGET_S - self._clock.now_s()
+            raise PoisonPrompt(model, len(deaths.incarnations), left_s)
 
-    def died(self, key: bytes, incarnation: str) -> None:
+    def note_death(self, key: bytes, incarnation: str) -> None:
         """Note that a worker died before this prompt had brought anything forth on it."""
-        found = self._deaths.pop(key, None)
+        deaths = self._deaths.pop(key, None)
         before, cleared = (
-            ((), asyncio.Event()) if found is None else (found.incarnations, found.cleared)
+            ((), asyncio.Event()) if deaths is None else (deaths.incarnations, deaths.cleared)
         )
         if incarnation not in before:
             before = (*before, incarnation)[-DEATHS_MAX:]
@@ -81,9 +81,9 @@ class Quarantine:
 
     def got_on(self, key: bytes) -> None:
         """Clear a prompt: a worker has gone on from it."""
-        found = self._deaths.pop(key, None)
-        if found is not None:
-            found.cleared.set()
+        deaths = self._deaths.pop(key, None)
+        if deaths is not None:
+            deaths.cleared.set()
 
     @asynccontextmanager
     async def trial(self, key: bytes, *, digest: str, model: str) -> AsyncIterator[None]:
@@ -92,12 +92,12 @@ class Quarantine:
         Raises:
             PoisonPrompt: it was found out meanwhile, as somebody else's.
         """
-        found = self._deaths.get(key)
-        if found is None:
+        deaths = self._deaths.get(key)
+        if deaths is None:
             yield
             return
         place = self._trials.setdefault(digest, asyncio.Lock())
-        held = await _acquired(place, unless=found.cleared, wait_s=TRIAL_WAIT_MAX_S)
+        held = await _acquire_unless(place, unless=deaths.cleared, wait_s=TRIAL_WAIT_MAX_S)
         try:
             self.check(key, model)
             yield
@@ -114,21 +114,21 @@ class Quarantine:
             self._deaths.popitem(last=False)
 
 
-async def _acquired(place: asyncio.Lock, *, unless: asyncio.Event, wait_s: float) -> bool:
+async def _acquire_unless(place: asyncio.Lock, *, unless: asyncio.Event, wait_s: float) -> bool:
     """Return whether `place` was to be had in time, and before `unless` was set."""
     if not place.locked():
         return await place.acquire()
     taking = asyncio.create_task(place.acquire())
-    told = asyncio.create_task(unless.wait())
+    cleared = asyncio.create_task(unless.wait())
     try:
-        await asyncio.wait((taking, told), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((taking, cleared), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         if taking.done():
             place.release()
         raise
     finally:
         taking.cancel()
-        told.cancel()
+        cleared.cancel()
     return taking.done() and not taking.cancelled()
 
 

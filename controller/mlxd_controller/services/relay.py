@@ -33,7 +33,7 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.convert import duration_to_pb
-from mlxd_shared.wire.intake import checked
+from mlxd_shared.wire.intake import as_checked
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
@@ -94,11 +94,11 @@ class Relay:
                 self._quarantine.check(self._key, self._ref.name)
                 async with AsyncExitStack() as trial:
                     async with AsyncExitStack() as held:
-                        lease = await self._leased(held, context)
+                        lease = await self._acquire_lease(held, context)
                         await trial.enter_async_context(self._trial())
                         gone: MlxdError
                         try:
-                            async with aclosing(self._relayed(lease, trial, context)) as frames:
+                            async with aclosing(self._relay(lease, trial, context)) as frames:
                                 async for frame in frames:
                                     yield frame
                         except GONE as error:
@@ -110,7 +110,7 @@ class Relay:
                                 raise
                             gone = error
                         except _BadWorker as error:
-                            raise self._lost(str(error)) from error
+                            raise self._lost_error(str(error)) from error
                         else:
                             return
                     await self._move(gone, lease, context)
@@ -118,19 +118,19 @@ class Relay:
             self._meter.broke_off(self._journal.offset - len(self._spec.resumed))
             raise
 
-    async def _leased(self, held: AsyncExitStack, context: Context) -> Lease:
+    async def _acquire_lease(self, held: AsyncExitStack, context: Context) -> Lease:
         """Return a lease that `held` holds; one whose load a signal has ended is asked for again.
 
         A stream that has begun is told of a refusal as of the loss it is.
         """
         while True:
-            asked = self._runtime.lease(
+            lease_context = self._runtime.lease(
                 self._ref,
                 keep_alive_s=self._spec.keep_alive_s,
                 timeout_s=model_wait_s(context.time_remaining()),
             )
             try:
-                lease = await held.enter_async_context(asked)
+                lease = await held.enter_async_context(lease_context)
             except (ModelUnloaded, ShuttingDown):
                 raise
             except MlxdError as error:
@@ -140,7 +140,7 @@ class Relay:
                     continue
                 if not self._journal.messages:
                     raise
-                raise self._lost(error.describe()) from error
+                raise self._lost_error(error.describe()) from error
             self._waited_s += lease.waited_s
             return lease
 
@@ -148,14 +148,14 @@ class Relay:
         """Hold a suspect's place: to its first token, or until it is known what it died of."""
         return self._quarantine.trial(self._key, digest=self._ref.digest, model=self._ref.name)
 
-    async def _relayed(
+    async def _relay(
         self, lease: Lease, trial: AsyncExitStack, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
         self._prepare()
         self._came, self._number = False, 0
         last = b""
-        async with aclosing(self._heard(lease, context)) as frames:
+        async with aclosing(self._hear(lease, context)) as frames:
             async for frame in frames:
                 if not self._came:
                     self._came = True
@@ -169,18 +169,18 @@ class Relay:
             raise _BadWorker("the stream ended without a finish")
         self._meter.complete(message)
 
-    async def _heard(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
+    async def _hear(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
         """Yield a worker's messages as those of this stream; its worker knows of it meanwhile."""
         if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
-            raise self._lost(lease.worker.describe_end(code))
-        stream = await self._begun(lease, context)
+            raise self._lost_error(lease.worker.describe_end(code))
+        stream = await self._begin(lease, context)
         lease.stream = stream
         self._number = lease.worker.streams.begin()
         lost = False
         try:
             while (frame := await self._read(stream, lease)) is not None:
                 if self._migrations:
-                    frame = self._adapted(frame, begins=not self._came)
+                    frame = self._adapt(frame, begins=not self._came)
                 self._meter.saw_frame()
                 yield frame
         except WorkerLost:
@@ -204,7 +204,7 @@ class Relay:
         if journal.seed is not None:
             request.sampling.seed = journal.seed
 
-    def _adapted(self, frame: bytes, *, begins: bool) -> bytes:
+    def _adapt(self, frame: bytes, *, begins: bool) -> bytes:
         """Return a later worker's message as one of the stream, which has begun long ago."""
         message = inference_pb2.GenerateResponse.FromString(frame)
         problem = self._journal.check(message)
@@ -217,10 +217,10 @@ class Relay:
             message.usage.migrations = self._migrations
         return message.SerializeToString()
 
-    async def _begun(self, lease: Lease, context: Context) -> RawStream:
+    async def _begin(self, lease: Lease, context: Context) -> RawStream:
         try:
             return link_of(lease).generate(
-                checked(self._request, ids=self._journal.offset),
+                as_checked(self._request, ids=self._journal.offset),
                 timeout_s=context.time_remaining(),
             )
         except RemoteError as error:
@@ -250,17 +250,17 @@ class Relay:
         begun = self._journal.messages > 0
         lost = isinstance(gone, WorkerLost)
         if begun and not lost:
-            gone = self._lost(gone.describe())
+            gone = self._lost_error(gone.describe())
         stays = isinstance(gone, WorkerLost) and not self._spec.migrate
-        ended = await lease.worker.ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
+        ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
         silent = ended and lost and not self._came
         if silent and self._runtime.may_have_died_of(lease.worker, self._number):
-            self._quarantine.died(self._key, lease.worker.incarnation)
+            self._quarantine.note_death(self._key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
             raise gone
         if self._journal.problem:
-            raise self._lost(self._journal.problem)
+            raise self._lost_error(self._journal.problem)
         self._quarantine.check(self._key, self._ref.name)
         self._migrations += begun
         kind = "ongoing_request" if begun else "new_request"
@@ -276,9 +276,9 @@ class Relay:
         wait_s = min(full.retry_after_s, QUEUED_STEP_S)
         left_s = min(QUEUED_MAX_S - self._queued_s, model_wait_s(context.time_remaining()))
         if full.retry_after_s > left_s:
-            raise self._lost(full.describe())
+            raise self._lost_error(full.describe())
         self._queued_s += wait_s
         await asyncio.sleep(wait_s)
 
-    def _lost(self, cause: str) -> WorkerLost:
+    def _lost_error(self, cause: str) -> WorkerLost:
         return WorkerLost(self._ref.name, self._journal.offset, cause)

@@ -99,7 +99,7 @@ class StatusService:
             start_time=timestamp_to_pb(self._started_unix_s),
             now=timestamp_to_pb(self._clock.unix_s()),
             host_memory=self._host_memory(),
-            devices=[_device_to_pb(device, state) for device in self._runtime.measured()],
+            devices=[_device_to_pb(device, state) for device in self._runtime.measure_devices()],
             workers=[self._worker(worker, state) for worker in shown],
             metrics=[*families_to_pb(self._runtime.metrics), *gauges(state, workers.live())],
         )

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import run_paced
 
 _ITEM_CHARS = 2
 """The least that an item of a list takes in JSON beside its texts: {} or quotation marks."""
@@ -44,7 +44,9 @@ class Transcript:
     def saw_frame(self, frame: bytes) -> None:
         """Note a message of the stream."""
         if self._wanted and self._room_chars > 0:
-            text = _said(inference_pb2.GenerateResponse.FromString(frame))[: self._room_chars]
+            text = _text_of_message(inference_pb2.GenerateResponse.FromString(frame))[
+                : self._room_chars
+            ]
             self._room_chars -= len(text)
             self._parts.append(text)
 
@@ -54,7 +56,7 @@ class Transcript:
         if not self._wanted:
             yield
             return
-        prompt = await paced(prompt_of, request, config.LOGGED_CHARS_MAX)
+        prompt = await run_paced(prompt_of, request, config.LOGGED_CHARS_MAX)
         try:
             yield
         finally:
@@ -104,7 +106,7 @@ def _copy_items(source: Iterable[Message | str], target: _Items, room: int) -> i
     return room
 
 
-def _said(message: inference_pb2.GenerateResponse) -> str:
+def _text_of_message(message: inference_pb2.GenerateResponse) -> str:
     """Return all that a message tells of the output, reasoning and calls too."""
     if not message.parts:
         return message.text

@@ -44,13 +44,13 @@ class AliasPlaces:
             return {}
         aliases = self._read()
         if not isinstance(aliases, Mapping):
-            return {ALIASES_FILE: self._broken(ALIASES_FILE, aliases)}
-        found: dict[str, Place] = {}
+            return {ALIASES_FILE: self._broken_place(ALIASES_FILE, aliases)}
+        places: dict[str, Place] = {}
         for alias, target in aliases.items():
             if wanted in (None, alias):
                 dangling = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
-                found[alias] = lead(target) or self._broken(alias, dangling)
-        return found
+                places[alias] = lead(target) or self._broken_place(alias, dangling)
+        return places
 
     def check_is_none(self, name: str) -> None:
         """Raise why it is not known whether a name is an alias, if it is not.
@@ -60,7 +60,7 @@ class AliasPlaces:
         """
         aliases = self._read()
         if not isinstance(aliases, Mapping):
-            raise _added(aliases, f"{name!r} may be an alias there")
+            raise _extend_error(aliases, f"{name!r} may be an alias there")
 
     def targets(self) -> frozenset[str] | Unreadable:
         """Return what aliases mean, or why that is not known: any name may be one of them."""
@@ -70,7 +70,7 @@ class AliasPlaces:
             aliases = short
         if isinstance(aliases, Mapping):
             return frozenset(aliases.values())
-        return _added(aliases, "until it can be read, no name is forgotten for another")
+        return _extend_error(aliases, "until it can be read, no name is forgotten for another")
 
     def _read(self) -> Mapping[str, str] | Unreadable:
         if self._folder is None:
@@ -85,12 +85,12 @@ class AliasPlaces:
                 return replace(short)
             raise
 
-    def _broken(self, name: str, error: MlxdError) -> Place:
+    def _broken_place(self, name: str, error: MlxdError) -> Place:
         assert self._folder is not None
         return Place(name, self._folder / ALIASES_FILE, StoreKind.MODELS, error)
 
 
-def _added(error: Unreadable, words: str) -> Unreadable:
+def _extend_error(error: Unreadable, words: str) -> Unreadable:
     """Return an error that says more."""
     if isinstance(error, InvalidModel):
         return replace(error, problem=f"{error.problem}; {words}")

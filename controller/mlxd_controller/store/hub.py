@@ -68,12 +68,12 @@ class HubShelf:
         if _COMMIT.fullmatch(revision) and is_folder(folder / HUB_SNAPSHOTS / revision):
             return self._place(name, folder, revision)
         ref = folder / _REFS / revision
-        return self._referred(name, folder, ref) if is_file(ref) else None
+        return self._follow_ref(name, folder, ref) if is_file(ref) else None
 
     def _revisions(self, repository: str, folder: Path) -> Iterator[Place]:
         try:
             for path in (folder, folder / _REFS, folder / HUB_SNAPSHOTS):
-                check_inside(path, self._root.resolve(), name=_told(folder, path))
+                check_inside(path, self._root.resolve(), name=_shorten_path(folder, path))
         except MlxdError as error:
             yield Place(repository, folder, self.kind, error)
             return
@@ -82,7 +82,7 @@ class HubShelf:
         for revision in refs:
             name = repository if revision == MAIN else f"{repository}@{revision}"
             if is_name(name):
-                place = self._referred(name, folder, folder / _REFS / revision)
+                place = self._follow_ref(name, folder, folder / _REFS / revision)
                 named.add(place.path.name)
                 if place.error is not None or _might_be_served(place.path):
                     yield place
@@ -92,14 +92,14 @@ class HubShelf:
                 if place.error is not None or _might_be_served(place.path):
                     yield place
 
-    def _referred(self, name: str, folder: Path, ref: Path) -> Place:
+    def _follow_ref(self, name: str, folder: Path, ref: Path) -> Place:
         """Return where the commit is that a ref's file names."""
         try:
-            check_inside(ref, self._root.resolve(), name=_told(folder, ref))
-            raw = read_file(ref, bytes_max=REF_BYTES_MAX, name=_told(folder, ref)) or b""
+            check_inside(ref, self._root.resolve(), name=_shorten_path(folder, ref))
+            raw = read_file(ref, bytes_max=REF_BYTES_MAX, name=_shorten_path(folder, ref)) or b""
             commit = raw.decode("ascii", errors="replace").strip()
             if not _COMMIT.fullmatch(commit):
-                raise InvalidModel(f"{commit!r:.80} is no commit", file=_told(folder, ref))
+                raise InvalidModel(f"{commit!r:.80} is no commit", file=_shorten_path(folder, ref))
         except MlxdError as error:
             return Place(name, ref, self.kind, error)
         return self._place(name, folder, commit)
@@ -107,11 +107,11 @@ class HubShelf:
     def _place(self, name: str, folder: Path, commit: str) -> Place:
         snapshot = folder / HUB_SNAPSHOTS / commit
         try:
-            check_inside(snapshot, folder.resolve(), name=_told(folder, snapshot))
+            check_inside(snapshot, folder.resolve(), name=_shorten_path(folder, snapshot))
             check_inside(folder, self._root.resolve(), name=folder.name)
             if not is_folder(snapshot):
                 problem = "the snapshot is not there: a download that has not begun"
-                raise InvalidModel(problem, file=_told(folder, snapshot))
+                raise InvalidModel(problem, file=_shorten_path(folder, snapshot))
         except MlxdError as error:
             return Place(name, snapshot, self.kind, error)
         return Place(name, snapshot.resolve(), self.kind)
@@ -143,10 +143,10 @@ def _refs(folder: Path, *, depth: int) -> Iterator[str]:
 
 def _might_be_served(snapshot: Path) -> bool:
     """Return whether a snapshot is of a model, or of a part of one, rather than of other things."""
-    found = entries(snapshot)
-    return CONFIG_FILE in found and any(name.endswith(_WEIGHTS) for name in found)
+    names = entries(snapshot)
+    return CONFIG_FILE in names and any(name.endswith(_WEIGHTS) for name in names)
 
 
-def _told(folder: Path, path: Path) -> str:
+def _shorten_path(folder: Path, path: Path) -> str:
     """Return a path in a repository's folder as errors tell it."""
     return str(path.relative_to(folder.parent))

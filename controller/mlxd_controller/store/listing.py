@@ -25,10 +25,10 @@ def entries(folder: Path) -> list[str]:
         MachineShort: the machine lacks the open files or the memory that it takes to look.
     """
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as entries_of_folder:
             names = [
                 entry.name
-                for _, entry in zip(range(FOLDER_ENTRIES_MAX + 1), found, strict=False)
+                for _, entry in zip(range(FOLDER_ENTRIES_MAX + 1), entries_of_folder, strict=False)
                 if entry.name.isprintable() and not entry.name.startswith(".")
             ]
     except (FileNotFoundError, NotADirectoryError):

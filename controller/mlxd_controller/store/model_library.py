@@ -80,7 +80,7 @@ class Library:
             check_name(name)
             if len(self._configured) >= config.MODELS_MAX:
                 raise QueueFull("models", config.MODELS_MAX)
-            self._configured[name] = _resolved(path)
+            self._configured[name] = _resolve(path)
             self._seen[name] = _folder(name, self._configured[name])
 
     async def resolve(self, name: str) -> ModelRef:
@@ -105,7 +105,7 @@ class Library:
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
         """Return the model of a folder without taking it in; see the port."""
-        path = await self._checked(path, name)
+        path = await self._check_folder(path, name)
         folder = await self._readings.read_good(path)
         return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
 
@@ -113,7 +113,7 @@ class Library:
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
     ) -> ModelRef:
         """Take a folder in; see the port. A folder that cannot be served is not taken in."""
-        path = await self._checked(path, name)
+        path = await self._check_folder(path, name)
         await self._readings.read_good(path)
         name = name or path.name
         if name not in self._configured:
@@ -155,14 +155,14 @@ class Library:
         finally:
             self._listeners.remove(listener)
 
-    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+    async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
         places = await asyncio.to_thread(self._look, dict(self._named))
         for name, path in self._named.items():  # also what was named meanwhile
             places.setdefault(name, _folder(name, path))
         places = {name: place for name, place in places.items() if not self._is_forgotten(place)}
         self._seen = dict(places)  # which others change while files are read
-        found: dict[str, ModelRef | BrokenRef] = {}
+        listing: dict[str, ModelRef | BrokenRef] = {}
         folders: dict[str, tuple[Folder, list[str]]] = {}
         for name in sorted(places):
             place = places[name]
@@ -172,12 +172,12 @@ class Library:
                 continue
             error = place.error if entry is None else entry.error
             assert error is not None
-            found[name] = BrokenRef(name, place.path, error, place.kind)
+            listing[name] = BrokenRef(name, place.path, error, place.kind)
         for folder, names in folders.values():
             kept = [name for name in names if not self._is_forgotten(places[name])]
             if kept:
-                found[kept[0]] = self._made(places[kept[0]], folder, kept)
-        return tuple(found[name] for name in sorted(found))
+                listing[kept[0]] = self._keep(places[kept[0]], folder, kept)
+        return tuple(listing[name] for name in sorted(listing))
 
     async def _read_now(self, place: Place) -> Entry:
         """Return what is in a place; one that the machine cannot read now hides no other."""
@@ -186,7 +186,7 @@ class Library:
         except MachineShort as short:
             return Entry((), error=InvalidModel(f"cannot be read now: {short.describe()}"))
 
-    def known(self, digest: str) -> ModelRef | None:
+    def find_known(self, digest: str) -> ModelRef | None:
         """Return the model of a digest as it was last read."""
         return self._refs.get(digest)
 
@@ -217,7 +217,7 @@ class Library:
         if name in named:
             return _folder(name, named[name])
         aliased = self._alias_places(named, name).get(name)
-        return aliased or self._shelved(name)
+        return aliased or self._find_on_shelf(name)
 
     def _origin(self, name: str, named: Mapping[str, Path]) -> str:
         """Return where a name comes from that no load gave, on a thread; "" if it is none."""
@@ -225,24 +225,26 @@ class Library:
             return "was named when the server began"
         if name in self._alias_places(named, name):
             return "is an alias: `mlxd alias --remove` takes it away"
-        place = self._shelved(name)
+        place = self._find_on_shelf(name)
         return "" if place is None else f"is what the store {place.kind} has"
 
-    def _shelved(self, name: str) -> Place | None:
+    def _find_on_shelf(self, name: str) -> Place | None:
         """Return what a shelf has under a name, or under a name behind its kind."""
         for shelf in self._shelves:
             place = shelf.find(name)
             if place is not None:
                 return place
         kind, colon, own = name.partition(":")
-        found = (shelf.find(own) for shelf in self._shelves if colon and shelf.kind == kind)
-        return next(found, None)
+        matches = (shelf.find(own) for shelf in self._shelves if colon and shelf.kind == kind)
+        return next(matches, None)
 
     def _alias_places(
         self, named: Mapping[str, Path], wanted: str | None = None
     ) -> dict[str, Place]:
         def lead(target: str) -> Place | None:
-            return _folder(target, named[target]) if target in named else self._shelved(target)
+            return (
+                _folder(target, named[target]) if target in named else self._find_on_shelf(target)
+            )
 
         return self._aliases.places(lead, wanted)
 
@@ -260,9 +262,9 @@ class Library:
         self._check_not_forgotten(place)
         digest = folder.digest
         known = sorted(name for name, other in self._seen.items() if self._is(other, digest))
-        return self._made(place, folder, known or [place.name])
+        return self._keep(place, folder, known or [place.name])
 
-    def _made(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
+    def _keep(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
         """Keep and return a model under all its names, in alphabetical order."""
         ref = ModelRef(
             digest=folder.digest,
@@ -287,8 +289,8 @@ class Library:
 
     def _places_of(self, digest: str) -> list[Place]:
         """Return the places that had this digest when they were last read."""
-        found = {place.path: place for place in self._seen.values() if self._is(place, digest)}
-        return [found[path] for path in sorted(found)]
+        places = {place.path: place for place in self._seen.values() if self._is(place, digest)}
+        return [places[path] for path in sorted(places)]
 
     # --- folders that were named -----------------------------------------------------------------
 
@@ -301,12 +303,12 @@ class Library:
     ) -> None:
         """Take in a name that a load gives, in the place of one that nobody needs, if need be."""
 
-        def needed(known: str, place: Path) -> bool:
+        def is_needed(known: str, place: Path) -> bool:
             if isinstance(aliased, Unreadable):
                 raise aliased
             return known in aliased or self._is_in_use(place, in_use)
 
-        former = self._loaded.give(name, path, needed=needed)
+        former = self._loaded.give(name, path, needed=is_needed)
         self._seen[name] = _folder(name, path)
         if former is not None:
             _log.info("name forgotten", model=former, instead=name)
@@ -340,7 +342,7 @@ class Library:
         entry = self._readings.last(path)
         return str(path) in in_use or (entry is not None and entry.digest in in_use)
 
-    async def _checked(self, path: Path, name: str) -> Path:
+    async def _check_folder(self, path: Path, name: str) -> Path:
         """Return the folder itself, if it may be served under `name`."""
         path = await asyncio.to_thread(_existing, path)
         name = name or path.name
@@ -364,7 +366,7 @@ def _existing(path: Path) -> Path:
     """
     try:
         if path.is_dir():
-            return _resolved(path)
+            return _resolve(path)
     except OSError as error:  # such as a path that is too long
         short = machine_short(error, path.name)
         if short is not None:
@@ -373,7 +375,7 @@ def _existing(path: Path) -> Path:
     raise ModelNotFound(str(path), "there is no such folder")
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     """Return the path without links, which messages can carry."""
     try:
         path = path.resolve()

@@ -43,7 +43,7 @@ class OllamaShelf:
 
     def places(self) -> Iterator[Place]:
         """Give each manifest of tensors, and each that is damaged; see Shelf."""
-        for parts in islice(self._found(), FOLDER_ENTRIES_MAX):
+        for parts in islice(self._find_tags(), FOLDER_ENTRIES_MAX):
             name = _name_of(*parts)
             place = self._place(name, parts)
             if is_name(name) and place is not None and not _is_for_others(place):
@@ -54,7 +54,7 @@ class OllamaShelf:
         parts = _parts_of(name)
         return None if parts is None else self._place(_name_of(*parts), parts)
 
-    def _found(self) -> Iterator[tuple[str, str, str, str]]:
+    def _find_tags(self) -> Iterator[tuple[str, str, str, str]]:
         for host in entries(self._manifests):
             for namespace in _below(self._manifests / host):
                 for model in _below(self._manifests / host / namespace):

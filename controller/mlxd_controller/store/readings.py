@@ -79,15 +79,15 @@ def _read(path: Path, before: Entry | None, foreign: Family[Any]) -> Entry:
         files = files_of(path)
         signature = files.signature()
     except InvalidModel as error:
-        return Entry((), error=_kept(error))
+        return Entry((), error=_shorten(error))
     if before is not None and before.signature == signature and signature:
         return before
     try:
         return Entry(signature, read_folder(files, foreign=foreign))
     except InvalidModel as error:
-        return Entry(signature, error=_kept(error))
+        return Entry(signature, error=_shorten(error))
 
 
-def _kept(error: InvalidModel) -> InvalidModel:
+def _shorten(error: InvalidModel) -> InvalidModel:
     """Return an error as it is kept and listed: what a file says in it may have any length."""
     return InvalidModel(shorten(error.problem), shorten(error.file), shorten(error.field))

@@ -90,18 +90,18 @@ def parse_installed(config: Mapping[str, Any]) -> ForeignConfig:
     return stated
 
 
-def check_installed(name: str, found: str | None) -> None:
-    """Make sure that mlx-lm is there in its one version, where `found` is there.
+def check_installed(name: str, installed: str | None) -> None:
+    """Make sure that mlx-lm is there in its one version, where `installed` is there.
 
     Raises:
         InvalidModel: it is not; names what to install.
     """
     extra = f"install mlxd[{ZOO_EXTRA}]"
-    if found is None:
+    if installed is None:
         problem = f"{name!r} is served through mlx-lm alone, which is not installed: {extra}"
         raise invalid("model_type", problem)
-    if found != ZOO_VERSION:
-        problem = f"{name!r} is served through mlx-lm {ZOO_VERSION} alone, {found} is installed"
+    if installed != ZOO_VERSION:
+        problem = f"{name!r} is served through mlx-lm {ZOO_VERSION} alone, {installed} is installed"
         raise invalid("model_type", f"{problem}: {extra}")
 
 
@@ -135,11 +135,11 @@ def foreign_specs(config: ForeignConfig, facts: Sequence[TensorFact]) -> tuple[T
         left = fact.name.startswith("mtp.") or fact.name.endswith(".rotary_emb.inv_freq")
         left = left or (tied and fact.name.startswith("lm_head."))
         spec = TensorSpec(fact.name, fact.shape, required=not left, joins=_stack_of(fact.name))
-        specs.append(_unpacked(config.packings, spec, fact, names))
+        specs.append(_unpack(config.packings, spec, fact, names))
     return tuple(spec for spec in as_stored(specs, names) if spec.stored_name in names)
 
 
-def _unpacked(
+def _unpack(
     packings: Packings | None, spec: TensorSpec, fact: TensorFact, names: Collection[str]
 ) -> TensorSpec:
     """Return a tensor as it would be in numbers, and how it is packed if it is."""
@@ -172,7 +172,7 @@ def _check_counts(values: Mapping[str, Any], prefix: str = "") -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
             _check_counts(value, f"{prefix}{key}.")
-        counts = any(part in key for part in _COUNTED) and not any(it in key for it in _SIZED)
+        counts = any(part in key for part in _COUNTED) and not any(mark in key for mark in _SIZED)
         if counts and type(value) is int and value > COUNT_MAX:
             raise invalid(prefix + key, f"{value} is above {COUNT_MAX}")
 

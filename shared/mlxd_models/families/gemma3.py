@@ -127,7 +127,7 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     if isinstance(nested, Mapping) and (FULL in nested or SLIDING in nested):
         if fields.has("rope_scaling"):
             raise fields.error("rope_scaling", "contradicts rope_parameters by kind of layer")
-        parts = [_nested(nested, FULL), _nested(nested, SLIDING)]
+        parts = [_nest(nested, FULL), _nest(nested, SLIDING)]
     else:
         whole = {key: fields.values.get(key) for key in (*_ROPE_KEYS, "rope_traditional")}
         parts = [whole, {}]
@@ -141,7 +141,7 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     return ropes[0], ropes[1]
 
 
-def _nested(parameters: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _nest(parameters: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {"rope_parameters": parameters.get(kind)}
 
 

@@ -121,7 +121,7 @@ def gpt_oss_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
             specs.append(replace(spec, instead=(_stored_bias(spec, stem, names[stem]),)))
         else:
             linear = names[stem]
-            layouts = (_published(spec, stem, linear), _in_numbers(spec, stem, linear))
+            layouts = (_published_specs(spec, stem, linear), _in_numbers(spec, stem, linear))
             specs.append(replace(spec, instead=tuple(filter(None, layouts))))
     return tuple(specs)
 
@@ -132,7 +132,7 @@ def _stored_bias(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, 
     return (replace(spec, source=source),)
 
 
-def _published(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ...]:
+def _published_specs(spec: TensorSpec, stem: str, linear: str) -> tuple[TensorSpec, ...]:
     """Return words and scales as they follow from the published blocks; none where none can."""
     count, outputs, inputs = spec.shape
     if not PUBLISHED.suits(inputs):

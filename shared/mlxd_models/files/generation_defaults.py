@@ -45,13 +45,13 @@ def read_generation_defaults(source: Source) -> SamplingOptions:
         InvalidModel: a file is too large, unreadable or not a JSON object.
     """
     files = files_of(source)
-    chosen = _chosen(files.read_json(PARAMETERS_FILE))
-    return merge(chosen, _published(files.read_json(GENERATION_CONFIG_FILE)))
+    chosen = _read_parameters(files.read_json(PARAMETERS_FILE))
+    return merge(chosen, _read_published(files.read_json(GENERATION_CONFIG_FILE)))
 
 
-def _chosen(values: Mapping[str, Any]) -> SamplingOptions:
+def _read_parameters(values: Mapping[str, Any]) -> SamplingOptions:
     """Return what parameters of a manifest say; what says nothing about sampling is passed over."""
-    found = [SamplingOptions()]
+    layers = [SamplingOptions()]
     for name, value in values.items():
         make = _PARAMETERS.get(name)
         number = None if make is None else _number(values, name)
@@ -61,23 +61,23 @@ def _chosen(values: Mapping[str, Any]) -> SamplingOptions:
                 "default not used", field=name, reason=f"{value!r:.80} is not for sampling"
             )
         elif _usable(options):
-            found.append(options)
-    return merge(*found)
+            layers.append(options)
+    return merge(*layers)
 
 
-def _published(values: Mapping[str, Any]) -> SamplingOptions:
+def _read_published(values: Mapping[str, Any]) -> SamplingOptions:
     penalty = SamplingOptions(repetition_penalty=_number(values, "repetition_penalty"))
     if values.get("do_sample") is False:
         return merge(SamplingOptions(temperature=0.0), *(o for o in (penalty,) if _usable(o)))
     top_k = _number(values, "top_k")
-    given = (
+    published_options = (
         SamplingOptions(temperature=_number(values, "temperature")),
         SamplingOptions(top_k=None if top_k is None or not top_k.is_integer() else int(top_k)),
         SamplingOptions(top_p=_number(values, "top_p")),
         SamplingOptions(min_p=_number(values, "min_p")),
         penalty,
     )
-    return merge(*(options for options in given if _usable(options)))
+    return merge(*(options for options in published_options if _usable(options)))
 
 
 def _usable(options: SamplingOptions) -> bool:

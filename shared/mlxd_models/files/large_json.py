@@ -60,30 +60,30 @@ class _Reader:
         at = self._next(0)
         if not self._text.startswith("{", at):
             raise InvalidModel("not a JSON object", file=self._file)
-        found, at = self._object(at, _DEPTH_MAX)
+        value, at = self._object(at, _DEPTH_MAX)
         at = self._next(at)
         if at < len(self._text):
-            raise _unexpected("the end", at)
-        return found
+            raise _error_of("the end", at)
+        return value
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
         """Return the object that begins at `at`, and where it ends."""
-        text, found = self._text, dict[str, Any]()
+        text, members = self._text, dict[str, Any]()
         at = self._next(at + 1)
         if text.startswith("}", at):
-            return found, at + 1
+            return members, at + 1
         while True:
             if not text.startswith('"', at):
-                raise _unexpected("a name", at)
+                raise _error_of("a name", at)
             name, at = self._value(at, 0)
             at = self._next(self._past(":", self._next(at)))
-            found[name], at = self._value(at, depth - 1)
-            if len(found) > JSON_MEMBERS_MAX:
+            members[name], at = self._value(at, depth - 1)
+            if len(members) > JSON_MEMBERS_MAX:
                 problem = f"over {JSON_MEMBERS_MAX} members of one object"
                 raise InvalidModel(problem, file=self._file)
             at = self._next(at)
             if text.startswith("}", at):
-                return found, at + 1
+                return members, at + 1
             at = self._next(self._past(",", at))
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
@@ -106,7 +106,7 @@ class _Reader:
         except json.JSONDecodeError as error:
             if more:
                 raise _Incomplete from error
-            raise _unexpected(error.msg, at + error.pos) from error
+            raise _error_of(error.msg, at + error.pos) from error
         if more and end == len(piece):  # a number may go on
             raise _Incomplete
         spelt = piece[:end]
@@ -117,17 +117,17 @@ class _Reader:
     def _next(self, at: int) -> int:
         """Return where the next character stands that is no space."""
         while True:
-            found = _SPACE.match(self._text, at)
-            assert found is not None
-            if found.end() - at < _SPACES_MAX:
-                return found.end()
-            at = found.end()
+            match = _SPACE.match(self._text, at)
+            assert match is not None
+            if match.end() - at < _SPACES_MAX:
+                return match.end()
+            at = match.end()
 
     def _past(self, mark: str, at: int) -> int:
         if not self._text.startswith(mark, at):
-            raise _unexpected(repr(mark), at)
+            raise _error_of(repr(mark), at)
         return at + 1
 
 
-def _unexpected(wanted: str, at: int) -> ValueError:
+def _error_of(wanted: str, at: int) -> ValueError:
     return ValueError(f"{wanted} was expected at character {at}")

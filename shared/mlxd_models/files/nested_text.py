@@ -65,10 +65,10 @@ def text_config(architecture: str, values: Mapping[str, Any]) -> Mapping[str, An
         return None
     outer = {key: values[key] for key in OUTER_KEYS if values.get(key) is not None}
     stated = {key: value for key, value in nested.items() if value is not None}
-    found = {**DEFAULTS[architecture], **outer, **stated}
+    config = {**DEFAULTS[architecture], **outer, **stated}
     for key in ("quantization", "quantization_config"):
-        packed = found.get(key)
+        packed = config.get(key)
         if isinstance(packed, Mapping):
             named = ((text_name(name), setting) for name, setting in packed.items())
-            found[key] = {name: setting for name, setting in named if name is not None}
-    return found
+            config[key] = {name: setting for name, setting in named if name is not None}
+    return config

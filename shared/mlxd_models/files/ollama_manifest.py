@@ -92,13 +92,13 @@ def open_manifest(path: Path) -> StoredFiles:
         raise InvalidModel(
             "GGUF: these weights are for another engine; mlxd serves safetensors", file=path.name
         )
-    places = dict(_placed(layers, root / BLOBS))
+    places = dict(_find_blobs(layers, root / BLOBS))
     blobs = {(layer.name, layer.digest): layer for layer in layers if layer.media_type == _TENSOR}
     if not blobs:
         raise InvalidModel("lists no tensors", file=path.name, field="layers")
     return StoredFiles(
         path,
-        _named(layers, places, path.name),
+        _name_layers(layers, places, path.name),
         tuple(
             Blob(layer.name, places[layer.digest])
             for layer in sorted(blobs.values(), key=lambda layer: (layer.digest, layer.name))
@@ -117,11 +117,11 @@ def _layer(stated: object, field: str, file: str) -> Layer:
     if not isinstance(stated, Mapping):
         raise InvalidModel("not an object", file=file, field=field)
     media_type, name = _text(stated, "mediaType"), _text(stated, "name")
-    found = _DIGEST.fullmatch(_text(stated, "digest") or "")
+    match = _DIGEST.fullmatch(_text(stated, "digest") or "")
     nbytes = stated.get("size")
     if media_type is None or name is None:
         raise InvalidModel("mediaType and name are no texts", file=file, field=field)
-    if found is None:
+    if match is None:
         problem = f"digest {stated.get('digest')!r} is not sha256: and 64 hexadecimal digits"
         raise InvalidModel(problem, file=file, field=field)
     if type(nbytes) is not int or nbytes < 0:
@@ -132,7 +132,7 @@ def _layer(stated: object, field: str, file: str) -> Layer:
         raise InvalidModel(problem, file=file, field=field)
     if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
         raise InvalidModel(f"the name {name!r} leads out of the model", file=file, field=field)
-    return Layer(media_type, found[1], nbytes, name)
+    return Layer(media_type, match[1], nbytes, name)
 
 
 def _text(stated: Mapping[str, Any], key: str) -> str | None:
@@ -140,7 +140,7 @@ def _text(stated: Mapping[str, Any], key: str) -> str | None:
     return "" if value is None else value if isinstance(value, str) else None
 
 
-def _placed(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, Path]]:
+def _find_blobs(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, Path]]:
     """Give each blob's place by its digest, once it is known to be there and whole."""
     inside = folder.resolve()
     for digest, layer in {layer.digest: layer for layer in layers}.items():
@@ -159,9 +159,11 @@ def _placed(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, Path
         yield digest, path
 
 
-def _named(layers: tuple[Layer, ...], places: Mapping[str, Path], file: str) -> dict[str, Path]:
+def _name_layers(
+    layers: tuple[Layer, ...], places: Mapping[str, Path], file: str
+) -> dict[str, Path]:
     """Return the layers that stand for files; those of a component's folder are none of ours."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for layer in layers:
         if layer.media_type not in (_JSON, _PARAMETERS):
             continue
@@ -170,7 +172,7 @@ def _named(layers: tuple[Layer, ...], places: Mapping[str, Path], file: str) -> 
             raise InvalidModel("a layer without a name", file=file, field=layer.file)
         if "/" in name and name.partition("/")[0] not in READ_FOLDERS:
             continue
-        if found.setdefault(name, places[layer.digest]) != places[layer.digest]:
+        if paths.setdefault(name, places[layer.digest]) != places[layer.digest]:
             problem = "two layers of one name and of different content"
             raise InvalidModel(problem, file=file, field=name)
-    return found
+    return paths

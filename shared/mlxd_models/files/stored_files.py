@@ -85,9 +85,9 @@ class StoredFiles:
                 is none, or cannot be listed.
         """
         folder, slash, _ = name.partition("/")
-        found = self.named.get(name)
-        if found is not None:
-            return found
+        path = self.named.get(name)
+        if path is not None:
+            return path
         for part in (name, folder):
             if part in self.astray:
                 raise InvalidModel(self.astray[part], file=part)
@@ -141,14 +141,14 @@ class StoredFiles:
             paths |= self._below(folder).named
         if self.by_content:
             paths[""] = self.path
-        found = []
+        signature = []
         for name, path in sorted(paths.items()):
             try:
                 status = path.stat()
             except OSError as error:
                 raise file_error(error, path.name) from error
-            found.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return tuple(found)
+            signature.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return tuple(signature)
 
 
 def open_folder(folder: Path, *, inside: tuple[Path, ...] = (), prefix: str = "") -> StoredFiles:
@@ -229,14 +229,14 @@ def _is_there(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    found: list[os.DirEntry[str]] = []
+    folder_entries: list[os.DirEntry[str]] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.isprintable():  # else nothing could ask for it, and no error name it
-                    found.append(entry)
-                if len(found) > FOLDER_ENTRIES_MAX:
+                    folder_entries.append(entry)
+                if len(folder_entries) > FOLDER_ENTRIES_MAX:
                     raise InvalidModel(f"over {FOLDER_ENTRIES_MAX} entries", file=folder.name)
     except OSError as error:
         raise file_error(error, folder.name) from error
-    return found
+    return folder_entries

@@ -48,10 +48,10 @@ class Form:
     bits: int
     mode: str = "affine"
 
-    def stated(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as config.json says it."""
-        told: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
-        return told if self.mode == "affine" else {**told, "mode": self.mode}
+        setting: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
+        return setting if self.mode == "affine" else {**setting, "mode": self.mode}
 
 
 _FORMS = {
@@ -67,7 +67,7 @@ def read_blobs(files: StoredFiles) -> tuple[tuple[TensorFact, ...], tuple[Copy, 
     Raises:
         InvalidModel: a damaged blob, or a tensor that blobs store in different types or shapes.
     """
-    stored = [fact for _, fact in _stored(files)]
+    stored = [fact for _, fact in _read_stored(files)]
     names = {fact.name for fact in stored}
     taken: dict[str, TensorFact] = {}
     copies: dict[tuple[str, Path], Copy] = {}
@@ -115,11 +115,11 @@ def blob_quantization(files: StoredFiles) -> dict[str, Any] | None:
         InvalidModel: a damaged blob, a kind of packing that is not known, or one that neither the
             metadata nor the shapes tell.
     """
-    found = list(_stored(files))
-    facts = {fact.name: fact for _, fact in found}
-    hint = next((bits for header, _ in found if (bits := _hinted_bits(header))), None)
+    tensors = list(_read_stored(files))
+    facts = {fact.name: fact for _, fact in tensors}
+    hint = next((bits for header, _ in tensors if (bits := _hinted_bits(header))), None)
     forms: dict[str, Form] = {}
-    for header, fact in found:
+    for header, fact in tensors:
         scales = facts.get(f"{fact.name}{_SCALE}")
         if scales is not None:
             form = _stated_form(header, fact) or _inferred_form(fact, scales, hint)
@@ -127,11 +127,11 @@ def blob_quantization(files: StoredFiles) -> dict[str, Any] | None:
     if not forms:
         return None
     (common, _), *_ = Counter(forms.values()).most_common(1)
-    own = {stem: form.stated() for stem, form in sorted(forms.items()) if form != common}
-    return common.stated() | own
+    own = {stem: form.to_json() for stem, form in sorted(forms.items()) if form != common}
+    return common.to_json() | own
 
 
-def _stored(files: StoredFiles) -> Iterable[tuple[Header, TensorFact]]:
+def _read_stored(files: StoredFiles) -> Iterable[tuple[Header, TensorFact]]:
     """Give every tensor by its own name, with the header of its blob; each header is read once."""
     headers: dict[Path, Header] = {}
     for blob in files.blobs:
@@ -151,9 +151,9 @@ def _stored(files: StoredFiles) -> Iterable[tuple[Header, TensorFact]]:
 
 def _stated_form(header: Header, fact: TensorFact) -> Form | None:
     """Return what the metadata says of a tensor, its own word before the file's."""
-    told = header.metadata
-    kind = told.get(f"{fact.name}.quant_type") or told.get("quant_type")
-    size = told.get(f"{fact.name}.group_size") or told.get("group_size")
+    metadata = header.metadata
+    kind = metadata.get(f"{fact.name}.quant_type") or metadata.get("quant_type")
+    size = metadata.get(f"{fact.name}.group_size") or metadata.get("group_size")
     if not kind:
         return None
     form = _FORMS.get(kind.lower())

@@ -50,9 +50,13 @@ def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
     """Return what a load can pack, by the size of groups."""
     stored = [(spec.name, spec.values) for spec in specs if spec.required and spec.packed]
     plain = [spec for spec in specs if spec.required and spec.packable]
-    found: dict[int, Packable] = {}
+    packables: dict[int, Packable] = {}
     for size in GROUP_SIZES:
-        made = [(it.name, it.values) for it in plain if packs(it.name, it.shape, group_size=size)]
+        made = [
+            (tensor.name, tensor.values)
+            for tensor in plain
+            if packs(tensor.name, tensor.shape, group_size=size)
+        ]
         unpacked = unpacked_weight_values([*stored, *made])
-        found[size] = Packable(sum(count for _, count in made), unpacked)
-    return found
+        packables[size] = Packable(sum(count for _, count in made), unpacked)
+    return packables

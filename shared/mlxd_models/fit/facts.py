@@ -32,10 +32,10 @@ class Taken:
         form, of so many bytes a value; what is taken later is not there. None is as stored.
         """
         as_stored = self.stored_bytes if self.kept_bytes is None else self.kept_bytes
-        made = as_stored if form_bytes is None else self.values * form_bytes
-        converted = 0 if made == self.stored_bytes else self.stored_bytes
+        form_nbytes = as_stored if form_bytes is None else self.values * form_bytes
+        converted = 0 if form_nbytes == self.stored_bytes else self.stored_bytes
         later = self.later_bytes if form_bytes is None else self.later_values * form_bytes
-        return converted + (made if self.joined else 0) - later
+        return converted + (form_nbytes if self.joined else 0) - later
 
     def beyond_in(self, weights: Weights, item_bytes: int) -> int:
         """Return the same by the form of the weights, and what a number takes in it."""

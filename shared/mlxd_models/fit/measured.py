@@ -33,12 +33,12 @@ class Figures:
     def over(self, reckoned: Mapping[str, int]) -> dict[str, int]:
         """Return the terms, by name, that these figures replace."""
         promised = reckoned.get("kv", 0) + reckoned.get("prefix", 0)
-        found = {"weights": self.weights}
+        figures = {"weights": self.weights}
         if self.peak - self.weights - promised > reckoned.get("activations", 0):
-            found["activations"] = self.peak - self.weights - promised
+            figures["activations"] = self.peak - self.weights - promised
         if self.process:
-            found["process"] = self.process
-        return found
+            figures["process"] = self.process
+        return figures
 
 
 @dataclass(frozen=True, slots=True)

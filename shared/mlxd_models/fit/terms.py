@@ -82,7 +82,7 @@ def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
 
 def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
     context, rows, caches = choice.context_length, choice.rows_max, facts.caches
-    held = caches.held(
+    held = caches.most_held(
         context_max=context, rows_max=rows, kv_format=choice.kv_format, on_cpu=on_cpu
     )
     tokens = kv_tokens_bound(context, rows)
@@ -130,7 +130,7 @@ def _activations(
     unpacked = facts.caches.unpacked_values(read, choice.kv_format)
     unpacked += facts.unpacked_of(choice.weights)
     nbytes += unpacked * item_bytes
-    making = max((it.beyond_in(choice.weights, item_bytes) for it in facts.taken), default=0)
+    making = max((taken.beyond_in(choice.weights, item_bytes) for taken in facts.taken), default=0)
     if making - beside_bytes > nbytes:
         return Term(
             ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"

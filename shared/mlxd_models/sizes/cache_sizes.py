@@ -99,7 +99,9 @@ class CacheSizes:
         groups = " or ".join(str(group) for group in KV_GROUP_VALUES)
         return f"heads of {self.head_dim} values do not divide into groups of {groups}"
 
-    def held(self, *, context_max: int, rows_max: int, kv_format: KVFormat, on_cpu: bool) -> Held:
+    def most_held(
+        self, *, context_max: int, rows_max: int, kv_format: KVFormat, on_cpu: bool
+    ) -> Held:
         """Return the most that rows ever take, however they come and go: arenas and states.
 
         A step replaces states; what it needs for that is included. Where all that is kept of

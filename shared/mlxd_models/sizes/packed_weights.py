@@ -27,7 +27,7 @@ def unpacked_weight_values(weights: Iterable[tuple[str, int]]) -> int:
     """
     sizes: Counter[str] = Counter()
     for name, values in weights:
-        layer, found, _ = name.removeprefix(LAYER_PREFIX).partition(".")
-        if name.startswith(LAYER_PREFIX) and found and not is_expert(name):
+        layer, dot, _ = name.removeprefix(LAYER_PREFIX).partition(".")
+        if name.startswith(LAYER_PREFIX) and dot and not is_expert(name):
             sizes[layer] += values
     return UNPACKED_LAYERS * max(sizes.values(), default=0)

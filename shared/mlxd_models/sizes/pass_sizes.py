@@ -118,12 +118,12 @@ def latent_width(*, heads: int, rank: int, rotary: int) -> int:
 def _scores(caches: CacheSizes, heads: int, chunk: int, context: int) -> int:
     """Return the attention scores alive at once on a CPU, of the widest kind of layer."""
     whole = SCORES_ALIVE * heads * min(BLOCK_QUERIES, chunk) * context
-    found = [whole] if caches.kv_values_per_token else [0]
+    scores = [whole] if caches.kv_values_per_token else [0]
     for layers in caches.windows:
         piece = min(max(layers.window, PIECE_TOKENS_MIN), chunk)
         seen = min(layers.window, context) + piece
         unwrapped = SCORES_ALIVE * heads * min(BLOCK_QUERIES, chunk) * min(layers.window, context)
         # Beside a piece's scores what it reads, put in order, and the masks of all pieces.
         read = seen * (2 * caches.kv_heads * caches.head_dim + chunk)
-        found += [PIECE_SCORES_ALIVE * heads * piece * seen + read, unwrapped]
-    return max(found)
+        scores += [PIECE_SCORES_ALIVE * heads * piece * seen + read, unwrapped]
+    return max(scores)

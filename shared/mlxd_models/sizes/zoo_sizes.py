@@ -154,7 +154,7 @@ def zoo_context(config: Config) -> int:
 
 def zoo_pass_sizes(config: Config, *, vocab: int | None = None) -> PassSizes:
     """Return the widths that decide what a pass takes; `vocab` where it is known already."""
-    hidden, heads = _hidden(config), _heads(config)
+    hidden, heads = _hidden_width(config), _heads(config)
     projected = (heads + 2 * _kv_heads(config)) * _head_width(config)
     state = _state_inner(config) if _is_stateful(config) else 0
     return PassSizes(
@@ -183,7 +183,7 @@ def zoo_cache_sizes(config: Config) -> CacheSizes:
     )
 
 
-def _hidden(config: Config) -> int:
+def _hidden_width(config: Config) -> int:
     return _first(config, _HIDDEN) or 1
 
 
@@ -203,7 +203,7 @@ def _head_width(config: Config) -> int:
     named.append(_number(config, _PLAIN) + rotary)
     latent = _number(config, _LATENT) + rotary if rotary else 0
     named.append(-(-latent // _kv_heads(config)))  # one for all heads
-    return max([*named, -(-_hidden(config) // _heads(config))])
+    return max([*named, -(-_hidden_width(config) // _heads(config))])
 
 
 def _inner(config: Config, hidden: int) -> int:
@@ -224,7 +224,7 @@ def _is_stateful(config: Config) -> bool:
 
 def _state_inner(config: Config) -> int:
     """Return the widest that a recurrent layer is inside."""
-    hidden = _hidden(config)
+    hidden = _hidden_width(config)
     named = [_number(config, key) for key in _STATE_INNER]
     named += [_number(config, many) * _number(config, wide) for many, wide in _STATE_PAIRS]
     expansion = max(_number(config, name) for name in _EXPANSIONS)
@@ -244,7 +244,7 @@ def _state_values(config: Config) -> int:
 
 def _first(config: Config, names: tuple[str, ...]) -> int:
     """Return the first size of these names that is stated; 0 where none is."""
-    return next((found for found in (_number(config, name) for name in names) if found), 0)
+    return next((value for value in (_number(config, name) for name in names) if value), 0)
 
 
 def _has(config: Config, name: str) -> bool:
@@ -255,8 +255,12 @@ def _number(config: Config, name: str) -> int:
     """Return a size, of a list for layers the largest; 0 where it is not stated, or is none."""
     for part in _parts(config):
         value = part.get(name)
-        found = [it for it in (value if isinstance(value, list) else [value]) if type(it) is int]
-        largest = max(found, default=0)
+        values = [
+            number
+            for number in (value if isinstance(value, list) else [value])
+            if type(number) is int
+        ]
+        largest = max(values, default=0)
         if 0 < largest <= SIZE_MAX:
             return largest
     return 0
@@ -274,5 +278,5 @@ def _parts(config: Config) -> list[Config]:
 
 @functools.cache
 def _defaults() -> Mapping[str, Mapping[str, int]]:
-    found: dict[str, dict[str, int]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
-    return found
+    defaults: dict[str, dict[str, int]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
+    return defaults

@@ -63,8 +63,8 @@ def zoo_type(config: Mapping[str, Any]) -> str | None:
         return None
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
-        found = _BY_ARCHITECTURE.get((stated, name)) if isinstance(name, str) else None
-        if found is not None:
-            return found
+        zoo = _BY_ARCHITECTURE.get((stated, name)) if isinstance(name, str) else None
+        if zoo is not None:
+            return zoo
     module = _ALIASES.get(stated, stated)
     return module if module in ZOO_TYPES else None

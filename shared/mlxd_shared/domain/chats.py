@@ -86,12 +86,12 @@ class AnswerPart:
 
 def answer_of(parts: Iterable[AnswerPart]) -> ChatMessage:
     """Return the message that an answer adds to its conversation."""
-    given = tuple(parts)
+    all_parts = tuple(parts)
     return ChatMessage(
         ASSISTANT,
-        content="".join(part.text for part in given),
-        reasoning="".join(part.reasoning for part in given),
-        tool_calls=tuple(part.tool_call for part in given if part.tool_call is not None),
+        content="".join(part.text for part in all_parts),
+        reasoning="".join(part.reasoning for part in all_parts),
+        tool_calls=tuple(part.tool_call for part in all_parts if part.tool_call is not None),
     )
 
 

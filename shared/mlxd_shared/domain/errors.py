@@ -149,7 +149,7 @@ class ModelTooLarge(MlxdError):
     def describe(self) -> str:
         """Give what is needed, by its terms, and what there is."""
         return (
-            f"{self.model} needs {self.need_bytes} bytes{_named(self)}, "
+            f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}, "
             f"{self.budget_bytes} available after {self.reserve_bytes} reserved"
             + (f"; {self.hint}" if self.hint else "")
         )
@@ -179,14 +179,14 @@ class NoRoom(MlxdError):
     def describe(self) -> str:
         """Give what is needed, by its terms, and what there is."""
         return (
-            f"{self.model} needs {self.need_bytes} bytes{_named(self)}, "
+            f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}, "
             f"{self.available_bytes} available now after {self.reserve_bytes} reserved, "
             "and nothing idle can be evicted"
             + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")
         )
 
 
-def _named(need: ModelTooLarge | NoRoom) -> str:
+def _list_terms(need: ModelTooLarge | NoRoom) -> str:
     """Return the terms of a need in brackets; nothing where none were given."""
     names = ("weights", "kv", "prefix", "activations", "pool", "process")
     terms = {name: int(vars(need)[f"{name}_bytes"]) for name in names}

@@ -217,7 +217,7 @@ LOGIT_BIAS_RANGE = _Range(-100, 100)
 
 def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     """Return what is out of range in `options`; `prefix` is the field that holds them."""
-    found = [
+    violations = [
         *_Range(0, 100).check(f"{prefix}.temperature", options.temperature),
         *_Range(-1, (1 << 31) - 1).check(f"{prefix}.top_k", options.top_k),
         *_Range(0, 1).check(f"{prefix}.top_p", options.top_p),
@@ -233,8 +233,8 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
     for token_id, bias in options.logit_bias:
         broken = LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
         if broken:  # one of a list is enough
-            return found + broken
-    return found
+            return violations + broken
+    return violations
 
 
 def load_violations(spec: LoadSpec, *, prefix: str) -> list[FieldViolation]:
@@ -310,11 +310,11 @@ def check_vocabulary(spec: GenerateSpec, vocab_size: int) -> None:
     """
     limit = f"the vocabulary has {vocab_size} tokens"
     beyond = (i for i, _ in spec.sampling.logit_bias if i >= vocab_size)
-    found = [FieldViolation(f"sampling.logit_bias[{i}]", limit) for i in islice(beyond, 1)]
+    violations = [FieldViolation(f"sampling.logit_bias[{i}]", limit) for i in islice(beyond, 1)]
     ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
-    for name, given in (("stop_token_ids", spec.stop_token_ids), ("tokens.ids", ids)):
-        bad = next((i for i in given if i >= vocab_size), None)
+    for name, values in (("stop_token_ids", spec.stop_token_ids), ("tokens.ids", ids)):
+        bad = next((i for i in values if i >= vocab_size), None)
         if bad is not None:
-            found.append(FieldViolation(name, f"{bad} is not a token id; {limit}"))
-    if found:
-        raise InvalidRequest(tuple(found))
+            violations.append(FieldViolation(name, f"{bad} is not a token id; {limit}"))
+    if violations:
+        raise InvalidRequest(tuple(violations))

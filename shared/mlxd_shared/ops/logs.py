@@ -17,7 +17,7 @@ from typing import Literal, TextIO, cast
 
 import structlog
 
-from mlxd_shared.ops.terminal import escaped, escaped_line
+from mlxd_shared.ops.terminal import escape, escaped_line
 
 LogFormat = Literal["auto", "json", "console"]
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
@@ -99,7 +99,7 @@ def _harmless(
     for name, value in event.items():
         if isinstance(value, str):
             lines = name in ("exception", "stack")
-            event[name] = escaped(value) if lines else escaped_line(value)
+            event[name] = escape(value) if lines else escaped_line(value)
     return event
 
 

@@ -18,7 +18,7 @@ def without_steering(text: str) -> str:
     return _STEERING.sub("", text)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return a text in which what would steer a terminal stands as its escape, such as \x1b."""
     return _STEERING.sub(_escape, text)
 
@@ -28,5 +28,5 @@ def escaped_line(text: str) -> str:
     return _CONTROL.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+def _escape(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"

@@ -58,9 +58,9 @@ class Token:
 
     def accepts(self, header: str) -> bool:
         """Return whether `header`, the value of an authorization header, carries this token."""
-        scheme, given = header[: len(_SCHEME)], header[len(_SCHEME) :]
+        scheme, secret = header[: len(_SCHEME)], header[len(_SCHEME) :]
         # Digests are compared: they have one length, whatever the token's is.
-        same = hmac.compare_digest(_digest(given), self._digest)
+        same = hmac.compare_digest(_digest(secret), self._digest)
         return same and scheme.lower() == _SCHEME
 
 
@@ -102,8 +102,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Ask the next interceptor, or refuse without asking."""
         metadata = handler_call_details.invocation_metadata or ()
-        given = [str(value) for key, value in metadata if key == HEADER]
-        accepted = self._token.accepts(given[0] if len(given) == 1 else "")
+        headers = [str(value) for key, value in metadata if key == HEADER]
+        accepted = self._token.accepts(headers[0] if len(headers) == 1 else "")
         method = handler_call_details.method
         if accepted or (self._open_prefix and method.startswith(self._open_prefix)):
             return await continuation(handler_call_details)

@@ -183,15 +183,15 @@ def _certificates(path: Path, content: bytes) -> list[Validity]:
     blocks = _BLOCK.findall(content)
     if not blocks:
         raise BadCredentials(str(path), "holds no PEM certificate")
-    found = []
+    periods = []
     for number, block in enumerate(blocks, start=1):
         try:
             der = ssl.PEM_cert_to_DER_cert(block.decode("ascii"))
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
-            found.append(validity(der))
+            periods.append(validity(der))
         except (ssl.SSLError, ValueError) as error:
             raise BadCredentials(str(path), f"certificate {number} is damaged") from error
-    return found
+    return periods
 
 
 def _check_pair(certificate: Path, key: Path) -> None:

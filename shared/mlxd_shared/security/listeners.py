@@ -63,8 +63,8 @@ def _both(
         InvalidRequest: one is there without the other.
     """
     if bool(first) != bool(second):
-        missing, given = (second_name, first_name) if first else (first_name, second_name)
-        raise InvalidRequest.of(missing, f"is needed with {given}")
+        missing, present_name = (second_name, first_name) if first else (first_name, second_name)
+        raise InvalidRequest.of(missing, f"is needed with {present_name}")
     return first, second
 
 

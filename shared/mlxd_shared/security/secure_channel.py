@@ -50,14 +50,14 @@ def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
         raise InvalidRequest.of("tls_ca", "is for TCP, not for a Unix socket")
     options = list(CHANNEL_OPTIONS)
     if credentials is None:
-        made = grpc.aio.insecure_channel(address.target, options=options)
+        opened = grpc.aio.insecure_channel(address.target, options=options)
     else:
-        made = grpc.aio.secure_channel(address.target, credentials, options=options)
+        opened = grpc.aio.secure_channel(address.target, credentials, options=options)
     if security.token_file is None:
-        return made
+        return opened
     if credentials is None and not address.loopback:
         raise InvalidRequest.of("token_file", f"needs tls_ca: {address.target} is not loopback")
-    return TokenChannel(made, read_token(security.token_file))
+    return TokenChannel(opened, read_token(security.token_file))
 
 
 def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
@@ -85,7 +85,7 @@ class TokenChannel(grpc.aio.Channel):
         self._inner = inner
         self._header = token.header
 
-    def _guarded(self, call: Callable[..., Any]) -> Any:  # noqa: ANN401 - four kinds, one wrapping
+    def _guard(self, call: Callable[..., Any]) -> Any:  # noqa: ANN401 - four kinds, one wrapping
         def start(*args: Any, metadata: Any = None, **options: Any) -> Any:  # noqa: ANN401
             return call(*args, metadata=(*(metadata or ()), self._header), **options)
 
@@ -93,19 +93,19 @@ class TokenChannel(grpc.aio.Channel):
 
     def unary_unary(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a method; see grpc.aio."""
-        return self._guarded(self._inner.unary_unary(*args, **options))
+        return self._guard(self._inner.unary_unary(*args, **options))
 
     def unary_stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a method; see grpc.aio."""
-        return self._guarded(self._inner.unary_stream(*args, **options))
+        return self._guard(self._inner.unary_stream(*args, **options))
 
     def stream_unary(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a method; see grpc.aio."""
-        return self._guarded(self._inner.stream_unary(*args, **options))
+        return self._guard(self._inner.stream_unary(*args, **options))
 
     def stream_stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Make a method; see grpc.aio."""
-        return self._guarded(self._inner.stream_stream(*args, **options))
+        return self._guard(self._inner.stream_stream(*args, **options))
 
     async def close(self, grace: float | None = None) -> None:
         """End every call and the connection."""

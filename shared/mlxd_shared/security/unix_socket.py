@@ -25,7 +25,7 @@ SOCKET_MODE = 0o600
 
 
 @contextmanager
-def claimed(path: Path, *, anywhere: bool = False) -> Iterator[None]:
+def claim_socket(path: Path, *, anywhere: bool = False) -> Iterator[None]:
     """Make room for a socket at `path`, which the body binds; then close it to other users.
 
     `anywhere` leaves both modes to the operator: others may connect where the folder lets them.
@@ -37,7 +37,7 @@ def claimed(path: Path, *, anywhere: bool = False) -> Iterator[None]:
         path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise _refused(path.parent, f"cannot hold a socket: {error.strerror}") from error
+        raise _refusal(path.parent, f"cannot hold a socket: {error.strerror}") from error
     try:
         if not anywhere:
             _check_private(path.parent, os.fstat(folder))
@@ -50,12 +50,12 @@ def claimed(path: Path, *, anywhere: bool = False) -> Iterator[None]:
         os.close(folder)
 
 
-def _check_private(folder: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise _refused(folder, "belongs to another user; a socket's folder must be the server's")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        mode = f"{stat.S_IMODE(found.st_mode):04o}"
-        raise _refused(folder, f"is open to other users ({mode}); a socket's folder must be 0700")
+def _check_private(folder: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise _refusal(folder, "belongs to another user; a socket's folder must be the server's")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise _refusal(folder, f"is open to other users ({mode}); a socket's folder must be 0700")
 
 
 def _remove_stale(path: Path) -> None:
@@ -64,15 +64,15 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise _refused(path, "exists and is no socket; it is not removed")
+        raise _refusal(path, "exists and is no socket; it is not removed")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
         code = probe.connect_ex(str(path))
     if code != errno.ECONNREFUSED:
         problem = "another server listens on it" if code in {0, errno.EAGAIN} else os.strerror(code)
-        raise _refused(path, problem)
+        raise _refusal(path, problem)
     path.unlink(missing_ok=True)
 
 
-def _refused(path: Path, problem: str) -> InvalidRequest:
+def _refusal(path: Path, problem: str) -> InvalidRequest:
     return InvalidRequest.of("address", f"{path}: {problem}")

@@ -66,7 +66,7 @@ class Health:
             return _Answer.SERVICE_UNKNOWN
         return _Answer.SERVING if serving else _Answer.NOT_SERVING
 
-    async def watched(self, name: str) -> AsyncGenerator[int, None]:
+    async def watch(self, name: str) -> AsyncGenerator[int, None]:
         """Yield the state of `name` now, and each that it goes over to."""
         news = asyncio.Event()
         self._watchers.setdefault(name, set()).add(news)
@@ -115,7 +115,7 @@ class _Servicer(health_pb2_grpc.HealthServicer):
     ) -> AsyncGenerator[_Answer, None]:
         """Tell the state now and each that follows; never ends by itself."""
         del context
-        states = self._health.watched(request.service)
+        states = self._health.watch(request.service)
         try:
             async for state in states:
                 yield _Answer(status=state)

@@ -18,7 +18,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security.bearer import TokenInterceptor
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
-from mlxd_shared.security.unix_socket import claimed
+from mlxd_shared.security.unix_socket import claim_socket
 from mlxd_shared.serving.health import Health
 from mlxd_shared.wire.admission import AdmissionInterceptor
 from mlxd_shared.wire.intake import Intake
@@ -82,7 +82,7 @@ def listen(
             that; it is taken; or a Unix socket cannot be there.
     """
     security.check(address, anywhere=anywhere)
-    claim = claimed(address.path, anywhere=anywhere) if address.is_unix else nullcontext()
+    claim = claim_socket(address.path, anywhere=anywhere) if address.is_unix else nullcontext()
     with claim:
         port = _bind(server, address, security.server_credentials())
     if address.is_unix:

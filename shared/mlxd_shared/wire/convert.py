@@ -106,14 +106,14 @@ def timestamp_from_pb(stamp: Timestamp) -> dt.datetime:
 def sampling_from_pb(pb: types_pb2.SamplingOptions) -> SamplingOptions:
     """Return the values that were given, unchecked."""
     message: Any = pb
-    given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
-    return SamplingOptions(**given, logit_bias=tuple(sorted(pb.logit_bias.items())))
+    scalars = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    return SamplingOptions(**scalars, logit_bias=tuple(sorted(pb.logit_bias.items())))
 
 
 def sampling_to_pb(options: SamplingOptions | Sampling) -> types_pb2.SamplingOptions:
     """Return the values that are given; what is None stays absent."""
-    given: dict[str, Any] = {name: getattr(options, name) for name in _SCALARS}
-    return types_pb2.SamplingOptions(**given, logit_bias=dict(options.logit_bias))
+    scalars: dict[str, Any] = {name: getattr(options, name) for name in _SCALARS}
+    return types_pb2.SamplingOptions(**scalars, logit_bias=dict(options.logit_bias))
 
 
 def generate_from_pb(
@@ -130,11 +130,11 @@ def generate_from_pb(
     """
     sampling = sampling_from_pb(pb.sampling)
     if is_checked:
-        found = _resume_violations(pb)
+        violations = _resume_violations(pb)
     else:
-        found = list_violations(pb) or _generate_violations(pb, sampling)
-    if found:
-        raise InvalidRequest(tuple(found))
+        violations = list_violations(pb) or _generate_violations(pb, sampling)
+    if violations:
+        raise InvalidRequest(tuple(violations))
     if not is_checked:
         refuse_unserved(pb)
     return GenerateSpec(
@@ -166,7 +166,7 @@ def generate_from_pb(
 def _generate_violations(
     pb: inference_pb2.GenerateRequest, sampling: SamplingOptions
 ) -> list[FieldViolation]:
-    found = [
+    violations = [
         *name_violations(pb.model),
         *_prompt_violations(pb),
         *sampling_violations(sampling, prefix="sampling"),
@@ -183,8 +183,8 @@ def _generate_violations(
     ]
     if len(pb.request_id) > config.REQUEST_ID_CHARS_MAX:
         limit = f"at most {config.REQUEST_ID_CHARS_MAX} characters"
-        found.append(FieldViolation("request_id", limit))
-    return found
+        violations.append(FieldViolation("request_id", limit))
+    return violations
 
 
 def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
@@ -211,23 +211,23 @@ def _prompt(pb: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
             return _ids(pb.tokens.ids)
 
 
-def _ids(given: Sequence[int]) -> tuple[int, ...]:
+def _ids(ids: Sequence[int]) -> tuple[int, ...]:
     """Return ids as Python's own, a piece at a time: others' turns come in between."""
-    pieces = (given[at : at + _IDS_AT_ONCE] for at in range(0, len(given), _IDS_AT_ONCE))
+    pieces = (ids[at : at + _IDS_AT_ONCE] for at in range(0, len(ids), _IDS_AT_ONCE))
     return tuple(chain.from_iterable(pieces))
 
 
 def _length_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    found: list[FieldViolation] = []
+    violations: list[FieldViolation] = []
     if pb.HasField("max_tokens") and pb.max_tokens < 1:
-        found.append(FieldViolation("max_tokens", f"{pb.max_tokens} is below 1"))
+        violations.append(FieldViolation("max_tokens", f"{pb.max_tokens} is below 1"))
     if pb.HasField("max_tokens") and pb.HasField("num_predict"):
-        found.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
+        violations.append(FieldViolation("num_predict", "an alias of max_tokens: give only one"))
     most = _max_tokens(pb)
-    if not found and most is not None and pb.min_tokens > most:
+    if not violations and most is not None and pb.min_tokens > most:
         limit = f"{pb.min_tokens} is above the {most} tokens that are generated at most"
-        found.append(FieldViolation("min_tokens", limit))
-    return found
+        violations.append(FieldViolation("min_tokens", limit))
+    return violations
 
 
 def _keep_alive_violations(pb: Duration, field: str) -> list[FieldViolation]:
@@ -256,14 +256,14 @@ def _stop_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
 
 
 def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    given = len(pb.resume_token_ids)
-    if pb.resume_from != given:
-        limit = f"{pb.resume_from} tokens come before it, but resume_token_ids has {given}"
+    count = len(pb.resume_token_ids)
+    if pb.resume_from != count:
+        limit = f"{pb.resume_from} tokens come before it, but resume_token_ids has {count}"
         return [FieldViolation("resume_from", limit)]
     most = _max_tokens(pb)
-    if most is not None and given >= most:
-        limit = f"{given} is not below the {most} tokens that are generated at most"
-        return [FieldViolation("resume_from", limit)] if given else []
+    if most is not None and count >= most:
+        limit = f"{count} is not below the {most} tokens that are generated at most"
+        return [FieldViolation("resume_from", limit)] if count else []
     return []
 
 
@@ -303,17 +303,17 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         kv_format=KV_FORMAT_FROM_PB.get(pb.kv_format),
         prefix_cache_nbytes=pb.prefix_cache_bytes if pb.HasField("prefix_cache_bytes") else None,
     )
-    found = [
+    violations = [
         *sampling_violations(spec.sampling, prefix="options.sampling"),
         *_keep_alive_violations(pb.keep_alive, "options.keep_alive"),
         *load_violations(spec, prefix="options"),
     ]
     if pb.weights not in WEIGHTS_FROM_PB:
-        found.append(FieldViolation("options.weights", f"{pb.weights} is not a WeightsFormat"))
+        violations.append(FieldViolation("options.weights", f"{pb.weights} is not a WeightsFormat"))
     if pb.kv_format not in KV_FORMAT_FROM_PB:
-        found.append(FieldViolation("options.kv_format", f"{pb.kv_format} is not a KvFormat"))
-    if found:
-        raise InvalidRequest(tuple(found))
+        violations.append(FieldViolation("options.kv_format", f"{pb.kv_format} is not a KvFormat"))
+    if violations:
+        raise InvalidRequest(tuple(violations))
     refuse_unserved(pb, prefix="options.")
     if pb.HasField("keep_alive"):
         spec = replace(spec, keep_alive_s=duration_from_pb(pb.keep_alive))

@@ -153,15 +153,15 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
 
 def _first_of(entries: Iterable[Iterator[FieldViolation]]) -> list[FieldViolation]:
     """Return what is wrong with the first entry of a list that is not right."""
-    return next((found for entry in entries if (found := [*entry])), [])
+    return next((violations for entry in entries if (violations := [*entry])), [])
 
 
 def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[FieldViolation]:
     if pb.role not in ROLES:
         yield FieldViolation(f"{place}.role", f"{pb.role!r} is none of {', '.join(ROLES)}")
     if pb.role != ASSISTANT:
-        for name, given in (("reasoning", pb.reasoning), ("tool_calls", pb.tool_calls)):
-            if given:
+        for name, value in (("reasoning", pb.reasoning), ("tool_calls", pb.tool_calls)):
+            if value:
                 yield FieldViolation(f"{place}.{name}", f"a message of an {ASSISTANT} has it")
     if pb.role != "tool" and pb.tool_call_id:
         yield FieldViolation(f"{place}.tool_call_id", "a message of a tool has it")
@@ -179,9 +179,9 @@ def _call_violations(pb: inference_pb2.ToolCall, place: str) -> Iterator[FieldVi
 
 def _tool_violations(field: str, text: str) -> Iterator[FieldViolation]:
     """Yield what is wrong with a function; tools of other kinds are the template's matter."""
-    tool, found = _object_of(field, text)
-    yield from found
-    if found or ("function" not in tool and tool.get("type", "function") != "function"):
+    tool, violations = _object_of(field, text)
+    yield from violations
+    if violations or ("function" not in tool and tool.get("type", "function") != "function"):
         return
     function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
@@ -190,8 +190,8 @@ def _tool_violations(field: str, text: str) -> Iterator[FieldViolation]:
 
 
 def _variable_violations(field: str, text: str) -> Iterator[FieldViolation]:
-    variables, found = _object_of(field, text)
-    yield from found
+    variables, violations = _object_of(field, text)
+    yield from violations
     taken = next((name for name in sorted(OWN_VARIABLES) if name in variables), None)
     if taken is not None:
         yield FieldViolation(field, f"{taken!r} is not the client's to give")

@@ -26,9 +26,9 @@ def embed_from_pb(pb: inference_pb2.EmbedRequest, *, is_checked: bool = False) -
     """
     countable = 1 <= len(pb.texts) <= config.EMBED_TEXTS_MAX
     texts = tuple(pb.texts) if countable else ()  # what is too many is not walked
-    found = [] if is_checked else _violations(pb, texts)
-    if found:
-        raise InvalidRequest(tuple(found))
+    violations = [] if is_checked else _violations(pb, texts)
+    if violations:
+        raise InvalidRequest(tuple(violations))
     return EmbedSpec(
         model=pb.model,
         texts=texts,
@@ -40,17 +40,17 @@ def embed_from_pb(pb: inference_pb2.EmbedRequest, *, is_checked: bool = False) -
 
 
 def _violations(pb: inference_pb2.EmbedRequest, texts: Sequence[str]) -> list[FieldViolation]:
-    found = name_violations(pb.model)
+    violations = name_violations(pb.model)
     if not texts:
-        found.append(FieldViolation("texts", f"1 to {config.EMBED_TEXTS_MAX} texts"))
+        violations.append(FieldViolation("texts", f"1 to {config.EMBED_TEXTS_MAX} texts"))
     empty = next((index for index, text in enumerate(texts) if not text), None)
     if empty is not None:
-        found.append(FieldViolation(f"texts[{empty}]", "the text is empty"))
+        violations.append(FieldViolation(f"texts[{empty}]", "the text is empty"))
     if sum(map(len, texts)) > config.PROMPT_CHARS_MAX:
         limit = f"at most {config.PROMPT_CHARS_MAX} characters in all texts"
-        found.append(FieldViolation("texts", limit))
+        violations.append(FieldViolation("texts", limit))
     if pb.HasField("dimensions") and pb.dimensions == 0:
-        found.append(FieldViolation("dimensions", "0 is below 1"))
+        violations.append(FieldViolation("dimensions", "0 is below 1"))
     if pb.pooling not in POOLING_FROM_PB:
-        found.append(FieldViolation("pooling", f"{pb.pooling} is not a Pooling"))
-    return found
+        violations.append(FieldViolation("pooling", f"{pb.pooling} is not a Pooling"))
+    return violations

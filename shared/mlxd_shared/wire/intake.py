@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError, Message
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.ops.heap import trim_heap
-from mlxd_shared.wire.proof import Checked, relayed
+from mlxd_shared.wire.proof import Checked, with_relay_room
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits, Size, plan_of, scan
 
 _P = ParamSpec("_P")
@@ -122,10 +122,10 @@ class Intake:
         self._threads = ThreadPoolExecutor(config.REQUEST_THREADS_MAX, "requests")
 
     @asynccontextmanager
-    async def taken(
+    async def take(
         self, raw: bytes, reader: Reader[_M], *, counted: Size | None = None
     ) -> AsyncIterator[_M]:
-        """Hold a request while its call goes on; `paced` knows how large it is meanwhile.
+        """Hold a request while its call goes on; `run_paced` knows how large it is meanwhile.
 
         counted: what this worker's controller counted in it; it has passed the checks there.
 
@@ -140,13 +140,13 @@ class Intake:
         self._hold(held)
         try:
             if counted is None:
-                size = await paced(reader.size, raw)
+                size = await run_paced(reader.size, raw)
             else:
                 size = replace(counted, nbytes=len(raw))
             _call.set(replace(call, size=size))
             self._hold(size.held_nbytes - held)
             held = size.held_nbytes
-            yield await paced(reader.message, raw)
+            yield await run_paced(reader.message, raw)
         finally:
             self.held_nbytes -= held
             self._tidy_up()
@@ -184,15 +184,15 @@ def is_checked() -> bool:
     return _call.get().vouched
 
 
-def checked(request: Message, *, ids: int = 0) -> Checked:
+def as_checked(request: Message, *, ids: int = 0) -> Checked:
     """Return this call's request for a worker; its fields have been checked here.
 
     ids: how many token ids it has more than it came with.
     """
-    return Checked(request.SerializeToString(), relayed(_call.get().size, ids=ids))
+    return Checked(request.SerializeToString(), with_relay_room(_call.get().size, ids=ids))
 
 
-async def paced(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+async def run_paced(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Return what `function` makes of this call's request, on a thread if the request is large."""
     executor = _call.get().executor
     if executor is None:

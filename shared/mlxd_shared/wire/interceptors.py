@@ -84,7 +84,7 @@ def _wrap(
     reader = _reader_of(handler.request_deserializer, intake.limits)
     each = handler.request_deserializer if reader is None else reader.whole
     wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-        guard(behaviour, method, partial(_taken, intake, reader, counted)),
+        guard(behaviour, method, partial(_take_request, intake, reader, counted)),
         request_deserializer=each if handler.request_streaming or reader is None else None,
         response_serializer=handler.response_serializer,
     )
@@ -102,7 +102,7 @@ def _reader_of(deserialize: Any, limits: Limits) -> Reader[Any] | None:  # noqa:
     return None
 
 
-def _taken(
+def _take_request(
     intake: Intake,
     reader: Reader[Any] | None,
     counted: Size | None,
@@ -111,11 +111,11 @@ def _taken(
     """Take a request in that comes as bytes; a stream of them is read one by one."""
     if reader is None or not isinstance(request, bytes):
         return nullcontext(request)
-    return intake.taken(request, reader, counted=counted)
+    return intake.take(request, reader, counted=counted)
 
 
 def _guard_unary(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: ANN401
-    async def guarded(raw: Any, context: Context) -> Any:  # noqa: ANN401
+    async def guard(raw: Any, context: Context) -> Any:  # noqa: ANN401
         request = None
         try:
             async with taken(raw) as request:
@@ -123,15 +123,15 @@ def _guard_unary(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: AN
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the one place where bugs become INTERNAL
-            known = _known(error, method)
+            known = _as_known(error, method)
         del raw, request
         return await abort(context, _without_frames(known))
 
-    return guarded
+    return guard
 
 
 def _guard_stream(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: ANN401
-    async def guarded(raw: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+    async def guard(raw: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
         request = messages = None
         try:
             async with taken(raw) as request, aclosing(behaviour(request, context)) as messages:
@@ -140,13 +140,13 @@ def _guard_stream(behaviour: Any, method: str, taken: _Taken) -> Any:  # noqa: A
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the one place where bugs become INTERNAL
-            known = _known(error, method)
+            known = _as_known(error, method)
         else:
             return
         del raw, request, messages
         await abort(context, _without_frames(known))
 
-    return guarded
+    return guard
 
 
 def _without_frames(error: MlxdError) -> MlxdError:
@@ -159,7 +159,7 @@ def _without_frames(error: MlxdError) -> MlxdError:
     return error
 
 
-def _known(error: Exception, method: str) -> MlxdError:
+def _as_known(error: Exception, method: str) -> MlxdError:
     if isinstance(error, MlxdError):
         _log.info("refused", method=method, error=type(error).__name__, reason=error.describe())
         return error

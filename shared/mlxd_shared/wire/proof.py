@@ -68,7 +68,7 @@ class Checked:
         return () if proof is None or self.size is None else (proof.word(self.size),)
 
 
-def relayed(size: Size | None, *, ids: int = 0) -> Size | None:
+def with_relay_room(size: Size | None, *, ids: int = 0) -> Size | None:
     """Return `size` with room for what a controller adds, `ids` token ids among it."""
     if size is None:
         return None

@@ -120,8 +120,8 @@ def _extras(
     match error:
         case e.InvalidRequest(violations):
             field = error_details_pb2.BadRequest.FieldViolation
-            found = [field(field=v.field, description=v.description) for v in _first(violations)]
-            return [error_details_pb2.BadRequest(field_violations=found)]
+            fields = [field(field=v.field, description=v.description) for v in _first(violations)]
+            return [error_details_pb2.BadRequest(field_violations=fields)]
         case e.ModelNotFound(model):
             return [
                 error_details_pb2.ResourceInfo(
@@ -213,8 +213,10 @@ def from_status(status: status_pb2.Status) -> e.MlxdError:
     if row is None:
         return RemoteError(_BY_NUMBER[status.code], status.message)
     if row.error is e.InvalidRequest:
-        found = (e.FieldViolation(v.field, v.description) for v in bad_request.field_violations)
-        return e.InvalidRequest(tuple(found))
+        violations = (
+            e.FieldViolation(v.field, v.description) for v in bad_request.field_violations
+        )
+        return e.InvalidRequest(tuple(violations))
     return _rebuild(row.error, dict(info.metadata))
 
 

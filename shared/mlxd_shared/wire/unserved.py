@@ -26,7 +26,7 @@ def refuse_unserved(message: Message, *, prefix: str = "") -> None:
     Raises:
         FieldNotServed: naming the field by its path from the request.
     """
-    if not _concerned(message.DESCRIPTOR):
+    if not _concerns(message.DESCRIPTOR):
         return
     neutral = UNSERVED.get(message.DESCRIPTOR.full_name, {})
     for field, value in message.ListFields():
@@ -38,7 +38,7 @@ def refuse_unserved(message: Message, *, prefix: str = "") -> None:
 
 
 @lru_cache(maxsize=256)
-def _concerned(descriptor: Descriptor) -> bool:
+def _concerns(descriptor: Descriptor) -> bool:
     """Return whether there is a row for a type, or for one within it: else nothing is walked."""
     seen, left = set[str](), [descriptor]
     while left:

@@ -118,9 +118,9 @@ class Plan:
         self.takes_much = False  # until all of it is known: a message may be within itself
         for field in descriptor.fields:
             self.names[field.number] = field.name
-            found = _field(field, known)
-            if found is not None:
-                self.fields[field.number << 3 | _BYTES] = found
+            plan = _field(field, known)
+            if plan is not None:
+                self.fields[field.number << 3 | _BYTES] = plan
         self.takes_much = any(
             field.inner.takes_much
             if field.inner is not None
@@ -201,7 +201,7 @@ class _Walk:
                 self._refuse_tag(tag, plan)
             kind = tag & 7
             if kind == _BYTES:
-                at = self._sized(tag, at, end, plan, depth)
+                at = self._skip_sized(tag, at, end, plan, depth)
             elif kind == _VARINT:
                 written = _WRITTEN.match(raw, at, end)
                 if written is None:
@@ -216,7 +216,7 @@ class _Walk:
         if at > end:
             raise DecodeError("a field that ends behind its message")
 
-    def _sized(self, tag: int, at: int, end: int, plan: Plan, depth: int) -> int:
+    def _skip_sized(self, tag: int, at: int, end: int, plan: Plan, depth: int) -> int:
         """Walk a value that begins with its length, and return where it ends."""
         if at < end and self._raw[at] < 0x80:
             size, at = self._raw[at], at + 1

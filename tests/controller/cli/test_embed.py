@@ -39,7 +39,9 @@ async def test_more_texts_than_a_request_takes_are_asked_for_in_turn() -> None:
         sizes = [len(r.texts) for r in fake.requests if isinstance(r, pb.EmbedRequest)]
 
     assert ran.code == 0
-    assert [line.split()[0] for line in ran.out.splitlines()] == [str(len(it)) for it in texts]
+    assert [line.split()[0] for line in ran.out.splitlines()] == [
+        str(len(batch)) for batch in texts
+    ]
     assert sizes == [EMBED_TEXTS_MAX, 1]
 
 

@@ -20,7 +20,7 @@ from mlxd_controller.cli.environment import (
 )
 from mlxd_shared import config
 from mlxd_shared.wire.convert import duration_from_pb, duration_to_pb
-from tests.support.served import served
+from tests.support.served import serve
 
 FIVE_MINUTES_S = 300.0
 GOOD = [
@@ -96,14 +96,14 @@ def test_nonsense_in_a_request_is_refused(text: str) -> None:
 async def test_the_variables_are_in_force() -> None:
     """An idle model goes at once, a load has no time limit, and nonsense stops no start."""
     environment = {KEEP_ALIVE_VARIABLE: "0", LOAD_TIMEOUT_VARIABLE: "0"}
-    async with served(environment=environment) as server, Client(server.address) as client:
+    async with serve(environment=environment) as server, Client(server.address) as client:
         async with asyncio.timeout(LIMIT_S):
             await client.complete("once", model="demo", max_tokens=1)
             async with client.watch_models("demo") as changes:
                 async for model in changes:
                     if model.state is ModelState.UNLOADED:
                         break
-    async with served(environment={KEEP_ALIVE_VARIABLE: "1d"}) as server:
-        line = server.logged("a variable that means nothing is passed over")
+    async with serve(environment={KEEP_ALIVE_VARIABLE: "1d"}) as server:
+        line = server.find_logged("a variable that means nothing is passed over")
         assert (line["level"], line["variable"]) == ("warning", KEEP_ALIVE_VARIABLE)
         assert line["in_force"] == "5m00s"

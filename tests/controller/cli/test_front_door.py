@@ -98,9 +98,9 @@ async def test_protos_are_the_tree_s_own(tmp_path: Path) -> None:
     ran = await mlxd("protos", "--out", str(out))
 
     wanted = {path.relative_to(PROTO): path.read_bytes() for path in PROTO.rglob("*.proto")}
-    found = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    files = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert ran.code == 0
-    assert found == wanted
+    assert files == wanted
     assert ran.out.splitlines() == sorted(str(out / name) for name in wanted)
 
 
@@ -122,14 +122,14 @@ async def test_protos_may_be_written_again(tmp_path: Path) -> None:
 async def test_protos_are_a_whole_include_path(tmp_path: Path) -> None:
     """A protoc that knows this folder alone (and Google's own types) accepts the files."""
     await mlxd("protos", "--out", str(tmp_path))
-    made = tmp_path / "made.binpb"
+    descriptors = tmp_path / "made.binpb"
     protoc = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={tmp_path}",
-        f"--descriptor_set_out={made}", "mlxd/v1/inference.proto", "mlxd/v1/worker.proto",
+        f"--descriptor_set_out={descriptors}", "mlxd/v1/inference.proto", "mlxd/v1/worker.proto",
     )  # fmt: skip
 
     assert await asyncio.wait_for(protoc.wait(), PROTOC_TIMEOUT_S) == 0
-    assert made.stat().st_size > 0
+    assert descriptors.stat().st_size > 0
 
 
 @pytest.mark.asyncio

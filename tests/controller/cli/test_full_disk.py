@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, start
-from tests.support.effort import spread
-from tests.support.served import served
+from tests.support.effort import spread_evenly
+from tests.support.served import serve
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
@@ -31,7 +31,7 @@ def full() -> Iterator[int]:
         os.close(descriptor)
 
 
-async def told(*arguments: str) -> tuple[int | None, str]:
+async def run_full(*arguments: str) -> tuple[int | None, str]:
     """Run a command whose stdout is full; return its exit code and what it says on stderr."""
     with full() as descriptor:
         process = await start(*arguments, stdout=descriptor)
@@ -43,10 +43,10 @@ ALONE = ("--help", "--version", "version", "serve --help", "fit --help", "genera
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("arguments", spread(ALONE, 3))
+@pytest.mark.parametrize("arguments", spread_evenly(ALONE, 3))
 async def test_a_full_disk_behind_stdout_is_one_line(arguments: str) -> None:
     """What needs no server says what it could not write, and fails."""
-    assert await told(*arguments.split()) == (
+    assert await run_full(*arguments.split()) == (
         1,
         "mlxd: the output cannot be written: No space left on device\n",
     )
@@ -55,9 +55,9 @@ async def test_a_full_disk_behind_stdout_is_one_line(arguments: str) -> None:
 @pytest.mark.asyncio
 async def test_commands_with_a_server_fail_in_one_line() -> None:
     """So do those that ask a server, in tables, streams and progress."""
-    async with served() as server:
+    async with serve() as server:
         for arguments in ("ps", "models", "fit demo", "status", "generate demo once"):
-            code, err = await told("--address", server.address, *arguments.split())
+            code, err = await run_full("--address", server.address, *arguments.split())
 
             assert code == 1, (arguments, err)
             assert "mlxd: the output cannot be written: No space left on device\n" in err
@@ -67,7 +67,7 @@ async def test_commands_with_a_server_fail_in_one_line() -> None:
 @pytest.mark.asyncio
 async def test_a_server_that_cannot_say_where_it_listens_stops() -> None:
     """Whoever started it could not find it: it ends, in one line beside its log."""
-    code, err = await told(*SERVE)
+    code, err = await run_full(*SERVE)
 
     assert code == 1
     assert "mlxd: the output cannot be written: No space left on device\n" in err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.cli.output import guarded
+from mlxd_controller.cli.output import run_guarded
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, start
@@ -139,7 +139,7 @@ def test_the_message_says_what_cannot_be_done(
         raise OSError(number, os.strerror(number), name)
 
     with pytest.raises(SystemExit) as ended:
-        guarded(fail)
+        run_guarded(fail)
 
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"mlxd: {said}\n"

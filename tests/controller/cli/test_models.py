@@ -58,16 +58,16 @@ async def test_models_shows_all() -> None:
     known = [replies.model(), replies.model("cold", state="UNLOADED")]
     async with serving(Answers(models=known)) as fake:
         ran = await mlxd("models", "--address", fake.address)
-        (found,) = (await mlxd("models", "--json", "--address", fake.address)).objects
+        (models,) = (await mlxd("models", "--json", "--address", fake.address)).objects
 
     assert ran.rows[1] == [
         "demo, tiny", "0123456789ab", "LlamaForCausalLM", "8.0 MiB", "1024", "ready", "/models/demo"
     ]  # fmt: skip
     assert ran.rows[2][5] == "unloaded"
-    assert [model["name"] for model in found] == ["demo", "cold"]
-    assert found[0]["stored_nbytes"] == 8 * replies.MIB
-    assert found[0]["state"] == "ready"
-    assert found[0]["last_used_time"].startswith("2025-06-15T")
+    assert [model["name"] for model in models] == ["demo", "cold"]
+    assert models[0]["stored_nbytes"] == 8 * replies.MIB
+    assert models[0]["state"] == "ready"
+    assert models[0]["last_used_time"].startswith("2025-06-15T")
 
 
 @pytest.mark.asyncio

@@ -47,7 +47,7 @@ def answer(*texts: str, reasoning: str = "") -> list[pb.GenerateResponse | MlxdE
     return [*messages, last]
 
 
-def asked(fake: FakeServer) -> list[list[tuple[str, str]]]:
+def conversations(fake: FakeServer) -> list[list[tuple[str, str]]]:
     """The conversations that came: role and content of each message."""
     return [
         [(m.role, m.content) for m in request.chat.messages]
@@ -76,11 +76,11 @@ async def test_a_chat_keeps_what_was_said() -> None:
         screen.type("now?\n")
         await screen.until(">>> ")
         screen.type(CTRL_D)
-        assert await screen.ended() == 0
+        assert await screen.wait_ended() == 0
 
     assert isinstance(fake.requests[0], model_pb2.LoadModelRequest)
     system = ("system", "Be kind.")
-    assert asked(fake) == [
+    assert conversations(fake) == [
         [system, ("user", "Hi")],
         [system, ("user", "Hi"), ("assistant", "Hello"), ("user", "How are\nyou?")],
         [system, ("user", "and \nnow?")],
@@ -112,7 +112,11 @@ async def test_ctrl_c_stops_the_answer_alone() -> None:
         await screen.until(">>> ")
         assert await screen.ended_by(CTRL_C) == 130
 
-    assert asked(fake)[1] == [("user", "Tell"), ("assistant", "Once upon"), ("user", "Go on")]
+    assert conversations(fake)[1] == [
+        ("user", "Tell"),
+        ("assistant", "Once upon"),
+        ("user", "Go on"),
+    ]
 
 
 class Typed(LineEditor):
@@ -158,9 +162,9 @@ async def test_a_refused_message_leaves_the_chat_as_it_was() -> None:
         await screen.until("Yes")
         await screen.until(">>> ")
         screen.type("/bye\n")
-        assert await screen.ended() == 0
+        assert await screen.wait_ended() == 0
 
-    assert asked(fake)[1] == [("user", "Hello")]
+    assert conversations(fake)[1] == [("user", "Hello")]
 
 
 @pytest.mark.asyncio
@@ -206,7 +210,7 @@ async def test_a_model_without_a_template_goes_on_with_the_text() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "words"),
     [
         (("run", "demo"), 2, "no prompt"),
         (("run", "demo", "hi", "--set", "x"), 2, "NAME=VALUE"),
@@ -214,20 +218,20 @@ async def test_a_model_without_a_template_goes_on_with_the_text() -> None:
     ],
 )
 async def test_what_cannot_be_run_says_why(
-    arguments: tuple[str, ...], code: int, told: str
+    arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     """Exit codes are those of every command."""
     async with serving(Answers(load=[errors.ModelNotFound("nobody")])) as fake:
         ran = await mlxd(*arguments, "--address", fake.address, piped="")
 
     assert ran.code == code
-    assert told in ran.err
+    assert words in ran.err
 
 
 @pytest.mark.asyncio
 async def test_a_chat_with_no_address_is_bad_usage() -> None:
     """In one line, as of every other command."""
     async with on_terminal("--address", "bogus", "run", "demo") as terminal:
-        assert await terminal.ended() == 2
+        assert await terminal.wait_ended() == 2
         assert "mlxd: address: 'bogus' is not unix:PATH" in terminal.screen
         assert "Traceback" not in terminal.screen

@@ -15,9 +15,9 @@ from tests.support.cli import mlxd
 HOME = Path.home()
 
 
-def places(environment: dict[str, str], **given: str | None) -> StorePlaces:
+def places(environment: dict[str, str], **own_options: str | None) -> StorePlaces:
     """Return what these settings come to."""
-    return Stores(**given).places(environment)
+    return Stores(**own_options).places(environment)
 
 
 def test_stores_lie_where_their_owners_put_them() -> None:
@@ -44,8 +44,8 @@ def test_stores_lie_where_their_owners_put_them() -> None:
 
 def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:
     """`none` leaves a store out; what is given and is not there is a mistake."""
-    given = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama_models="none")
-    assert (given.hub_cache, given.ollama) == (tmp_path, None)
+    chosen = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama_models="none")
+    assert (chosen.hub_cache, chosen.ollama) == (tmp_path, None)
     with pytest.raises(typer.Exit):
         places({}, models_dir=str(tmp_path / "none"))
 

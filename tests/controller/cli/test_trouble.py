@@ -102,8 +102,8 @@ async def test_a_worker_that_never_told_its_figures_has_none() -> None:
     assert ran.code == 0
     assert "runs on" not in ran.out
     assert "0 threads" not in ran.out
-    for told in ("pid -", "it died", "3", "oh no"):
-        assert told in ran.out
+    for phrase in ("pid -", "it died", "3", "oh no"):
+        assert phrase in ran.out
 
 
 @pytest.mark.asyncio

@@ -94,7 +94,7 @@ class Conversation:
         """The worker of a ready model dies."""
         return self.send(ev.WorkerDied(self.worker(name), WorkerLost(name, cause="signal 9")))
 
-    def gone(self, name: str) -> tuple[a.Action, ...]:
+    def note_gone(self, name: str) -> tuple[a.Action, ...]:
         """A worker that was told to stop has ended."""
         return self.send(ev.Unloaded(self.worker(name)))
 

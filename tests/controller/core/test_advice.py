@@ -66,31 +66,31 @@ def test_the_least_loss_of_keys_and_values_that_fits(kv_format: KVFormat, text: 
 def test_heads_that_do_not_divide_are_never_told_to_pack() -> None:
     """Of heads 8 wide quantised keys and values cannot be had."""
     narrow = replace(LONG, caches=CacheSizes(4 * 2 * 64, kv_heads=8, head_dim=8))
-    found = advice(narrow, ASKED, need(narrow, replace(ASKED, rows_max=1)))
-    assert not any("bits" in text for text in found)
+    advices = advice(narrow, ASKED, need(narrow, replace(ASKED, rows_max=1)))
+    assert not any("bits" in text for text in advices)
 
 
 def test_other_weights_are_those_that_fit() -> None:
     """As stored and as bfloat16 where both do; in numbers alone, where stored weights are these."""
     model = replace(facts(400), stored_bytes=100 * MIB, item_bytes=2)
-    asked = LoadSpec(weights=Weights.FLOAT32)
-    half = need(model, replace(asked, weights=Weights.BFLOAT16))
-    assert "weights as bfloat16" in advice(model, asked, half)
-    stored = need(model, replace(asked, weights=Weights.STORED))
+    spec = LoadSpec(weights=Weights.FLOAT32)
+    half = need(model, replace(spec, weights=Weights.BFLOAT16))
+    assert "weights as bfloat16" in advice(model, spec, half)
+    stored = need(model, replace(spec, weights=Weights.STORED))
     assert stored < half
-    found = advice(model, asked, stored)
-    assert "weights as stored" in found
-    assert "weights as bfloat16" not in found
+    advices = advice(model, spec, stored)
+    assert "weights as stored" in advices
+    assert "weights as bfloat16" not in advices
     whole = facts(400)
-    found = advice(whole, asked, need(whole, replace(asked, weights=Weights.BFLOAT16)))
-    assert "weights as bfloat16" in found
-    assert "weights as stored" not in found
+    advices = advice(whole, spec, need(whole, replace(spec, weights=Weights.BFLOAT16)))
+    assert "weights as bfloat16" in advices
+    assert "weights as stored" not in advices
 
 
 def test_a_prefix_cache_may_be_all_that_is_too_much() -> None:
     """One that was asked for, and that does not fit, is told to be smaller."""
-    asked = LoadSpec(prefix_cache_nbytes=900 * MIB)
-    assert "a smaller prefix cache" in advice(facts(10), asked, 500 * MIB)
+    spec = LoadSpec(prefix_cache_nbytes=900 * MIB)
+    assert "a smaller prefix cache" in advice(facts(10), spec, 500 * MIB)
 
 
 def test_where_one_change_is_not_enough_all_are_named_together() -> None:

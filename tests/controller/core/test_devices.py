@@ -52,8 +52,8 @@ def measure(
         replace(known, usable_bytes=int(room * ONE) * MIB)
         for known, room in zip(talk.state.devices, usable, strict=True)
     )
-    told = {talk.worker(name): mib * MIB for name, mib in (arrays_mib or {}).items()}
-    return talk.send(ev.MemoryRead(devices, told))
+    arrays_bytes = {talk.worker(name): mib * MIB for name, mib in (arrays_mib or {}).items()}
+    return talk.send(ev.MemoryRead(devices, arrays_bytes))
 
 
 def test_a_model_goes_where_most_room_is_left() -> None:
@@ -86,7 +86,7 @@ def test_the_cheapest_eviction_of_all_devices_makes_room() -> None:
     _, wanted = talk.arrive("new")
 
     assert wanted == (a.StopWorker(talk.worker("cheap"), "cheap", StopReason.ROOM),)
-    talk.gone("cheap")
+    talk.note_gone("cheap")
     assert home(talk, "new") == "gpu1"
 
 
@@ -144,7 +144,7 @@ def test_only_what_no_device_can_hold_is_too_large() -> None:
 
     _, wanted = talk.arrive("large", mib=10 + ONE - 1)  # the second can hold it, alone
     assert [action.digest for action in wanted if isinstance(action, a.StopWorker)] == ["m"]
-    talk.gone("m")
+    talk.note_gone("m")
     assert home(talk, "large") == "gpu1"
 
 
@@ -171,7 +171,7 @@ def test_a_slot_may_come_free_on_any_device() -> None:
     _, wanted = talk.arrive("new")
 
     assert [action.digest for action in wanted if isinstance(action, a.StopWorker)] == ["n"]
-    talk.gone("n")
+    talk.note_gone("n")
     assert talk.phase("new") is phases.Loading
 
 
@@ -224,18 +224,26 @@ def test_models_in_use_are_held_on_one_device_only() -> None:
 def test_the_report_tells_the_device_that_a_load_would_get(full: int) -> None:
     """What fits goes where most room is; what does not, where the cheapest eviction is."""
     talk = Conversation(*gpus(1, 1))
-    found = report(talk.state, "new", facts(10), LoadSpec())
-    assert (found.device.name, found.plan.device, found.fits_now) == ("gpu0", "gpu0", True)
+    fit_report = report(talk.state, "new", facts(10), LoadSpec())
+    assert (fit_report.device.name, fit_report.plan.device, fit_report.fits_now) == (
+        "gpu0",
+        "gpu0",
+        True,
+    )
     talk.make_idle("m")
-    found = report(talk.state, "new", facts(10), LoadSpec())
-    assert (found.device.name, found.fits_now, found.would_evict) == ("gpu1", True, ())
+    fit_report = report(talk.state, "new", facts(10), LoadSpec())
+    assert (fit_report.device.name, fit_report.fits_now, fit_report.would_evict) == (
+        "gpu1",
+        True,
+        (),
+    )
 
     talk.make_idle("n")
     talk.serve(("m", "n")[full])
-    found = report(talk.state, "new", facts(10), LoadSpec())
+    fit_report = report(talk.state, "new", facts(10), LoadSpec())
 
-    assert (found.fits_now, found.fits_ever) == (False, True)
-    assert (found.device.name, found.would_evict) == (
+    assert (fit_report.fits_now, fit_report.fits_ever) == (False, True)
+    assert (fit_report.device.name, fit_report.would_evict) == (
         ("gpu1", ("n",)) if full == 0 else ("gpu0", ("m",))
     )
     huge = report(talk.state, "huge", facts(10 + 2 * ONE), LoadSpec())

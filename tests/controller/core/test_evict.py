@@ -89,9 +89,9 @@ def test_nobody_goes_where_nothing_is_short() -> None:
 
 
 @settings(max_examples=examples(200), deadline=None, derandomize=SAME_EACH_TIME, database=None)
-@given(found=victims, short_bytes=st.integers(-10, 150), short_slots=st.integers(-1, 5))
+@given(victims=victims, short_bytes=st.integers(-10, 150), short_slots=st.integers(-1, 5))
 def test_a_choice_is_sufficient_minimal_and_exists_when_it_can(
-    found: tuple[Victim, ...], short_bytes: int, short_slots: int
+    victims: tuple[Victim, ...], short_bytes: int, short_slots: int
 ) -> None:
     """Against every subset: None if none suffices; else the cheapest of the lowest priority."""
 
@@ -99,19 +99,19 @@ def test_a_choice_is_sufficient_minimal_and_exists_when_it_can(
         return sum(v.nbytes for v in some) >= short_bytes and len(some) >= short_slots
 
     every = itertools.chain.from_iterable(
-        itertools.combinations(found, n) for n in range(len(found) + 1)
+        itertools.combinations(victims, n) for n in range(len(victims) + 1)
     )
     enough = [subset for subset in every if sufficient(subset)]
-    chosen = choose(found, shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+    chosen = choose(victims, shortfall_bytes=short_bytes, shortfall_slots=short_slots)
 
-    assert chosen == choose(found[::-1], shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+    assert chosen == choose(victims[::-1], shortfall_bytes=short_bytes, shortfall_slots=short_slots)
     if chosen is None:
         assert not enough
         return
     assert sufficient(chosen)
     for victim in chosen:
         assert not sufficient(tuple(v for v in chosen if v is not victim))
-    lowest = min((v.priority for v in found), default=0)
+    lowest = min((v.priority for v in victims), default=0)
     highest = min(max([lowest, *(v.priority for v in subset)]) for subset in enough)
     least = min(
         sum(v.cost for v in subset)

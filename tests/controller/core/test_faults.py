@@ -69,7 +69,7 @@ def test_a_load_cancelled_and_asked_for_with_other_options_leaves_no_orphan() ->
     )
     assert [talk.send(event) for event in late] == [(), (), ()]
 
-    done, start = talk.gone("m")
+    done, start = talk.note_gone("m")
     assert done == a.Done(unload, 0)
     assert isinstance(start, a.StartLoad)
     assert (start.plan.context_length, start.worker) == (256, talk.worker("m"))
@@ -85,7 +85,7 @@ def test_a_second_expiry_of_the_same_model_is_nothing() -> None:
     talk.make_idle("m")
     assert kinds(talk.wait(300)) == ["StopWorker"]
     assert talk.wait(0) == talk.wait(300) == ()
-    assert talk.gone("m") == ()
+    assert talk.note_gone("m") == ()
     assert talk.wait(300) == ()
 
 
@@ -134,11 +134,11 @@ def test_models_leave_in_one_order_whatever_the_order_they_came_in(order: tuple[
         room.serve(name)
     for ticket, name in zip(tuple(room.answers), order, strict=True):
         room.release(name, ticket)
-    assert stopped(room.arrive("m")[1]) == ["x"]
-    assert stopped(room.send(ev.ShutDown(0.0))) == ["y", "z"]
+    assert stopped_models(room.arrive("m")[1]) == ["x"]
+    assert stopped_models(room.send(ev.ShutDown(0.0))) == ["y", "z"]
 
 
-def stopped(wanted: tuple[a.Action, ...]) -> list[str]:
+def stopped_models(wanted: tuple[a.Action, ...]) -> list[str]:
     """Return which models' workers are stopped, in order."""
     return [action.digest for action in wanted if isinstance(action, a.StopWorker)]
 
@@ -165,7 +165,7 @@ def test_a_load_on_a_gpu_waits_until_the_worker_before_is_gone() -> None:
     talk.arrive("y")
     assert kinds(talk.unload("x")[1]) == ["Refuse", "StopWorker"]
     assert talk.phase("y") is phases.Queued
-    assert kinds(talk.gone("x")) == ["Done", "StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["Done", "StartLoad"]
 
 
 def test_a_cpu_loads_side_by_side_what_fits_together() -> None:
@@ -197,7 +197,7 @@ def test_an_idle_model_is_the_victim_and_never_a_busy_one() -> None:
     idle, _ = talk.arrive("idle", keep_alive_s=2.0)
     talk.ready("idle")
     assert talk.arrive("m")[1] == ()
-    assert stopped(talk.release("idle", idle)) == ["idle"]
+    assert stopped_models(talk.release("idle", idle)) == ["idle"]
     assert busy in talk.model("busy").leases
 
 
@@ -208,6 +208,6 @@ def test_an_unload_beside_a_load_answers_who_waits() -> None:
     talk.unload("m")
     second, _ = talk.arrive("m")
     assert isinstance(talk.refusal(first), ModelUnloaded)
-    talk.gone("m")
+    talk.note_gone("m")
     talk.ready("m")
     assert isinstance(talk.answers[second], a.Grant)

@@ -110,7 +110,7 @@ def test_an_unload_waits_for_streams_and_takes_no_new_one() -> None:
     late, _ = talk.arrive("m")
     assert isinstance(talk.refusal(late), ModelDraining)
     assert kinds(talk.release("m", stream)) == ["StopWorker"]
-    assert talk.gone("m") == (a.Done(ticket, 0),)
+    assert talk.note_gone("m") == (a.Done(ticket, 0),)
 
 
 def test_the_grace_of_an_unload_ends_the_streams() -> None:
@@ -121,7 +121,7 @@ def test_the_grace_of_an_unload_ends_the_streams() -> None:
     assert talk.wait(29) == ()
     assert kinds(talk.wait(1)) == ["AbortStreams", "StopWorker"]
     assert isinstance(talk.aborted[stream], ModelUnloaded)
-    assert talk.gone("m") == (a.Done(ticket, 1),)
+    assert talk.note_gone("m") == (a.Done(ticket, 1),)
     assert talk.release("m", stream) == ()
 
 
@@ -132,7 +132,7 @@ def test_force_ends_the_streams_at_once() -> None:
     gentle, _ = talk.unload("m", grace_s=30)
     forced, wanted = talk.unload("m", force=True)
     assert kinds(wanted) == ["AbortStreams", "StopWorker"]
-    assert talk.gone("m") == (a.Done(gentle, 1), a.Done(forced, 1))
+    assert talk.note_gone("m") == (a.Done(gentle, 1), a.Done(forced, 1))
 
 
 def test_an_unload_refuses_who_waits_for_the_load() -> None:
@@ -143,7 +143,7 @@ def test_an_unload_refuses_who_waits_for_the_load() -> None:
     assert kinds(wanted) == ["Refuse", "StopWorker"]
     assert isinstance(talk.refusal(waiting), ModelUnloaded)
     assert talk.ready("m") == ()
-    assert talk.gone("m") == (a.Done(ticket, 0),)
+    assert talk.note_gone("m") == (a.Done(ticket, 0),)
 
 
 def test_a_worker_that_dies_while_draining_completes_the_unload() -> None:
@@ -171,13 +171,13 @@ def test_a_load_fixes_options_until_an_operator_unloads() -> None:
     talk.load("m", spec)
     talk.ready("m")
     talk.wait(5)
-    talk.gone("m")
+    talk.note_gone("m")
     talk.serve("m")
     plan = talk.model("m").plan
     assert plan is not None
     assert (plan.context_length, plan.rows_max, plan.prefix_bytes) == (256, 2, MIB)
     talk.unload("m", force=True)
-    talk.gone("m")
+    talk.note_gone("m")
     talk.serve("m")
     plan = talk.model("m").plan
     assert plan is not None
@@ -223,14 +223,14 @@ def test_a_load_that_found_no_room_leaves_no_trace() -> None:
     talk.make_idle("m")
     talk.load("m", LoadSpec(pinned=True, keep_alive_s=7.0))
     talk.unload("m")
-    talk.gone("m")
+    talk.note_gone("m")
     busy = talk.serve("x")
     ticket, _ = talk.load("m", LoadSpec(context_length=256, pinned=True, keep_alive_s=7.0))
     talk.wait(config.ROOM_WAIT_MAX_S)
     assert isinstance(talk.refusal(ticket), NoRoom)
     talk.release("x", busy)
     talk.arrive("m")
-    talk.gone("x")
+    talk.note_gone("x")
     model = talk.model("m")
     assert (model.pinned, model.keep_alive_s, model.spec.context_length) == (False, 300.0, None)
 
@@ -288,14 +288,14 @@ def test_a_report_says_what_would_fit_beside_those_who_stay() -> None:
     talk.load("m", LoadSpec(pinned=True))
     talk.ready("m")
 
-    asked = LoadSpec(weights=Weights.FLOAT32)
-    found = report(talk.state, "large", facts(200), asked)
-    assert (found.fits_now, found.fits_ever, found.would_evict) == (False, True, ())
-    assert found.suggestions == ("weights as bfloat16",)
+    spec = LoadSpec(weights=Weights.FLOAT32)
+    fit_report = report(talk.state, "large", facts(200), spec)
+    assert (fit_report.fits_now, fit_report.fits_ever, fit_report.would_evict) == (False, True, ())
+    assert fit_report.suggestions == ("weights as bfloat16",)
     smaller = report(talk.state, "large", facts(200), LoadSpec(weights=Weights.BFLOAT16))
     assert (smaller.fits_now, smaller.suggestions) == (True, ())
     talk.state = replace(talk.state, max_loaded=1)
-    assert report(talk.state, "large", facts(200), asked).suggestions == ()
+    assert report(talk.state, "large", facts(200), spec).suggestions == ()
 
 
 def test_a_report_about_a_loaded_model_describes_the_plan_in_force() -> None:
@@ -303,9 +303,9 @@ def test_a_report_about_a_loaded_model_describes_the_plan_in_force() -> None:
     talk = Conversation(TWO)
     talk.make_idle("x")
     talk.make_idle("y")
-    found = report(talk.state, "x", facts(10), LoadSpec())
-    assert found.fits_now
-    assert found.plan == talk.model("x").plan
+    fit_report = report(talk.state, "x", facts(10), LoadSpec())
+    assert fit_report.fits_now
+    assert fit_report.plan == talk.model("x").plan
 
 
 def test_a_report_cuts_an_open_prefix_cache_to_the_room_it_would_have() -> None:

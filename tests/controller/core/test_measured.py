@@ -20,7 +20,7 @@ WAY = Choice(Weights.FLOAT32, 1024, 4, KVFormat.MODEL, prefix_bytes=None)
 FIGURES = Figures(weights=11 * MIB, peak=12 * MIB, process=70 * MIB)
 
 
-def named(plan: Plan | None) -> dict[str, int]:
+def by_name(plan: Plan | None) -> dict[str, int]:
     """Return the terms by name."""
     assert plan is not None
     return {term.name: term.nbytes for term in plan.terms}
@@ -42,23 +42,23 @@ def test_what_cannot_grow_is_replaced_and_what_is_promised_stays() -> None:
     after = talk.model("m").plan
 
     kept = ("kv", "prefix", "activations", "pool")
-    assert [named(after)[name] for name in kept] == [named(before)[name] for name in kept]
-    assert (named(after)["weights"], named(after)["process"]) == (11 * MIB, 70 * MIB)
+    assert [by_name(after)[name] for name in kept] == [by_name(before)[name] for name in kept]
+    assert (by_name(after)["weights"], by_name(after)["process"]) == (11 * MIB, 70 * MIB)
     assert measured_terms(after) == {"weights", "process"}
-    assert talk.state.reserved_on(talk.state.devices[0]) == sum(named(after).values())
+    assert talk.state.reserved_on(talk.state.devices[0]) == sum(by_name(after).values())
 
 
 def test_a_peak_beyond_what_was_reckoned_is_reserved() -> None:
     """What arrays took beyond weights and promises counts as activations, and never less."""
     talk = Conversation(ROOMY)
     talk.serve("m")
-    before = named(talk.model("m").plan)
+    before = by_name(talk.model("m").plan)
     high = 11 * MIB + before["kv"] + before["prefix"] + before["activations"] + 5 * MIB
 
     talk.send(ev.Measured(talk.worker("m"), replace(FIGURES, peak=high)))
     talk.send(ev.Measured(talk.worker("m"), FIGURES))
 
-    assert named(talk.model("m").plan)["activations"] == before["activations"] + 5 * MIB
+    assert by_name(talk.model("m").plan)["activations"] == before["activations"] + 5 * MIB
 
 
 def test_a_later_load_is_planned_with_it_and_the_report_says_so() -> None:
@@ -67,7 +67,7 @@ def test_a_later_load_is_planned_with_it_and_the_report_says_so() -> None:
     talk.make_idle("m")
     talk.send(ev.Measured(talk.worker("m"), FIGURES))
     talk.unload("m", force=True)
-    talk.gone("m")
+    talk.note_gone("m")
     assert talk.phase("m") is phases.Unloaded
 
     same = report(talk.state, "m", facts(10), LoadSpec()).plan
@@ -87,7 +87,7 @@ def test_room_that_a_measurement_frees_is_given_to_who_waits() -> None:
     talk.arrive("b")
     assert talk.phase("b") is phases.Queued
 
-    small = Figures(weights=10 * MIB, peak=10 * MIB, process=named(one)["process"] - 2 * MIB)
+    small = Figures(weights=10 * MIB, peak=10 * MIB, process=by_name(one)["process"] - 2 * MIB)
     talk.send(ev.Measured(talk.worker("a"), small))
 
     assert talk.phase("b") is phases.Loading

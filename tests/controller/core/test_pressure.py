@@ -35,7 +35,7 @@ def measure(talk: Conversation, usable_mib: int, **arrays_mib: int) -> tuple[a.A
     return talk.send(ev.MemoryRead((measured,), arrays))
 
 
-def shrunk(talk: Conversation, name: str) -> tuple[a.Action, ...]:
+def answer_shrink(talk: Conversation, name: str) -> tuple[a.Action, ...]:
     """The worker of a model has answered."""
     return talk.send(ev.Shrunk(talk.worker(name), MIB, 0))
 
@@ -65,10 +65,10 @@ def test_once_above_the_hard_mark_it_goes_on_to_the_soft_one() -> None:
 
     measure(talk, 200, m=20, n=200)
 
-    assert shrunk(talk, "m") == (order(talk, "n", 180),)
+    assert answer_shrink(talk, "m") == (order(talk, "n", 180),)
     measure(talk, 200, m=20, n=180)
     assert not talk.state.pressed
-    assert shrunk(talk, "n") == ()
+    assert answer_shrink(talk, "n") == ()
 
 
 def test_the_idle_shrink_before_the_busy_and_one_at_a_time() -> None:
@@ -83,8 +83,8 @@ def test_the_idle_shrink_before_the_busy_and_one_at_a_time() -> None:
 
     assert measure(talk, 300, **held) == (order(talk, "older", 0),)
     assert measure(talk, 300, **held) == ()
-    assert shrunk(talk, "older") == (order(talk, "newer", 0),)
-    assert shrunk(talk, "newer") == (order(talk, "busy", 0),)
+    assert answer_shrink(talk, "older") == (order(talk, "newer", 0),)
+    assert answer_shrink(talk, "newer") == (order(talk, "busy", 0),)
 
 
 def test_an_answer_that_never_comes_is_waited_for_so_long() -> None:
@@ -111,17 +111,17 @@ def test_idle_models_go_when_all_have_shrunk_and_only_as_many_as_it_takes() -> N
     talk.make_idle("large", mib=80)
     held = {"pinned": 100, "busy": 100, "small": 100, "large": 170}
     (first,) = measure(talk, 400, **held)
-    told = [first, *(shrunk(talk, name)[0] for name in ("pinned", "small", "large"))]
-    assert [action.digest for action in told if isinstance(action, a.Shrink)] == [
+    actions = [first, *(answer_shrink(talk, name)[0] for name in ("pinned", "small", "large"))]
+    assert [action.digest for action in actions if isinstance(action, a.Shrink)] == [
         "pinned", "small", "large", "busy"
     ]  # fmt: skip
 
-    (went,) = shrunk(talk, "busy")
+    (went,) = answer_shrink(talk, "busy")
 
     assert isinstance(went, a.StopWorker)
     assert (went.digest, went.reason) == ("small", StopReason.PRESSURE)
     measure(talk, 400, pinned=100, busy=100, large=170)
-    assert talk.gone("small") == ()
+    assert talk.note_gone("small") == ()
     assert not talk.state.pressed
 
 
@@ -131,9 +131,9 @@ def test_all_idle_models_go_where_they_are_too_few() -> None:
     ticket = talk.serve("busy")
     talk.make_idle("m")
     measure(talk, 50, busy=200, m=100)
-    shrunk(talk, "m")
+    answer_shrink(talk, "m")
 
-    (went,) = shrunk(talk, "busy")
+    (went,) = answer_shrink(talk, "busy")
 
     assert isinstance(went, a.StopWorker)
     assert went.digest == "m"
@@ -147,7 +147,7 @@ def test_the_young_stay_until_they_are_of_age() -> None:
     talk.ready("m")
     measure(talk, 10, m=100)
 
-    assert shrunk(talk, "m") == ()
+    assert answer_shrink(talk, "m") == ()
     assert next_wake_s(talk.state) == talk.now_s + 5.0
     (went,) = talk.wait(5.0)
     assert isinstance(went, a.StopWorker)
@@ -158,7 +158,7 @@ def test_who_gave_what_it_could_is_asked_again_after_a_pause() -> None:
     talk = talk_of()
     talk.serve("m")
     measure(talk, 10, m=100)
-    assert shrunk(talk, "m") == ()
+    assert answer_shrink(talk, "m") == ()
     talk.wait(config.SHRINK_PAUSE_S / 2)
     assert measure(talk, 10, m=100) == ()
 
@@ -173,7 +173,7 @@ def test_new_pressure_asks_everybody_anew() -> None:
     talk.make_idle("m")
     measure(talk, 100, m=200)
     measure(talk, 100, m=100)
-    shrunk(talk, "m")
+    answer_shrink(talk, "m")
     assert not talk.state.pressed
 
     assert measure(talk, 20, m=100) == (order(talk, "m", 20),)
@@ -214,7 +214,7 @@ def test_who_waits_in_vain_above_the_marks_is_refused_at_the_bound() -> None:
     talk = talk_of()
     talk.serve("busy")
     measure(talk, 10, busy=300)
-    shrunk(talk, "busy")
+    answer_shrink(talk, "busy")
     ticket, _ = talk.arrive("other")
     talk.wait(config.ROOM_WAIT_MAX_S / 2)
 

@@ -19,13 +19,13 @@ def usage_of(moments: list[float]) -> Usage:
     """Return the usage after uses at these moments."""
     usage = Usage()
     for moment_s in moments:
-        usage = usage.used(moment_s)
+        usage = usage.add_use(moment_s)
     return usage
 
 
 def test_a_use_counts_half_after_the_half_life() -> None:
     """Decay halves the count in each half-life."""
-    usage = Usage().used(100.0)
+    usage = Usage().add_use(100.0)
 
     assert usage.at(100.0) == 1.0
     assert usage.at(100.0 + config.USES_HALF_LIFE_S) == 0.5
@@ -42,7 +42,7 @@ def test_the_share_of_uses_says_how_far_the_next_one_is() -> None:
 
 def test_what_waits_for_others_comes_before() -> None:
     """Requests known to be for other models put the next use off by as many."""
-    assert requests_ahead(Usage().used(0.0), total_uses=1.0, now_s=0.0, waiting=7) == 8.0
+    assert requests_ahead(Usage().add_use(0.0), total_uses=1.0, now_s=0.0, waiting=7) == 8.0
 
 
 def test_a_cost_is_the_reload_over_the_requests_it_is_spread_on() -> None:
@@ -63,7 +63,7 @@ def test_a_cost_is_finite_and_one_more_use_never_lowers_it(
         all_uses = total([mine, other], now_s)
         return cost(3.0, requests_ahead(mine, total_uses=all_uses, now_s=now_s))
 
-    before, after = cost_of(usage), cost_of(usage.used(now_s))
+    before, after = cost_of(usage), cost_of(usage.add_use(now_s))
 
     assert math.isfinite(before)
     assert 0 <= before <= after * (1 + 1e-9)

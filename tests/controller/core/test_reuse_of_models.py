@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.controller.core.conversation import Conversation
-from tests.controller.core.test_faults import TWO, stopped
+from tests.controller.core.test_faults import TWO, stopped_models
 
 
-def loaded(talk: Conversation, name: str, *, load_s: float) -> None:
+def load_idle(talk: Conversation, name: str, *, load_s: float) -> None:
     """Load a model in this time and leave it idle."""
     ticket, _ = talk.arrive(name)
     talk.wait(load_s)
@@ -17,36 +17,36 @@ def loaded(talk: Conversation, name: str, *, load_s: float) -> None:
 def test_the_model_that_is_seldom_used_goes_before_the_one_used_longer_ago() -> None:
     """Of two that load equally fast the one with fewer uses goes, though it was used last."""
     talk = Conversation(TWO)
-    loaded(talk, "often", load_s=3.0)
+    load_idle(talk, "often", load_s=3.0)
     for _ in range(5):
         talk.make_idle("often")
     talk.wait(1)
-    loaded(talk, "seldom", load_s=3.0)
+    load_idle(talk, "seldom", load_s=3.0)
     talk.wait(1)
 
-    assert stopped(talk.arrive("m")[1]) == ["seldom"]
+    assert stopped_models(talk.arrive("m")[1]) == ["seldom"]
 
 
 def test_the_model_that_loads_fast_goes_before_the_one_used_longer_ago() -> None:
     """Of two that are used equally often the one that was loaded sooner goes."""
     talk = Conversation(TWO)
-    loaded(talk, "slow", load_s=30.0)
-    loaded(talk, "fast", load_s=1.0)
+    load_idle(talk, "slow", load_s=30.0)
+    load_idle(talk, "fast", load_s=1.0)
     talk.wait(1)
 
-    assert stopped(talk.arrive("m")[1]) == ["fast"]
+    assert stopped_models(talk.arrive("m")[1]) == ["fast"]
 
 
 def test_uses_outlive_an_eviction() -> None:
     """A model that comes back is known by its former uses."""
     talk = Conversation(TWO)
-    loaded(talk, "a", load_s=3.0)
+    load_idle(talk, "a", load_s=3.0)
     for _ in range(5):
         talk.make_idle("a")
     talk.unload("a")
-    talk.gone("a")
-    loaded(talk, "a", load_s=3.0)
-    loaded(talk, "b", load_s=3.0)
+    talk.note_gone("a")
+    load_idle(talk, "a", load_s=3.0)
+    load_idle(talk, "b", load_s=3.0)
     talk.make_idle("b")
 
-    assert stopped(talk.arrive("m")[1]) == ["b"]
+    assert stopped_models(talk.arrive("m")[1]) == ["b"]

@@ -87,7 +87,7 @@ def test_a_request_that_leaves_the_queue_before_its_load_begins_starts_none() ->
     ticket, wanted = talk.arrive("m")
     assert kinds(wanted) == ["StopWorker"]
     talk.release("m", ticket)
-    assert talk.gone("x") == ()
+    assert talk.note_gone("x") == ()
     assert talk.phase("m") is phases.Unloaded
 
 
@@ -98,7 +98,7 @@ def test_an_operators_load_stays_queued_though_its_client_left() -> None:
     talk.make_idle("y")
     ticket, _ = talk.load("m", LoadSpec())
     talk.release("m", ticket)
-    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad"]
 
 
 def test_a_failed_load_refuses_everyone_and_the_next_request_tries_again() -> None:
@@ -181,7 +181,7 @@ def test_the_least_recently_used_idle_model_makes_room() -> None:
     _, wanted = talk.arrive("m")
     assert wanted == (a.StopWorker(old, "old", StopReason.ROOM),)
     assert talk.phase("m") is phases.Queued
-    assert kinds(talk.gone("old")) == ["StartLoad"]
+    assert kinds(talk.note_gone("old")) == ["StartLoad"]
     assert talk.phase("new") is phases.Ready
 
 
@@ -228,7 +228,7 @@ def test_a_stream_that_ends_makes_room_for_who_waits() -> None:
     ticket, _ = talk.arrive("m")
     talk.wait(3)
     assert talk.release("x", lease) == (a.StopWorker(talk.worker("x"), "x", StopReason.ROOM),)
-    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad"]
     talk.ready("m")
     assert isinstance(talk.answers[ticket], a.Grant)
 
@@ -243,7 +243,7 @@ def test_who_came_later_waits_on_when_an_earlier_one_has_waited_long_enough() ->
     assert kinds(talk.wait(10)) == ["Refuse"]
     assert isinstance(talk.refusal(first), NoRoom)
     talk.release("x", lease)
-    talk.gone("x")
+    talk.note_gone("x")
     talk.ready("m")
     assert isinstance(talk.answers[second], a.Grant)
 
@@ -293,9 +293,9 @@ def test_a_victim_that_is_wanted_again_is_not_resurrected() -> None:
     assert wanted == ()
     assert talk.phase("x") is phases.Unloading
     # "m" has the room now and is loading, "y" is idle: "x" queues behind it and evicts "y".
-    assert kinds(talk.gone("x")) == ["StartLoad", "StopWorker"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad", "StopWorker"]
     assert talk.phase("x") is phases.Queued
-    assert kinds(talk.gone("y")) == ["StartLoad"]
+    assert kinds(talk.note_gone("y")) == ["StartLoad"]
     talk.ready("x")
     assert isinstance(talk.answers[ticket], a.Grant)
 
@@ -317,7 +317,7 @@ def test_the_number_of_models_is_bounded_too() -> None:
     talk.make_idle("x")
     _, wanted = talk.arrive("m")
     assert kinds(wanted) == ["StopWorker"]
-    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad"]
 
 
 def test_room_that_an_earlier_model_waits_for_is_not_given_to_a_later_one() -> None:
@@ -328,10 +328,10 @@ def test_room_that_an_earlier_model_waits_for_is_not_given_to_a_later_one() -> N
     large = need_mib(10) - 10  # alone it needs nearly all that there is
     first, wanted = talk.arrive("large", large)
     assert kinds(wanted) == ["StopWorker", "StopWorker"]
-    talk.gone("x")
+    talk.note_gone("x")
     _, wanted = talk.arrive("small", 1)
     assert wanted == ()
-    assert kinds(talk.gone("y")) == ["StartLoad"]
+    assert kinds(talk.note_gone("y")) == ["StartLoad"]
     talk.ready("large")
     assert isinstance(talk.answers[first], a.Grant)
 
@@ -342,7 +342,7 @@ def test_a_slot_that_an_earlier_model_waits_for_is_taken() -> None:
     talk.make_idle("x")
     talk.arrive("first")
     assert talk.arrive("second")[1] == ()
-    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad"]
     assert (talk.phase("first"), talk.phase("second")) == (phases.Loading, phases.Queued)
 
 
@@ -354,4 +354,4 @@ def test_an_operators_load_of_a_model_on_its_way_out_survives_its_client() -> No
     assert talk.phase("x") is phases.Unloading
     ticket, _ = talk.load("x", LoadSpec())
     talk.release("x", ticket)
-    assert kinds(talk.gone("x")) == ["StartLoad"]
+    assert kinds(talk.note_gone("x")) == ["StartLoad"]

@@ -80,14 +80,14 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self.unloads.append(request.worker_incarnation)
         return worker_pb2.UnloadResponse()
 
-    async def _unasked(self, request: object, context: object) -> worker_pb2.ShutdownResponse:
+    async def _refuse_call(self, request: object, context: object) -> worker_pb2.ShutdownResponse:
         raise AssertionError(request)
 
-    GetStatus = Shrink = Drain = Shutdown = Adopt = _unasked  # type: ignore[assignment]
+    GetStatus = Shrink = Drain = Shutdown = Adopt = _refuse_call  # type: ignore[assignment]
 
 
 @asynccontextmanager
-async def attached(
+async def attach_launcher(
     *workers: Scripted, wait_s: float = TIMEOUT_S
 ) -> AsyncIterator[AttachedLauncher]:
     """A launcher that has heard all these workers."""
@@ -105,7 +105,7 @@ async def attached(
         launcher = AttachedLauncher(named, wait_s=wait_s)
         watching = asyncio.create_task(launcher.run())
         try:
-            assert len(await launcher.heard(wait_s=TIMEOUT_S)) == len(workers)
+            assert len(await launcher.wait_for_figures(wait_s=TIMEOUT_S)) == len(workers)
             yield launcher
         finally:
             watching.cancel()
@@ -119,7 +119,7 @@ async def test_the_worker_that_holds_the_model_is_taken_first() -> None:
     other, empty, holder = Scripted("other"), Scripted("empty"), Scripted("holder")
     other.say(model="x")
     holder.say(model="m")
-    async with attached(other, empty, holder) as launcher:
+    async with attach_launcher(other, empty, holder) as launcher:
         taken = [await launcher.launch(model="m", incarnation="ignored") for _ in range(3)]
 
         assert [process.incarnation for process in taken] == ["holder", "empty", "other"]
@@ -129,7 +129,7 @@ async def test_the_worker_that_holds_the_model_is_taken_first() -> None:
 async def test_giving_back_unloads_and_frees() -> None:
     """The worker is told once, by its own incarnation, and may be taken again."""
     worker = Scripted("i")
-    async with attached(worker) as launcher:
+    async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         waiting = asyncio.create_task(launcher.launch(model="n", incarnation=""))
         await asyncio.gather(process.close(), process.close())
@@ -143,7 +143,7 @@ async def test_giving_back_unloads_and_frees() -> None:
 async def test_a_controller_that_leaves_leaves_the_model() -> None:
     """Nothing is unloaded then, and the process still counts as given back."""
     worker = Scripted("i")
-    async with attached(worker) as launcher:
+    async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         launcher.leave()
 
@@ -154,7 +154,7 @@ async def test_a_controller_that_leaves_leaves_the_model() -> None:
 async def test_another_incarnation_is_the_end_of_the_first() -> None:
     """Who used the former process is told, without a word to the new one, which is free."""
     worker = Scripted("first")
-    async with attached(worker) as launcher:
+    async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         worker.say(incarnation="second")
 
@@ -168,7 +168,7 @@ async def test_another_incarnation_is_the_end_of_the_first() -> None:
 @pytest.mark.asyncio
 async def test_waiting_for_a_worker_has_a_bound_and_a_reason() -> None:
     """The error says of each worker why it was not taken."""
-    async with attached(Scripted("i"), wait_s=0.05) as launcher:
+    async with attach_launcher(Scripted("i"), wait_s=0.05) as launcher:
         await launcher.launch(model="m", incarnation="")
         with pytest.raises(WorkerTimedOut) as caught:
             await launcher.launch(model="n", incarnation="")
@@ -189,7 +189,7 @@ async def test_a_load_takes_the_place_of_what_is_there(error: MlxdError | None) 
     """What the worker holds otherwise is unloaded first; what it holds as ordered is not."""
     worker = Scripted("i")
     worker.load_errors = [error] if error else []
-    async with attached(worker) as launcher:
+    async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
         stages = [step.stage async for step in link.load(ORDER)]
@@ -204,7 +204,7 @@ async def test_a_load_that_fails_fails_once() -> None:
     """What is wrong with the model is no reason to unload anything."""
     worker = Scripted("i")
     worker.load_errors = [InvalidModel("no weights")]
-    async with attached(worker) as launcher:
+    async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
         with pytest.raises(InvalidModel):
@@ -220,7 +220,7 @@ async def test_memory_is_what_the_workers_say() -> None:
     """The least total and free that was said, with what the workers hold counted as usable."""
     one, two = Scripted("1"), Scripted("2")
     two.host.available_bytes = 4_000
-    async with attached(one, two) as launcher:
+    async with attach_launcher(one, two) as launcher:
         (device,) = AttachedProbe(Limits(reserve_bytes=0), launcher.stations).read(())
 
     assert (device.name, device.kind, device.total_bytes) == ("cpu", "cpu", 10_000)

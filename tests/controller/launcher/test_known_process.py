@@ -76,9 +76,9 @@ async def test_one_that_is_let_go_of_is_watched_no_more() -> None:
     async with bystander() as process:
         mark = mark_of(process.pid)
         assert mark is not None
-        known, told = KnownProcess(mark), asyncio.Event()
-        known.watch(told.set)
+        known, ended = KnownProcess(mark), asyncio.Event()
+        known.watch(ended.set)
         known.close()
         process.kill()
         await process.wait()
-        assert not told.is_set()
+        assert not ended.is_set()

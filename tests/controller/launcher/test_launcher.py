@@ -25,7 +25,7 @@ from mlxd_shared.domain.errors import (
     WorkerTimedOut,
 )
 from mlxd_shared.ops.logs import get_logger
-from tests.support.launching import fake_command, launched, launcher_of
+from tests.support.launching import fake_command, launch, launcher_of
 
 SHORT_S = 2.0
 """A shell says a word in a hundredth of it."""
@@ -133,7 +133,7 @@ async def test_a_start_that_is_given_up_says_nothing_of_it() -> None:
 @pytest.mark.asyncio
 async def test_a_line_of_a_megabyte_neither_blocks_nor_breaks_anything() -> None:
     """No limit on a line: it is cut for keeping, and the next one is whole."""
-    async with launched("long-line") as process:
+    async with launch("long-line") as process:
         await process.close()
         lines = process.last_lines()
     assert lines[-1] == "short"
@@ -143,7 +143,7 @@ async def test_a_line_of_a_megabyte_neither_blocks_nor_breaks_anything() -> None
 @pytest.mark.asyncio
 async def test_a_worker_that_ignores_the_interrupt_is_killed() -> None:
     """Interrupt, the grace, kill, reap: it ends whatever it thinks of that."""
-    async with launched("stubborn") as process:
+    async with launch("stubborn") as process:
         assert await process.close() == -signal.SIGKILL
     assert not psutil.pid_exists(process.pid)
 
@@ -171,7 +171,7 @@ async def test_sockets_lie_in_a_private_folder_that_goes_with_the_launcher() -> 
 @pytest.mark.asyncio
 async def test_a_worker_that_is_killed_leaves_no_socket_behind() -> None:
     """Its socket is removed when its end is known, long before the folder of all of them is."""
-    async with launched("serve") as process:
+    async with launch("serve") as process:
         socket = Path(process.address.removeprefix("unix:"))
         assert await asyncio.to_thread(socket.is_socket)
         os.kill(process.pid, signal.SIGKILL)
@@ -185,15 +185,15 @@ def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
     base = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/nowhere"}
 
-    found = worker_environment(base, site=tmp_path, platform="linux")
+    environment = worker_environment(base, site=tmp_path, platform="linux")
 
-    assert found["LD_LIBRARY_PATH"].split(os.pathsep) == [
+    assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [
         str(tmp_path / "scipy_openblas32/lib"),
         str(tmp_path / "nvidia/cublas/lib"),
         str(tmp_path / "mlx_cuda_13.libs"),
         "/opt/lib",
     ]
-    assert found["HOME"] == "/nowhere"
+    assert environment["HOME"] == "/nowhere"
     mac = worker_environment({}, site=tmp_path, platform="darwin")
     assert "DYLD_LIBRARY_PATH" in mac
 
@@ -202,8 +202,8 @@ def test_workers_ask_for_large_pages_and_mappings(tmp_path: Path) -> None:
     """glibc is told so, beside what an operator tells it; who has decided about it is obeyed."""
 
     def tunables(base: dict[str, str], platform: str = "linux") -> str | None:
-        found = worker_environment(base, site=tmp_path, platform=platform)
-        return found.get("GLIBC_TUNABLES")
+        environment = worker_environment(base, site=tmp_path, platform=platform)
+        return environment.get("GLIBC_TUNABLES")
 
     own = (
         "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608"
@@ -224,11 +224,11 @@ def test_lines_are_cut_wherever_the_chunks_are() -> None:
     for size in (1, 2, 3, 100):
         cutter = LineCutter()
         raw = text.encode()
-        found: list[str] = []
+        lines_read: list[str] = []
         for start in range(0, len(raw), size):
-            found += cutter.feed(raw[start : start + size])
-        found += cutter.feed(b"", final=True)
-        assert found == ["één", "zwei", "", "last"]
+            lines_read += cutter.feed(raw[start : start + size])
+        lines_read += cutter.feed(b"", final=True)
+        assert lines_read == ["één", "zwei", "", "last"]
 
 
 WHOLE = b'{"address": "a", "pid": 1, "incarnation": "i", "version": "0"'
@@ -255,7 +255,7 @@ def test_a_worker_may_have_no_proof() -> None:
 @pytest.mark.asyncio
 async def test_the_proof_of_another_version_is_not_used() -> None:
     """It may check what this one does not: it is left to do so."""
-    async with launched("serve") as process:
+    async with launch("serve") as process:
         assert process.proof is None
 
 

@@ -50,8 +50,8 @@ def test_a_default_folder_lies_in_the_users_runtime_folder(runtime: Path) -> Non
     assert default_parent({"XDG_RUNTIME_DIR": str(runtime)}) == runtime / "mlxd"
     own = SHORT_TEMPORARY_DIR / f"mlxd-{os.geteuid()}"
     bad = ("", "relative", str(runtime / "missing"), str(runtime / ("x" * 100)), "/usr")
-    found = {default_parent({"XDG_RUNTIME_DIR": text}) for text in bad[:4]}
-    assert found == {own}
+    parents = {default_parent({"XDG_RUNTIME_DIR": text}) for text in bad[:4]}
+    assert parents == {own}
     assert default_parent({}) == own
 
 
@@ -87,7 +87,7 @@ def test_a_given_folder_is_made_private_and_keeps_what_is_not_ours(tmp_path: Pat
     folder.mkdir(mode=0o755)
     for name in ("0123abcd-1.sock", "0123abcd-1.json", "fedc0000-a.out", "mine.json", "x-1.sock"):
         (folder / name).touch()
-    run_dir = RunDir.claimed(folder)
+    run_dir = RunDir.claim(folder)
     assert mode_of(folder) == 0o700
     assert run_dir.stems() == ("0123abcd-1", "fedc0000-a")
     run_dir.close()
@@ -100,18 +100,18 @@ def test_a_folder_for_all_users_is_left_as_it_is(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o1777)
     with pytest.raises(InvalidRequest, match="for all users"):
-        RunDir.claimed(folder)
+        RunDir.claim(folder)
     assert mode_of(folder) == 0o1777
     assert not list(folder.iterdir())
 
 
 def test_a_second_controller_is_refused(tmp_path: Path) -> None:
     """While one holds the folder, the next is told who does; afterwards it may have it."""
-    first = RunDir.claimed(tmp_path / "run")
+    first = RunDir.claim(tmp_path / "run")
     with pytest.raises(InvalidRequest, match=rf"process {os.getpid()}.*--run-dir"):
-        RunDir.claimed(tmp_path / "run")
+        RunDir.claim(tmp_path / "run")
     first.close()
-    second = RunDir.claimed(tmp_path / "run")
+    second = RunDir.claim(tmp_path / "run")
     assert (second.path / LOCK_NAME).read_text() == f"{os.getpid()}\n"
     second.close()
 
@@ -121,17 +121,17 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(InvalidRequest, match="link"):
-        RunDir.claimed(tmp_path / "link")
+        RunDir.claim(tmp_path / "link")
     (tmp_path / "there" / LOCK_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InvalidRequest, match="lock"):
-        RunDir.claimed(tmp_path / "there")
+        RunDir.claim(tmp_path / "there")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_run_dir_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     """The limit of a socket's path is named at the start, not met at the first load."""
     with pytest.raises(InvalidRequest, match="longer than"):
-        RunDir.claimed(tmp_path / ("x" * 100))
+        RunDir.claim(tmp_path / ("x" * 100))
 
 
 @pytest.mark.asyncio

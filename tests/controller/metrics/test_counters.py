@@ -107,9 +107,9 @@ def test_a_plan_is_held_against_the_measured_peak(part: float, error: float) -> 
     arrays_bytes = plan.arrays_bytes
     memory = MemoryFigures(mlx_peak_nbytes=int(part * arrays_bytes))
     worker.note_figures(WorkerFigures(memory=memory), 0.0)
-    told = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
+    families = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
 
     name = "mlxd_fit_estimate_error_ratio"
     assert not silent[name].points
-    assert told[name].points[0].value == pytest.approx(error, abs=1e-6)
-    assert told["mlxd_memory_peak_bytes"].points[0].value == int(part * arrays_bytes)
+    assert families[name].points[0].value == pytest.approx(error, abs=1e-6)
+    assert families["mlxd_memory_peak_bytes"].points[0].value == int(part * arrays_bytes)

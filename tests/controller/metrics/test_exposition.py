@@ -87,33 +87,33 @@ def plain(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Samples:
 
 def test_counters_and_histograms_keep_their_names_and_values() -> None:
     """Buckets become cumulative with +Inf last; a bound belongs to its bucket."""
-    found = plain(a_status())
+    samples = plain(a_status())
     demo = ("model", "demo")
 
-    assert found["mlxd_requests_total", (("code", "OK"), demo)] == 3
-    assert found["mlxd_requests_total", (("code", "OK"), ("model", NASTY))] == 1
+    assert samples["mlxd_requests_total", (("code", "OK"), demo)] == 3
+    assert samples["mlxd_requests_total", (("code", "OK"), ("model", NASTY))] == 1
     buckets = [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
     for le, count in buckets:
-        assert found["mlxd_queue_time_seconds_bucket", (("le", le), demo)] == count
-    assert found["mlxd_queue_time_seconds_count", (demo,)] == 4
-    assert math.isclose(found["mlxd_queue_time_seconds_sum", (demo,)], 7.65)
+        assert samples["mlxd_queue_time_seconds_bucket", (("le", le), demo)] == count
+    assert samples["mlxd_queue_time_seconds_count", (demo,)] == 4
+    assert math.isclose(samples["mlxd_queue_time_seconds_sum", (demo,)], 7.65)
 
 
 def test_fields_become_gauges_in_base_units() -> None:
     """Process, host, device and worker are all there, in bytes and seconds since 1970."""
-    found = plain(a_status(a_worker()))
-    who = (("model", "demo"), ("worker", "a-1"))
+    samples = plain(a_status(a_worker()))
+    labels = (("model", "demo"), ("worker", "a-1"))
 
-    assert found["mlxd_build_info", (("role", "controller"), ("version", "1.2.3"))] == 1
-    assert found["mlxd_start_time_seconds", ()] == 900
-    assert found["mlxd_host_memory_total_bytes", ()] == 1 << 40
-    assert found["mlxd_device_memory_budget_bytes", (("device", "cpu"), ("kind", "cpu"))] == 5
-    assert found["mlxd_worker_up", who] == 1
-    assert found["mlxd_worker_start_time_seconds", who] == 1000.5
-    assert found["mlxd_worker_cpu_seconds_total", who] == 1.5
-    assert found["mlxd_worker_memory_peak_bytes", who] == 99
-    assert found["mlxd_worker_unaccounted_bytes", who] == -4
-    assert found["mlxd_worker_memory_bytes", (("account", "kv"), *who)] == 20
+    assert samples["mlxd_build_info", (("role", "controller"), ("version", "1.2.3"))] == 1
+    assert samples["mlxd_start_time_seconds", ()] == 900
+    assert samples["mlxd_host_memory_total_bytes", ()] == 1 << 40
+    assert samples["mlxd_device_memory_budget_bytes", (("device", "cpu"), ("kind", "cpu"))] == 5
+    assert samples["mlxd_worker_up", labels] == 1
+    assert samples["mlxd_worker_start_time_seconds", labels] == 1000.5
+    assert samples["mlxd_worker_cpu_seconds_total", labels] == 1.5
+    assert samples["mlxd_worker_memory_peak_bytes", labels] == 99
+    assert samples["mlxd_worker_unaccounted_bytes", labels] == -4
+    assert samples["mlxd_worker_memory_bytes", (("account", "kv"), *labels)] == 20
 
 
 def test_every_name_is_ours_and_in_base_units() -> None:
@@ -133,18 +133,18 @@ def test_the_aliases_are_five_behind_a_flag() -> None:
         a_worker(incarnation="b-2", model_name="other"),
         a_worker(incarnation="c-3", model_name="new", state=types_pb2.MODEL_STATE_LOADING),
     )
-    without, found = plain(status), plain(status, vllm_aliases=True)
-    names = [name for name, _ in found if name.startswith("vllm:")]
-    who = (("model_name", "demo"), ("worker", "a-1"))
+    without, samples = plain(status), plain(status, vllm_aliases=True)
+    names = [name for name, _ in samples if name.startswith("vllm:")]
+    labels = (("model_name", "demo"), ("worker", "a-1"))
 
     assert {name for name, _ in without if name.startswith("vllm:")} == set()
     assert set(names) == ALIASES
     assert len(names) == 2 * len(ALIASES)
-    assert found["vllm:num_requests_running", who] == 2
-    assert found["vllm:num_requests_waiting", who] == 3
-    assert found["vllm:kv_cache_usage_perc", who] == 0.25
-    blocks = (("block_size", "1"), ("model_name", "demo"), ("num_gpu_blocks", "100"), who[1])
-    assert found["vllm:cache_config_info", blocks] == 1
+    assert samples["vllm:num_requests_running", labels] == 2
+    assert samples["vllm:num_requests_waiting", labels] == 3
+    assert samples["vllm:kv_cache_usage_perc", labels] == 0.25
+    blocks = (("block_size", "1"), ("model_name", "demo"), ("num_gpu_blocks", "100"), labels[1])
+    assert samples["vllm:cache_config_info", blocks] == 1
 
 
 @pytest.mark.parametrize("how", ["code", "state"])
@@ -153,9 +153,9 @@ def test_a_dead_worker_shows_its_end_and_nothing_else(how: str) -> None:
     dead = a_worker(incarnation="a-0", state=types_pb2.MODEL_STATE_FAILED)
     if how == "code":
         dead.exit_code = -9
-    found = plain(a_status(dead, a_worker()), vllm_aliases=True)
+    samples = plain(a_status(dead, a_worker()), vllm_aliases=True)
     gone = ("worker", "a-0")
-    of_dead = {name: value for (name, labels), value in found.items() if gone in labels}
+    of_dead = {name: value for (name, labels), value in samples.items() if gone in labels}
 
     assert of_dead == {"mlxd_worker_up": 0} | (
         {"mlxd_worker_exit_code": -9} if how == "code" else {}

@@ -21,7 +21,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security import bearer
 from mlxd_shared.security.listeners import OPEN, ListenerFiles, ListenerSecurity
 from tests.support.certificates import SECRET, Authority, token_file
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 TIMEOUT_S = 60.0
 LARGE_NBYTES = 48 * config.MIB
@@ -136,11 +136,11 @@ BAD: dict[str, tuple[str | bytes, int]] = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("what", BAD)
-async def test_anything_else_is_refused(what: str) -> None:
+@pytest.mark.parametrize("case", BAD)
+async def test_anything_else_is_refused(case: str) -> None:
     """Bad requests get their code, nothing is read for them, and the next scrape is good."""
     source = Source()
-    raw, code = BAD[what]
+    raw, code = BAD[case]
     async with endpoint(source) as address:
         reply = await exchange(address, raw)
         assert reply is None or reply.code == code  # a reset may overtake a refusal
@@ -274,7 +274,7 @@ async def test_who_does_not_read_is_dropped() -> None:
             host, _, port = address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(get().encode())
-            await turned(lambda: any(it["event"] == "a scrape was dropped" for it in lines))
+            await turn_until(lambda: any(line["event"] == "a scrape was dropped" for line in lines))
             try:
                 taken = len(await asyncio.wait_for(reader.read(), TIMEOUT_S))
             except ConnectionResetError:

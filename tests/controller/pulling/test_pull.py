@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.pulling.choosing import RemoteFile, check_names, needed
+from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
 from mlxd_controller.pulling.failure import PullFailed, Reason
 from mlxd_controller.pulling.hub import UNFINISHED, Pulled, Wanted, pull
 from mlxd_controller.pulling.hub_api import Hub
@@ -42,7 +42,7 @@ def hub_with_a_model(tmp_path: Path) -> Iterator[FakeHub]:
         yield served
 
 
-def pulled(hub: FakeHub, tmp_path: Path, name: str = "o/m", revision: str = "main") -> Pulled:
+def pull_model(hub: FakeHub, tmp_path: Path, name: str = "o/m", revision: str = "main") -> Pulled:
     """Pull into the cache of this test."""
     wanted = Wanted(name, revision, tmp_path / "hub")
     return pull(Hub(endpoint=hub.endpoint, token="secret"), wanted, lambda *_: None)
@@ -51,9 +51,9 @@ def pulled(hub: FakeHub, tmp_path: Path, name: str = "o/m", revision: str = "mai
 def test_a_pull_takes_what_a_model_needs(hub: FakeHub, tmp_path: Path) -> None:
     """The store of the cache finds it, with the digest of the original; nothing more is there,
     and pulled again nothing is fetched again."""
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     wanted = Wanted("o/m", "main", tmp_path / "hub")
-    first = pull(Hub(endpoint=hub.endpoint), wanted, lambda *step: told.append(step))
+    first = pull(Hub(endpoint=hub.endpoint), wanted, lambda *step: steps.append(step))
 
     place = HubShelf(tmp_path / "hub").find("o/m")
     assert place is not None
@@ -62,17 +62,17 @@ def test_a_pull_takes_what_a_model_needs(hub: FakeHub, tmp_path: Path) -> None:
     assert {path.name for path in first.path.iterdir()} == {
         path.name for path in (tmp_path / "tiny").iterdir()
     }
-    assert told[-1][1:] == (first.nbytes, first.nbytes)
-    assert any(0 < here < all_ for _, here, all_ in told)
-    count = len(hub.asked)
-    assert pulled(hub, tmp_path) == first
-    assert [method for method, _, _ in hub.asked[count:]] == ["GET"]  # the listing
+    assert steps[-1][1:] == (first.nbytes, first.nbytes)
+    assert any(0 < here < all_ for _, here, all_ in steps)
+    count = len(hub.requested)
+    assert pull_model(hub, tmp_path) == first
+    assert [method for method, _, _ in hub.requested[count:]] == ["GET"]  # the listing
 
 
 def test_a_revision_is_pinned(hub: FakeHub, tmp_path: Path) -> None:
     """A name moves when it is pulled, a commit never does; both are found under what was asked."""
     for revision in ("v1", COMMIT):
-        assert pulled(hub, tmp_path, revision=revision).commit == COMMIT
+        assert pull_model(hub, tmp_path, revision=revision).commit == COMMIT
     shelf = HubShelf(tmp_path / "hub")
     assert {place.name for place in shelf.places()} == {"o/m@v1"}
     assert shelf.find(f"o/m@{COMMIT}") is not None
@@ -87,14 +87,14 @@ def test_a_pull_that_was_cut_off_goes_on(hub: FakeHub, tmp_path: Path) -> None:
     kept = dict(hub.repositories)
     hub.cut_at[WEIGHTS], hub.broken_for_good = PART_NBYTES + 100, True
     with pytest.raises(PullFailed):
-        pulled(hub, tmp_path)
+        pull_model(hub, tmp_path)
     (unfinished,) = (tmp_path / "hub").glob(f"**/*{UNFINISHED}")
     assert unfinished.stat().st_size == PART_NBYTES
     assert HubShelf(tmp_path / "hub").find("o/m") is None
 
-    hub.repositories, hub.broken_for_good, before = kept, False, len(hub.got(WEIGHTS))
-    assert (pulled(hub, tmp_path).path / WEIGHTS).read_bytes() == content
-    assert hub.got(WEIGHTS)[before:] == [f"bytes={PART_NBYTES}-"]
+    hub.repositories, hub.broken_for_good, before = kept, False, len(hub.ranges_of(WEIGHTS))
+    assert (pull_model(hub, tmp_path).path / WEIGHTS).read_bytes() == content
+    assert hub.ranges_of(WEIGHTS)[before:] == [f"bytes={PART_NBYTES}-"]
     assert not list((tmp_path / "hub").glob(f"**/*{UNFINISHED}"))
 
 
@@ -102,9 +102,9 @@ def test_bytes_that_are_not_what_was_promised_are_dropped(hub: FakeHub, tmp_path
     """A file counts by its hash, not by its size."""
     hub.damaged.add(WEIGHTS)
     with pytest.raises(PullFailed, match="damaged"):
-        pulled(hub, tmp_path)
+        pull_model(hub, tmp_path)
     hub.damaged.clear()
-    assert pulled(hub, tmp_path).commit == COMMIT
+    assert pull_model(hub, tmp_path).commit == COMMIT
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_refusal_is_told_in_a_line(
     """Gated, forbidden, not there, broken: what it is and what helps."""
     hub.repositories["o/m"].refusal = refusal
     with pytest.raises(PullFailed, match=words) as caught:
-        pulled(hub, tmp_path)
+        pull_model(hub, tmp_path)
     assert caught.value.reason is reason
     assert "\n" not in str(caught.value)
 
@@ -132,11 +132,11 @@ def test_what_is_not_there_is_not_found(hub: FakeHub, tmp_path: Path) -> None:
     """A repository, a revision, a hub."""
     for name, revision in (("o/none", "main"), ("o/m", "v9")):
         with pytest.raises(PullFailed) as caught:
-            pulled(hub, tmp_path, name, revision)
+            pull_model(hub, tmp_path, name, revision)
         assert caught.value.reason is Reason.NOT_FOUND
     hub.endpoint = "http://127.0.0.1:9"
     with pytest.raises(PullFailed, match="no answer") as caught:
-        pulled(hub, tmp_path)
+        pull_model(hub, tmp_path)
     assert caught.value.reason is Reason.NO_ANSWER
 
 
@@ -144,11 +144,14 @@ def test_the_index_names_the_shards_that_are_taken() -> None:
     """Other weights of the repository are left; without an index it is the one file, or all."""
     shards = [RemoteFile(name) for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    assert [file.name for file in needed(shards, index=index)] == ["a.safetensors", "b.safetensors"]
-    assert needed(shards, index=None) == tuple(shards)
-    assert needed([*shards, RemoteFile(WEIGHTS)], index=None) == (RemoteFile(WEIGHTS),)
+    assert [file.name for file in choose_needed(shards, index=index)] == [
+        "a.safetensors",
+        "b.safetensors",
+    ]
+    assert choose_needed(shards, index=None) == tuple(shards)
+    assert choose_needed([*shards, RemoteFile(WEIGHTS)], index=None) == (RemoteFile(WEIGHTS),)
     with pytest.raises(InvalidModel, match=r"d\.safetensors") as caught:
-        needed(shards, index={"weight_map": {"x": "d.safetensors"}})
+        choose_needed(shards, index={"weight_map": {"x": "d.safetensors"}})
     assert caught.value.field == "x"
 
 
@@ -157,7 +160,7 @@ def test_an_index_asks_for_nothing_but_safetensors(shard: object) -> None:
     """What the repository's own index calls a shard is one, or refused by the tensor's name."""
     files = [RemoteFile(name) for name in ("model.bin", "sub/a.safetensors", "README.md")]
     with pytest.raises(InvalidModel, match="no file of safetensors") as caught:
-        needed(files, index={"weight_map": {"x": shard}})
+        choose_needed(files, index={"weight_map": {"x": shard}})
     assert caught.value.field == "x"
 
 
@@ -165,9 +168,9 @@ def test_an_index_asks_for_nothing_but_safetensors(shard: object) -> None:
 def test_no_pattern_takes_a_pickle(name: str) -> None:
     """Whatever its name is spelled like; texts that look like one are left."""
     files = [RemoteFile(WEIGHTS), RemoteFile(name)]
-    assert needed(files, index=None) == (RemoteFile(WEIGHTS),)
+    assert choose_needed(files, index=None) == (RemoteFile(WEIGHTS),)
     with pytest.raises(InvalidRequest, match="run code"):
-        needed(files, index=None, include=["*"])
+        choose_needed(files, index=None, include=["*"])
 
 
 @pytest.mark.parametrize(
@@ -176,16 +179,16 @@ def test_no_pattern_takes_a_pickle(name: str) -> None:
 def test_other_formats_are_refused(name: str, words: str) -> None:
     """A repository of pickles alone is refused as such, and so is one of GGUF."""
     with pytest.raises(InvalidModel, match=words):
-        needed([RemoteFile("config.json"), RemoteFile(name)], index=None)
+        choose_needed([RemoteFile("config.json"), RemoteFile(name)], index=None)
 
 
 def test_patterns_add_files_but_never_pickles() -> None:
     """What is asked for besides is taken; what runs code when it is read is not."""
     files = [RemoteFile(name) for name in (WEIGHTS, "README.md", "x/y.md", "training_args.bin")]
-    found = needed(files, index=None, include=("*.md",))
-    assert [file.name for file in found] == ["README.md", WEIGHTS, "x/y.md"]
+    chosen = choose_needed(files, index=None, include=("*.md",))
+    assert [file.name for file in chosen] == ["README.md", WEIGHTS, "x/y.md"]
     with pytest.raises(InvalidRequest, match=r"training_args\.bin"):
-        needed(files, index=None, include=("*",))
+        choose_needed(files, index=None, include=("*",))
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a\\..\\b", "a\nb", ""])
@@ -197,7 +200,7 @@ def test_a_name_that_leads_out_refuses_the_repository(
         check_names([RemoteFile(name)])
     hub.repositories["o/m"].files[name] = b"x"
     with pytest.raises(InvalidModel, match="leads out"):
-        pulled(hub, tmp_path)
+        pull_model(hub, tmp_path)
     assert not (tmp_path / "hub").exists()
 
 
@@ -213,8 +216,8 @@ async def test_the_command(hub: FakeHub, tmp_path: Path) -> None:
     )
     done = await run("o/m", "--json")
     assert (done.code, done.err) == (0, done.err)
-    (told,) = done.objects
-    assert (told["commit"], Path(told["path"]).name) == (COMMIT, COMMIT)
+    (summary,) = done.objects
+    assert (summary["commit"], Path(summary["path"]).name) == (COMMIT, COMMIT)
     missing = await run("o/none")
     assert missing.code == 3
     assert "no model o/none" in missing.err

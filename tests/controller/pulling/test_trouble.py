@@ -32,29 +32,29 @@ def hub_with_a_model(tmp_path: Path) -> Iterator[FakeHub]:
         yield served
 
 
-def pulled(hub: FakeHub, cache: Path, revision: str = "main") -> Pulled:
+def pull_model(hub: FakeHub, cache: Path, revision: str = "main") -> Pulled:
     """Pull into a cache."""
-    asked = Hub(endpoint=hub.endpoint, token="secret")
-    return pull(asked, Wanted("o/m", revision, cache), lambda *_: None)
+    hub_client = Hub(endpoint=hub.endpoint, token="secret")
+    return pull(hub_client, Wanted("o/m", revision, cache), lambda *_: None)
 
 
 def test_what_is_not_all_here_is_listed_as_no_model(hub: FakeHub, tmp_path: Path) -> None:
     """Weights come last: a pull that is cut off before them leaves what no store takes for one."""
     hub.cut_at["tokenizer.json"], hub.broken_for_good = 10, True
     with pytest.raises(PullFailed):
-        pulled(hub, tmp_path / "hub")
+        pull_model(hub, tmp_path / "hub")
     assert list(HubShelf(tmp_path / "hub").places()) == []
 
 
 def test_a_file_that_lost_its_end_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
     """A pull leaves behind what has the length that the hub tells, and nothing else is fetched."""
-    snapshot = pulled(hub, tmp_path / "hub").path
+    snapshot = pull_model(hub, tmp_path / "hub").path
     whole = (snapshot / WEIGHTS).read_bytes()
     os.truncate((snapshot / WEIGHTS).resolve(), len(whole) // 2)
-    count = len(hub.asked)
+    count = len(hub.requested)
 
-    assert (pulled(hub, tmp_path / "hub").path / WEIGHTS).read_bytes() == whole
-    assert {path for _, path, _ in hub.asked[count:] if WEIGHTS not in path} == {
+    assert (pull_model(hub, tmp_path / "hub").path / WEIGHTS).read_bytes() == whole
+    assert {path for _, path, _ in hub.requested[count:] if WEIGHTS not in path} == {
         "/api/models/o/m/revision/main"
     }
 
@@ -62,13 +62,13 @@ def test_a_file_that_lost_its_end_is_fetched_again(hub: FakeHub, tmp_path: Path)
 def test_a_file_is_asked_about_once(hub: FakeHub, tmp_path: Path) -> None:
     """What it is called decides where it goes; a hub that says something else later is not heard,
     and a name that is a path refuses the pull."""
-    done = pulled(hub, tmp_path / "hub")
-    heads = [path for method, path, _ in hub.asked if method == "HEAD"]
+    done = pull_model(hub, tmp_path / "hub")
+    heads = [path for method, path, _ in hub.requested if method == "HEAD"]
     assert len(heads) == len(set(heads)) == done.files
 
     hub.etags["config.json"] = "../../../config.json"
     with pytest.raises(PullFailed, match="no hash"):
-        pulled(hub, tmp_path / "other")
+        pull_model(hub, tmp_path / "other")
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -76,10 +76,10 @@ def test_what_the_disk_refuses_is_told_in_a_line(hub: FakeHub, tmp_path: Path) -
     """A file where a directory should be, for the cache or for a revision's name."""
     (tmp_path / "file").write_text("")
     with pytest.raises(PullFailed, match="file"):
-        pulled(hub, tmp_path / "file")
-    pulled(hub, tmp_path / "hub", "v1")
+        pull_model(hub, tmp_path / "file")
+    pull_model(hub, tmp_path / "hub", "v1")
     with pytest.raises(PullFailed, match="v1"):
-        pulled(hub, tmp_path / "hub", "v1/x")
+        pull_model(hub, tmp_path / "hub", "v1/x")
 
 
 class ListedHub(Hub):
@@ -118,7 +118,7 @@ def test_no_error_tells_where_bytes_are(hub: FakeHub, tmp_path: Path) -> None:
     """Such an address may let in whoever knows it; the file's name is told."""
     hub.refused.add(WEIGHTS)
     with pytest.raises(PullFailed, match=WEIGHTS) as caught:
-        pulled(hub, tmp_path / "hub")
+        pull_model(hub, tmp_path / "hub")
     assert "://" not in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_the_token_is_for_the_hub_alone(
     elsewhere = FakeHub(hub.repositories)
     with serving(elsewhere):
         hub.moved = dict.fromkeys(methods, elsewhere.endpoint)
-        assert pulled(hub, tmp_path / "hub").commit == COMMIT
+        assert pull_model(hub, tmp_path / "hub").commit == COMMIT
     assert set(hub.tokens) == {"Bearer secret"}
-    assert elsewhere.got(WEIGHTS)
+    assert elsewhere.ranges_of(WEIGHTS)
     assert set(elsewhere.tokens) == {""}

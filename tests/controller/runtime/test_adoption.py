@@ -15,7 +15,7 @@ from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
 from mlxd_controller.crew import with_survivors
 from mlxd_controller.memory.nvidia import Gpu
-from mlxd_controller.runtime.adoption import enrolled
+from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import Holding, ModelRef, Ports, Survivor
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_shared.domain.figures import DeviceMemory, MemoryFigures, WorkerFigures, WorkerState
@@ -24,7 +24,7 @@ from tests.fakes.workers import FakeProcess, FakeWorkers
 from tests.fakes.world import FakeClock, FakeProbe
 from tests.support.controller_stack import controller_stack, request, store_of
 from tests.support.model_facts import device, facts, need_mib
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 REF = ModelRef("d", "m", (), Path("/m"), facts(10), SamplingOptions())
 OTHER = replace(REF, digest="e", name="n")
@@ -73,7 +73,7 @@ async def running(
     state = State(devices=(memory,))
     ports = Ports(workers.launcher, workers.connect, probe, clock)
     runtime = Runtime(ports, state, stall_timeout_s=60.0)
-    runtime.adopt(enrolled(survivors, state, clock))
+    runtime.adopt(enrol(survivors, state, clock))
     task = asyncio.create_task(runtime.run())
     try:
         yield runtime
@@ -122,7 +122,7 @@ async def test_an_adopted_worker_is_measured_and_shrinks() -> None:
 
         probe.device = replace(probe.device, budget_bytes=4000, usable_bytes=700)
         runtime.measure()
-        await turned(lambda: runtime.state.arrays == {1: 700})
+        await turn_until(lambda: runtime.state.arrays == {1: 700})
         assert workers.links[0].targets == [700]
         assert isinstance(runtime.state.models["d"].phase, phases.Ready)
 
@@ -176,6 +176,9 @@ async def test_what_adopted_workers_hold_of_a_gpu_is_not_others() -> None:
     """Each GPU is taken as it was before any worker ran: what its own workers hold comes back."""
     workers = FakeWorkers()
     gpus = tuple(Gpu(index, f"GPU-{index}", "H200", 5000, 3000) for index in range(2))
-    found = [await survivor(workers, on="gpu1"), await survivor(workers, OTHER, on="gpu1")]
-    free = [gpu.free_bytes for gpu in with_survivors(gpus, found)]
+    survivors_found = [
+        await survivor(workers, on="gpu1"),
+        await survivor(workers, OTHER, on="gpu1"),
+    ]
+    free = [gpu.free_bytes for gpu in with_survivors(gpus, survivors_found)]
     assert free == [3000, 3000 + 2 * workers.script.arrays_bytes]

@@ -49,13 +49,13 @@ def test_those_whom_a_full_queue_refuses_come_back_apart() -> None:
     talk.release("m", waiting.pop())
     waiting.append(talk.arrive("m")[0])
     late += [talk.arrive("m")[0] for _ in range(5)]
-    assert [retry_of(talk, it) for it in late] == [retry_after_s(n) for n in range(1, 11)]
+    assert [retry_of(talk, ticket) for ticket in late] == [retry_after_s(n) for n in range(1, 11)]
 
     talk.ready("m")
     assert talk.state.refused == 0
     unloading = [talk.unload("m")[0] for _ in range(config.UNLOAD_WAITERS_MAX)]
     late = [talk.unload("m")[0] for _ in range(5)]
-    assert [retry_of(talk, it) for it in late] == [retry_after_s(n) for n in range(1, 6)]
+    assert [retry_of(talk, ticket) for ticket in late] == [retry_after_s(n) for n in range(1, 6)]
     assert not set(unloading) & set(talk.answers)
 
 

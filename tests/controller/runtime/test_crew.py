@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxd_controller.crew import Crew, held
+from mlxd_controller.crew import Crew, list_held
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.runtime.ports import Ports
 from mlxd_shared.domain.figures import WorkerFigures, WorkerState
@@ -21,7 +21,7 @@ class _Heard(AttachedLauncher):
         super().__init__([])
         self._figures = figures
 
-    async def heard(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
+    async def wait_for_figures(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
         """Return what they hold."""
         del wait_s
         return self._figures
@@ -50,5 +50,5 @@ async def test_models_that_are_not_understood_are_left_where_they_are() -> None:
     """One that is not configured here, and forms of a later version, end no start."""
     store = FakeStore({"a": ("d", facts(10)), "b": ("e", facts(10))})
     figures = (ready("d"), ready("x"), ready("e", form_is_known=False))
-    found = await held(crew(*figures), store)
-    assert [(ref.name, spec.context_length) for ref, spec in found] == [("a", 512)]
+    models = await list_held(crew(*figures), store)
+    assert [(ref.name, spec.context_length) for ref, spec in models] == [("a", 512)]

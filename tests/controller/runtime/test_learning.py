@@ -10,7 +10,7 @@ from mlxd_shared.config import MIB
 from mlxd_shared.domain.figures import MemoryAccount, MemoryFigures, WorkerFigures
 
 
-def said(backend: str = "mlx-cpu", *, weights: int = 10 * MIB) -> WorkerFigures:
+def make_figures(backend: str = "mlx-cpu", *, weights: int = 10 * MIB) -> WorkerFigures:
     """Return what a worker says that holds a model of `weights`."""
     memory = MemoryFigures(
         accounts=(MemoryAccount("weights", weights), MemoryAccount("kv", 3 * MIB)),
@@ -24,13 +24,13 @@ def said(backend: str = "mlx-cpu", *, weights: int = 10 * MIB) -> WorkerFigures:
 
 def test_a_process_is_what_is_resident_beside_arrays() -> None:
     """On a CPU; on a GPU arrays are elsewhere, and nothing is said of the process."""
-    assert figures_of(said()) == Figures(weights=10 * MIB, peak=20 * MIB, process=100 * MIB)
-    assert figures_of(said("mlx-cuda-13")) == Figures(weights=10 * MIB, peak=20 * MIB)
+    assert figures_of(make_figures()) == Figures(weights=10 * MIB, peak=20 * MIB, process=100 * MIB)
+    assert figures_of(make_figures("mlx-cuda-13")) == Figures(weights=10 * MIB, peak=20 * MIB)
 
 
 def test_a_worker_without_a_model_says_nothing() -> None:
     """No weights, no figures."""
-    assert figures_of(said(weights=0)) is None
+    assert figures_of(make_figures(weights=0)) is None
 
 
 def test_only_growth_is_news() -> None:

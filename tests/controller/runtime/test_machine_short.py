@@ -64,8 +64,8 @@ async def test_a_model_that_cannot_be_read_now_is_listed_so_and_hides_no_other()
     library = Library([("demo", folder)])
     await asyncio.to_thread(lambda: None)  # its thread is there before files run out
     with no_more_files():
-        (broken,) = await library.listed()
-    (model,) = await library.listed()
+        (broken,) = await library.list_models()
+    (model,) = await library.list_models()
 
     assert isinstance(broken, BrokenRef)
     assert "cannot be read now: the machine lacks open files" in broken.error.describe()

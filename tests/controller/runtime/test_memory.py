@@ -32,7 +32,7 @@ async def value(stack: Stack, name: str, **labels: str) -> float:
     return sum(p.value for p in points if labels.items() <= dict(p.labels).items())
 
 
-def held(stack: Stack) -> int:
+def held_bytes(stack: Stack) -> int:
     """Return what the workers hold, as the scheduler knows it."""
     return stack.runtime.state.held_on(stack.runtime.state.devices[0])
 
@@ -47,7 +47,9 @@ async def until(stack: Stack, condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def measured(*, usable_bytes: int, error: RemoteError | None = None) -> AsyncIterator[Stack]:
+async def measure_idle(
+    *, usable_bytes: int, error: RemoteError | None = None
+) -> AsyncIterator[Stack]:
     """Yield a controller whose one worker is idle, after others have taken memory."""
     async with controller_stack() as stack:
         await stack.generate()
@@ -60,9 +62,9 @@ async def measured(*, usable_bytes: int, error: RemoteError | None = None) -> As
 @pytest.mark.asyncio
 async def test_a_worker_shrinks_to_what_is_usable_and_stays() -> None:
     """It is asked once, what it gave is counted, and its model is as ready as before."""
-    async with measured(usable_bytes=700) as stack:
+    async with measure_idle(usable_bytes=700) as stack:
         assert isinstance(stack.model("a").phase, phases.Ready)
-        await until(stack, lambda: held(stack) == 700)
+        await until(stack, lambda: held_bytes(stack) == 700)
 
         assert stack.workers.links[0].targets == [700]
         assert await value(stack, "mlxd_model_shrinks_total", model="a", outcome="done") == 1
@@ -75,7 +77,7 @@ async def test_a_worker_shrinks_to_what_is_usable_and_stays() -> None:
 @pytest.mark.asyncio
 async def test_a_model_goes_where_its_worker_cannot_give_enough() -> None:
     """What is measured after the answer counts: an idle model is evicted, and the reason told."""
-    async with measured(usable_bytes=500) as stack:
+    async with measure_idle(usable_bytes=500) as stack:
         await stack.until("a", phases.Unloaded)
 
         assert stack.workers.links[0].targets == [500]
@@ -86,7 +88,7 @@ async def test_a_model_goes_where_its_worker_cannot_give_enough() -> None:
 async def test_a_worker_that_fails_to_shrink_holds_nobody_up() -> None:
     """Its failure is counted, and the next step is taken at once."""
     error = RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    async with measured(usable_bytes=700, error=error) as stack:
+    async with measure_idle(usable_bytes=700, error=error) as stack:
         await stack.until("a", phases.Unloaded)
 
         assert await value(stack, "mlxd_model_shrinks_total", outcome="failed") == 1

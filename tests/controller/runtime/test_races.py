@@ -79,11 +79,11 @@ async def turns(count: int) -> None:
 @pytest.mark.parametrize("count", range(TURNS_MAX))
 async def test_a_request_may_cross_with_the_end_of_its_worker(count: int) -> None:
     """It gets the worker that has gone, or a new one: at no turn of the loop is it an error."""
-    async with running() as it:
-        await it.ready()
-        it.workers.launcher.processes[0].end(-9)
+    async with running() as stack:
+        await stack.ready()
+        stack.workers.launcher.processes[0].end(-9)
         await turns(count)
-        async with it.lease() as lease:
+        async with stack.lease() as lease:
             assert lease.worker.number in {1, 2}
 
 
@@ -91,13 +91,13 @@ async def test_a_request_may_cross_with_the_end_of_its_worker(count: int) -> Non
 @pytest.mark.parametrize("count", range(TURNS_MAX))
 async def test_a_model_may_expire_while_its_worker_ends(count: int) -> None:
     """The last lease of a model that nobody wants to keep ends as its worker does."""
-    async with running() as it:
-        async with it.lease(keep_alive_s=0.0):
-            it.workers.launcher.processes[0].end(-9)
+    async with running() as stack:
+        async with stack.lease(keep_alive_s=0.0):
+            stack.workers.launcher.processes[0].end(-9)
             await turns(count)
         await turns(TURNS_MAX)
-        assert isinstance(it.runtime.state.models["d"].phase, phases.Cold)
-        async with it.lease() as lease:
+        assert isinstance(stack.runtime.state.models["d"].phase, phases.Cold)
+        async with stack.lease() as lease:
             assert lease.worker.number == 2
 
 
@@ -105,17 +105,17 @@ async def test_a_model_may_expire_while_its_worker_ends(count: int) -> None:
 @pytest.mark.parametrize("count", range(TURNS_MAX))
 async def test_an_unload_may_cross_with_the_failure_of_a_load(count: int) -> None:
     """Both are answered, and the model can be loaded again."""
-    async with running() as it:
-        it.workers.script.load_gate.clear()
-        it.workers.script.load_error = WorkerStartFailed("m")
-        waiting = asyncio.create_task(it.ready())
-        await it.phase(phases.Loading)
+    async with running() as stack:
+        stack.workers.script.load_gate.clear()
+        stack.workers.script.load_error = WorkerStartFailed("m")
+        waiting = asyncio.create_task(stack.ready())
+        await stack.phase(phases.Loading)
         await turns(TURNS_MAX)
-        it.workers.script.load_gate.set()
+        stack.workers.script.load_gate.set()
         await turns(count)
-        assert await it.runtime.unload("d", grace_s=0.0, force=True) == 0
+        assert await stack.runtime.unload("d", grace_s=0.0, force=True) == 0
         with pytest.raises(MlxdError) as caught:
             await waiting
         assert isinstance(caught.value, ModelUnloaded | WorkerStartFailed)
-        it.workers.script.load_error = None
-        await it.ready()
+        stack.workers.script.load_error = None
+        await stack.ready()

@@ -27,8 +27,8 @@ async def load(stack: Stack, model: str, **fields: Any) -> list[model_pb2.LoadMo
 
 def terms_of(error: ModelTooLarge | NoRoom) -> dict[str, int]:
     """Return the terms that an error carries, by name."""
-    told = vars(error)
-    return {name: told[f"{name}_bytes"] for name in TERMS}
+    terms = vars(error)
+    return {name: terms[f"{name}_bytes"] for name in TERMS}
 
 
 @pytest.mark.asyncio

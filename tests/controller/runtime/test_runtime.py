@@ -161,11 +161,11 @@ async def test_a_slow_reader_misses_progress_but_no_phase() -> None:
         ):  # fmt: skip
             changes.publish(before, after)
             before = after
-        found = news.pending()
-    assert [type(m.phase) for m in found] == [
+        news_items = news.pending()
+    assert [type(m.phase) for m in news_items] == [
         phases.Loading, phases.Ready, phases.Unloading, phases.Loading,
     ]  # fmt: skip
-    assert found[0].phase == loading(2)
+    assert news_items[0].phase == loading(2)
 
 
 @pytest.mark.asyncio

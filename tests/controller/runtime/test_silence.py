@@ -26,10 +26,10 @@ POLL_S = 0.01
 HEARD_S_MAX = 60.0
 
 
-def a_worker(**given: object) -> Worker:
+def a_worker(**options: object) -> Worker:
     """Return one that serves and has been asked at the clock's beginning."""
     plan = plan_load(facts(10), LoadSpec(), device(1 << 14))
-    worker = Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **given)  # type: ignore[arg-type]
+    worker = Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **options)  # type: ignore[arg-type]
     worker.attention.asked_s = FakeClock().now_s()
     return worker
 
@@ -37,7 +37,7 @@ def a_worker(**given: object) -> Worker:
 def judge(silence: Silence, worker: Worker) -> bool:
     """Note a round, and return whether the worker is ended after it, as the runtime does."""
     silence.note_round([worker])
-    problems = [problem for _, problem in silence.hung([worker])]
+    problems = [problem for _, problem in silence.find_hung([worker])]
     for problem in problems:
         worker.ended_because = problem
     return bool(problems)
@@ -68,11 +68,11 @@ def test_to_ask_who_hangs_changes_nothing() -> None:
     silence = Silence(clock, silent_max_s=2.0)
     clock.now += 2.0
     silence.note_round([worker])
-    first = silence.hung([worker])
+    first = silence.find_hung([worker])
     clock.now += 2.0
 
     assert [hung for hung, _ in first] == [worker]
-    assert silence.hung([worker]) == first
+    assert silence.find_hung([worker]) == first
     assert (worker.attention.silent_s, worker.ended_because) == (2.0, "")
 
 
@@ -103,10 +103,10 @@ def test_a_server_that_is_always_slow_still_judges() -> None:
     assert rounds_until_hung(a_worker(), round_s=3.0, limit_s=2.0) == 2
 
 
-@pytest.mark.parametrize("given", [{"local": False}, {"stopping": True}])
-def test_some_have_other_bounds(given: dict[str, bool]) -> None:
+@pytest.mark.parametrize("options", [{"local": False}, {"stopping": True}])
+def test_some_have_other_bounds(options: dict[str, bool]) -> None:
     """Those of others are watched elsewhere; those that are being stopped are ended anyway."""
-    assert rounds_until_hung(a_worker(**given), round_s=2.0) is None
+    assert rounds_until_hung(a_worker(**options), round_s=2.0) is None
 
 
 def test_for_ever_is_for_ever() -> None:

@@ -20,11 +20,11 @@ class Silent:
     """Takes a question and never answers."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.was_asked = asyncio.Event()
 
     async def answer(self, question: bytes, context: Context) -> bytes:
         """Wait for ever."""
-        self.asked.set()
+        self.was_asked.set()
         await asyncio.Event().wait()
         return b""
 
@@ -47,7 +47,7 @@ async def test_closing_ends_a_question_with_an_error_and_cancels_nobody() -> Non
     try:
         link = GrpcLink(address=address, incarnation="i-1", digest="d")
         asking = asyncio.create_task(link.status(timeout_s=LONG_S))
-        await silent.asked.wait()
+        await silent.was_asked.wait()
         await link.close()
         with pytest.raises(RemoteError) as caught:
             await asking

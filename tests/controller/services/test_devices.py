@@ -17,8 +17,8 @@ ONE = need_mib(10, kind="cuda")
 
 def gpu(index: int, rooms: float) -> Device:
     """A GPU with room for so many models of 10 MiB."""
-    made = device(int(rooms * ONE), kind="cuda", name=f"gpu{index}")
-    return replace(made, id=f"GPU-{index}", product="NVIDIA H200")
+    gpu_device = device(int(rooms * ONE), kind="cuda", name=f"gpu{index}")
+    return replace(gpu_device, id=f"GPU-{index}", product="NVIDIA H200")
 
 
 async def status_of(stack: Stack) -> status_pb2.Status:

@@ -21,7 +21,7 @@ TURNS_MAX = 12
 STATES = {types_pb2.MODEL_STATE_READY, types_pb2.MODEL_STATE_UNLOADING}
 
 
-async def listed(stack: Stack) -> list[types_pb2.Model]:
+async def list_models(stack: Stack) -> list[types_pb2.Model]:
     """Return what `mlxd ps` shows."""
     return list((await stack.models.ListModels(model_pb2.ListModelsRequest())).models)
 
@@ -44,7 +44,7 @@ async def test_ps_shows_the_context_in_force() -> None:
     async with controller_stack(store=store, memory=device(need_mib(10) * 2)) as stack:
         await stack.generate()
         (order,) = stack.workers.links[0].orders
-        (shown,) = await listed(stack)
+        (shown,) = await list_models(stack)
         (worker,) = (await status_of(stack)).workers
 
         assert order.spec.context_length is not None
@@ -61,7 +61,7 @@ async def test_a_listing_may_cross_with_an_unload(count: int) -> None:
         await asyncio.gather(*(stack.generate(name) for name in "abc"))
         unloads = [asyncio.create_task(stack.unload(f"digest-{name}")) for name in "abc"]
         await turns(count)
-        models, status = await asyncio.gather(listed(stack), status_of(stack))
+        models, status = await asyncio.gather(list_models(stack), status_of(stack))
         await asyncio.gather(*unloads)
 
         assert [model.name for model in models] == ["a", "b", "c"]

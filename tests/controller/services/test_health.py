@@ -26,7 +26,7 @@ from tests.fakes.store import FakeStore
 from tests.support.controller_stack import controller_stack
 from tests.support.model_facts import facts
 from tests.support.tiny_model import write_tiny_model
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 
 class Told(Health):
@@ -52,21 +52,21 @@ class ShortAtFirst(FakeStore):
 
     looked = 0
 
-    async def listed(self) -> tuple[ModelRef | BrokenRef, ...]:
+    async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Fail once; then say what there is."""
         self.looked += 1
         if self.looked == 1:
             raise MachineShort("open files", "a store: Too many open files", 0.0)
-        return await super().listed()
+        return await super().list_models()
 
 
 @asynccontextmanager
 async def following(runtime: Runtime, store: ModelStore) -> AsyncIterator[Told]:
     """Have health followed around the body."""
-    told = Told()
-    task = asyncio.create_task(follow_health(told, Catalog(store, runtime), runtime))
+    registry = Told()
+    task = asyncio.create_task(follow_health(registry, Catalog(store, runtime), runtime))
     try:
-        yield told
+        yield registry
     finally:
         assert not task.done()
         task.cancel()
@@ -80,9 +80,9 @@ async def test_what_was_ready_before_anybody_listened_is_healthy() -> None:
     store = FakeStore({"a": ("d", facts(10)), "n": ("e", facts(10))})
     async with controller_stack(store=store) as stack:
         await stack.generate()
-        async with following(stack.runtime, store) as told:
-            await turned(lambda: told.states.get("models/a") is True)
-            assert told.states["models/n"] is False
+        async with following(stack.runtime, store) as registry:
+            await turn_until(lambda: registry.states.get("models/a") is True)
+            assert registry.states["models/n"] is False
 
 
 @pytest.mark.asyncio
@@ -92,12 +92,12 @@ async def test_lost_news_end_nothing() -> None:
     async with controller_stack(store=store) as stack:
         await stack.generate()
         (model,) = stack.runtime.state.models.values()
-        async with following(stack.runtime, store) as told:
-            await turned(lambda: told.states.get("models/a") is True)
-            told.states.clear()
+        async with following(stack.runtime, store) as registry:
+            await turn_until(lambda: registry.states.get("models/a") is True)
+            registry.states.clear()
             for number in range(WATCH_QUEUE_MAX + 1):
                 stack.runtime.changes.publish(None, replace(model, digest=str(number)))
-            await turned(lambda: told.states.get("models/a") is True)
+            await turn_until(lambda: registry.states.get("models/a") is True)
 
 
 @pytest.mark.asyncio
@@ -106,8 +106,8 @@ async def test_a_machine_that_is_short_at_first_ends_nothing() -> None:
     store = ShortAtFirst({"a": ("d", facts(10))})
     async with controller_stack(store=FakeStore({"a": ("d", facts(10))})) as stack:
         await stack.generate()
-        async with following(stack.runtime, store) as told:
-            await turned(lambda: told.states.get("models/a") is True)
+        async with following(stack.runtime, store) as registry:
+            await turn_until(lambda: registry.states.get("models/a") is True)
 
     assert store.looked == 2
 
@@ -122,18 +122,18 @@ async def test_a_forgotten_name_has_no_health_any_more(tmp_path: Path) -> None:
     async with controller_stack(store=store) as stack:
         for name in ("a", "b"):
             await store.add(folder, name=name)
-        async with following(stack.runtime, store) as told:
+        async with following(stack.runtime, store) as registry:
             await stack.generate("a")
-            await turned(lambda: told.states == {"models/a": True, "models/b": True})
+            await turn_until(lambda: registry.states == {"models/a": True, "models/b": True})
             await store.forget("a")
-            assert told.states == {"models/b": True}
-            assert told.of("models/a") == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            assert registry.states == {"models/b": True}
+            assert registry.of("models/a") == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             await store.add(other, name="a")
             await stack.generate("a")
-            await turned(lambda: told.states == {"models/a": True, "models/b": True})
+            await turn_until(lambda: registry.states == {"models/a": True, "models/b": True})
             await stack.unload((await store.resolve("b")).digest)
-            await turned(lambda: told.states["models/b"] is False)
-            assert told.states["models/a"] is True
+            await turn_until(lambda: registry.states["models/b"] is False)
+            assert registry.states["models/a"] is True
 
 
 @pytest.mark.asyncio
@@ -141,15 +141,15 @@ async def test_health_knows_no_more_names_than_there_are(tmp_path: Path) -> None
     """However many are given and forgotten, also those that make room for others."""
     store = Library(())
     folder = write_tiny_model(tmp_path / "m")
-    async with controller_stack(store=store) as stack, following(stack.runtime, store) as told:
+    async with controller_stack(store=store) as stack, following(stack.runtime, store) as registry:
         for number in range(3):
             await store.add(folder, name=f"n{number}")
             await stack.generate(f"n{number}")
-            await turned(lambda: True in told.states.values())
+            await turn_until(lambda: True in registry.states.values())
             await stack.unload((await store.resolve(f"n{number}")).digest)
             await store.forget(f"n{number}")
             await stack.settle()
-            assert told.states == {}
+            assert registry.states == {}
 
 
 @pytest.mark.asyncio
@@ -160,10 +160,10 @@ async def test_an_alias_that_was_taken_away_has_no_health_with_the_next_news(
     write_tiny_model(tmp_path / "m")
     set_alias(tmp_path, "short", "m")
     store = library_of((), StorePlaces(tmp_path, None, None))
-    async with controller_stack(store=store) as stack, following(stack.runtime, store) as told:
+    async with controller_stack(store=store) as stack, following(stack.runtime, store) as registry:
         await stack.generate("short")
-        await turned(lambda: told.states == {"models/m": True, "models/short": True})
+        await turn_until(lambda: registry.states == {"models/m": True, "models/short": True})
         remove_alias(tmp_path, "short")
-        await store.listed()
+        await store.list_models()
         await stack.unload(stack.model("m").digest)
-        await turned(lambda: told.states == {"models/m": False})
+        await turn_until(lambda: registry.states == {"models/m": False})

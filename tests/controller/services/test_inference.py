@@ -49,9 +49,9 @@ async def test_a_cold_model_is_loaded_and_its_stream_relayed_to_the_end() -> Non
 async def test_concurrent_first_requests_cause_one_load() -> None:
     """However many arrive together, one process is launched and all are served."""
     async with controller_stack() as stack:
-        found = await asyncio.gather(*(stack.generate() for _ in range(20)))
+        outcomes = await asyncio.gather(*(stack.generate() for _ in range(20)))
 
-        assert all(len(messages) == 4 for messages in found)
+        assert all(len(messages) == 4 for messages in outcomes)
         assert len(stack.workers.launcher.processes) == 1
 
 

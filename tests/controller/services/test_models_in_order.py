@@ -43,8 +43,8 @@ async def test_a_loaded_model_may_be_loaded_with_keep_alive_zero() -> None:
     async with controller_stack(store=store) as stack:
         await load(stack)
         options = types_pb2.LoadOptions(keep_alive=Duration())
-        asked = model_pb2.LoadModelRequest(model="a", options=options)
-        async with aclosing(service_of(stack, store).LoadModel(asked, NO_CONTEXT)) as messages:
+        request = model_pb2.LoadModelRequest(model="a", options=options)
+        async with aclosing(service_of(stack, store).LoadModel(request, NO_CONTEXT)) as messages:
             states = [(await anext(messages)).model.state]
             await stack.until("a", phases.Unloaded)
             states += [message.model.state async for message in messages]
@@ -83,8 +83,8 @@ async def test_reckoning_refuses_what_the_load_would_be_refused_for(
     """Options that a loaded model does not have are not passed over, but named."""
     async with controller_stack() as stack:
         await load(stack)
-        asked = model_pb2.LoadModelRequest(model="a", options=options, validate_only=True)
-        error = await error_of(stack.models.LoadModel(asked))
+        request = model_pb2.LoadModelRequest(model="a", options=options, validate_only=True)
+        error = await error_of(stack.models.LoadModel(request))
 
         assert isinstance(error, InvalidRequest)
         assert [violation.field for violation in error.violations] == [f"options.{field}"]
@@ -96,7 +96,7 @@ def test_a_report_about_a_model_on_its_way_out_is_about_the_next_load() -> None:
     talk.make_idle("x")
     talk.unload("x")
     assert talk.phase("x") is phases.Unloading
-    found = report(talk.state, "x", facts(10), LoadSpec(context_length=256))
+    fit_report = report(talk.state, "x", facts(10), LoadSpec(context_length=256))
 
-    assert found.plan.context_length == 256
-    assert found.fits_now
+    assert fit_report.plan.context_length == 256
+    assert fit_report.fits_now

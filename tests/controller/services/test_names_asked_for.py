@@ -68,23 +68,23 @@ async def services(folder: Path) -> AsyncIterator[Services]:
         yield Services(stack, store, catalog, models, inference, digest)
 
 
-async def loaded(its: Services) -> None:
+async def load_named(its: Services) -> None:
     """Load the model by its name."""
-    asked = model_pb2.LoadModelRequest(model="a")
-    async for _ in its.models.LoadModel(asked, context=_context()):
+    request = model_pb2.LoadModelRequest(model="a")
+    async for _ in its.models.LoadModel(request, context=_context()):
         pass
 
 
-async def generated(its: Services) -> None:
+async def generate(its: Services) -> None:
     """Have the model say something."""
     async for _ in its.inference.Generate(request("a"), _context()):
         pass
 
 
-async def tokenized(its: Services) -> None:
+async def tokenize(its: Services) -> None:
     """Have the model's tokenizer asked."""
-    asked = inference_pb2.TokenizeRequest(model="a", text="once")
-    await its.inference.Tokenize(asked, _context())
+    request = inference_pb2.TokenizeRequest(model="a", text="once")
+    await its.inference.Tokenize(request, _context())
 
 
 def _context() -> Any:
@@ -92,24 +92,24 @@ def _context() -> Any:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("ask", [loaded, generated, tokenized])
+@pytest.mark.parametrize("ask", [load_named, generate, tokenize])
 async def test_a_name_that_was_just_asked_for_is_not_forgotten(
     ask: Callable[[Services], Awaitable[None]], tmp_path: Path
 ) -> None:
     """A model that is about to be loaded would otherwise live without any name."""
     async with services(write_tiny_model(tmp_path / "m")) as its:
-        asked: list[asyncio.Task[tuple[str, ...]]] = []
+        tasks: list[asyncio.Task[tuple[str, ...]]] = []
 
         def forget() -> None:  # runs before the scheduler does
-            asked.append(asyncio.create_task(its.catalog.forget("a")))
+            tasks.append(asyncio.create_task(its.catalog.forget("a")))
 
         its.store.on_found = forget
         await ask(its)
-        (forgetting,) = asked
+        (forgetting,) = tasks
         with pytest.raises(InvalidRequest, match="in use"):
             await forgetting
         its.store.on_found = lambda: None
-        assert its.store.known(its.digest) is not None
+        assert its.store.find_known(its.digest) is not None
         assert (await its.catalog.find("a")).digest == its.digest
 
 
@@ -117,8 +117,8 @@ async def test_a_name_that_was_just_asked_for_is_not_forgotten(
 async def test_what_nobody_asks_for_any_more_may_be_forgotten(tmp_path: Path) -> None:
     """A request counts until it has ended, however it ends."""
     async with services(write_tiny_model(tmp_path / "m")) as its:
-        await loaded(its)
-        await generated(its)
+        await load_named(its)
+        await generate(its)
         await its.stack.unload(its.digest)
         with pytest.raises(InvalidRequest):
             await its.inference.Tokenize(
@@ -126,7 +126,7 @@ async def test_what_nobody_asks_for_any_more_may_be_forgotten(tmp_path: Path) ->
             )
         await its.stack.settle()
         assert await its.catalog.forget("a") == ()
-        assert its.store.known(its.digest) is None
+        assert its.store.find_known(its.digest) is None
 
 
 @pytest.mark.asyncio
@@ -149,7 +149,7 @@ async def test_what_is_forgotten_while_its_files_are_read_is_not_found(tmp_path:
     await library.forget("a")
     with pytest.raises(ModelNotFound, match="forgotten"):
         await finding
-    assert [ref.name for ref in await library.listed()] == ["b"]
+    assert [ref.name for ref in await library.list_models()] == ["b"]
 
 
 @pytest.mark.asyncio
@@ -157,11 +157,11 @@ async def test_what_is_forgotten_while_all_is_looked_at_is_not_listed(tmp_path: 
     """Not in that list, and not known by its digest after it."""
     library = await of_two(tmp_path)
     digest = (await library.resolve("a")).digest
-    listing = asyncio.create_task(library.listed())
+    listing = asyncio.create_task(library.list_models())
     await asyncio.sleep(0)
     await library.forget("a")
     assert [ref.name for ref in await listing] == ["b"]
-    assert library.known(digest) is None
+    assert library.find_known(digest) is None
     with pytest.raises(ModelNotFound):
         await library.resolve(digest)
 
@@ -181,12 +181,12 @@ async def test_a_model_in_use_is_known_by_its_digest_where_its_last_name_goes(
     """Its folder has other files by then, and another name for them; it can still be unloaded."""
     folder = write_tiny_model(tmp_path / "m")
     async with services(folder) as its:
-        await loaded(its)
+        await load_named(its)
         write_tiny_model(folder, seed=9)
         assert (await its.store.add(folder, name="b")).digest != its.digest
 
         assert await its.catalog.forget("a") == ("b",)
-        known = its.store.known(its.digest)
+        known = its.store.find_known(its.digest)
         assert known is not None
         assert (known.name, known.aliases) == (its.digest, ())
         with pytest.raises(ModelNotFound):

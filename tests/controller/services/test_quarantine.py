@@ -23,13 +23,13 @@ KEY = b"prompt"
 def test_two_workers_in_a_row_are_enough() -> None:
     """One death may be chance; the same one told twice is one; progress in between clears."""
     quarantine = Quarantine(FakeClock())
-    quarantine.died(KEY, "i-1")
-    quarantine.died(KEY, "i-1")
+    quarantine.note_death(KEY, "i-1")
+    quarantine.note_death(KEY, "i-1")
     quarantine.check(KEY, "m")
     quarantine.got_on(KEY)
-    quarantine.died(KEY, "i-2")
+    quarantine.note_death(KEY, "i-2")
     quarantine.check(KEY, "m")
-    quarantine.died(KEY, "i-3")
+    quarantine.note_death(KEY, "i-3")
     with pytest.raises(PoisonPrompt) as caught:
         quarantine.check(KEY, "m")
     assert (caught.value.model, caught.value.deaths) == ("m", 2)
@@ -40,24 +40,24 @@ def test_two_workers_in_a_row_are_enough() -> None:
 async def test_suspects_go_one_at_a_time() -> None:
     """Of one model, and until each gets on; others need no place, and a verdict reaches waiters."""
     quarantine = Quarantine(FakeClock())
-    quarantine.died(KEY, "i-1")
-    quarantine.died(b"other", "i-1")
+    quarantine.note_death(KEY, "i-1")
+    quarantine.note_death(b"other", "i-1")
     order: list[str] = []
 
-    async def tried(key: bytes, name: str, digest: str = "d") -> None:
+    async def try_prompt(key: bytes, name: str, digest: str = "d") -> None:
         async with quarantine.trial(key, digest=digest, model="m"):
             order.append(name)
 
     async with quarantine.trial(KEY, digest="d", model="m"):
         waiting = [
-            asyncio.create_task(tried(b"other", "other")),
-            asyncio.create_task(tried(KEY, "same")),
+            asyncio.create_task(try_prompt(b"other", "other")),
+            asyncio.create_task(try_prompt(KEY, "same")),
         ]
-        await tried(b"innocent", "innocent")
-        await tried(b"other", "another model", digest="e")
+        await try_prompt(b"innocent", "innocent")
+        await try_prompt(b"other", "another model", digest="e")
         await asyncio.wait(waiting, timeout=0)
         assert order == ["innocent", "another model"]
-        quarantine.died(KEY, "i-2")
+        quarantine.note_death(KEY, "i-2")
     await waiting[0]
     with pytest.raises(PoisonPrompt):
         await waiting[1]
@@ -68,16 +68,16 @@ async def test_suspects_go_one_at_a_time() -> None:
 async def test_who_waits_with_a_prompt_that_gets_on_is_let_go() -> None:
     """All at once, while another suspect still has the place; one that leaves gives up no place."""
     quarantine = Quarantine(FakeClock())
-    quarantine.died(KEY, "i-1")
-    quarantine.died(b"other", "i-1")
+    quarantine.note_death(KEY, "i-1")
+    quarantine.note_death(b"other", "i-1")
     begun: list[int] = []
 
-    async def tried(number: int) -> None:
+    async def try_prompt(number: int) -> None:
         async with quarantine.trial(KEY, digest="d", model="m"):
             begun.append(number)
 
     async with quarantine.trial(b"other", digest="d", model="m"):
-        waiting = [asyncio.create_task(tried(number)) for number in range(3)]
+        waiting = [asyncio.create_task(try_prompt(number)) for number in range(3)]
         await asyncio.wait(waiting, timeout=0)
         assert begun == []
         waiting.pop().cancel()
@@ -85,8 +85,8 @@ async def test_who_waits_with_a_prompt_that_gets_on_is_let_go() -> None:
         async with asyncio.timeout(TRIAL_WAIT_MAX_S / 2):
             await asyncio.gather(*waiting)
         assert sorted(begun) == [0, 1]
-    quarantine.died(KEY, "i-2")
-    await tried(9)
+    quarantine.note_death(KEY, "i-2")
+    await try_prompt(9)
     assert begun[-1] == 9
 
 
@@ -94,9 +94,9 @@ def test_it_is_forgotten_in_time() -> None:
     """FORGET_S after the last death; the refusal says how long that is."""
     clock = FakeClock()
     quarantine = Quarantine(clock)
-    quarantine.died(KEY, "i-1")
+    quarantine.note_death(KEY, "i-1")
     clock.now += 10
-    quarantine.died(KEY, "i-2")
+    quarantine.note_death(KEY, "i-2")
     clock.now += FORGET_S - 1
     with pytest.raises(PoisonPrompt) as caught:
         quarantine.check(KEY, "m")
@@ -111,7 +111,7 @@ def test_it_is_bounded() -> None:
     quarantine = Quarantine(FakeClock())
     for index in range(PROMPTS_MAX + 1):
         for incarnation in ("i-1", "i-2"):
-            quarantine.died(str(index).encode(), incarnation)
+            quarantine.note_death(str(index).encode(), incarnation)
     assert len(quarantine) == PROMPTS_MAX
     quarantine.check(b"0", "m")
     with pytest.raises(PoisonPrompt):

@@ -28,7 +28,7 @@ from mlxd_shared.wire.status import RemoteError
 from tests.fakes.workers import SEED, Refusal
 from tests.support.calls import error_of, said_in_time
 from tests.support.controller_stack import Stack, controller_stack, request
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 BROKEN = RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 TOKENS = 6
@@ -108,9 +108,9 @@ async def test_what_the_client_had_before_is_carried_on_and_not_counted() -> Non
     async with controller_stack() as stack:
         stack.workers.script.tokens = TOKENS
         stack.workers.script.refusals.append(loss(4))
-        given = inference_pb2.GenerateRequest(resume_from=2, resume_token_ids=[0, 1])
+        request_before = inference_pb2.GenerateRequest(resume_from=2, resume_token_ids=[0, 1])
         messages = await stack.generate(
-            resume_from=given.resume_from, resume_token_ids=given.resume_token_ids
+            resume_from=request_before.resume_from, resume_token_ids=request_before.resume_token_ids
         )
 
         assert [i for message in messages for i in message.token_ids] == list(range(2, TOKENS))
@@ -197,7 +197,7 @@ async def test_moves_are_bounded() -> None:
         stack.workers.script.refusals += losses
         call = asyncio.create_task(error_of(stack.inference.Generate(request())))
         for each in losses:
-            await each.told.wait()
+            await each.heard_of.wait()
             stack.pass_time(config.STEADY_S)  # so that the next one is started at once
         error = await call
         assert isinstance(error, WorkerLost)
@@ -256,7 +256,7 @@ async def ended_while_it_waits(timeout_s: float | None) -> MlxdError | None:
             call.cancel()
         else:
             error = await error_of(call)
-        await turned(lambda: not stack.model("a").waiters)
+        await turn_until(lambda: not stack.model("a").waiters)
         stack.workers.script.load_gate.set()
         await stack.until("a", phases.Ready)
         await stack.settle()
@@ -275,12 +275,12 @@ async def test_a_client_may_leave_while_its_stream_waits_for_the_next_worker() -
 async def test_a_deadline_may_come_while_a_stream_waits_for_its_next_worker() -> None:
     """The client hears of it before; no lease and no wait is left."""
 
-    async def heard() -> MlxdError:
+    async def hear_deadline() -> MlxdError:
         error = await ended_while_it_waits(1.0)
         assert error is not None
         return error
 
-    error = await said_in_time(heard)
+    error = await said_in_time(hear_deadline)
     assert isinstance(error, WorkerLost)
     assert "loading" in error.cause
 

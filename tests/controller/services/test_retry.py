@@ -27,13 +27,13 @@ from mlxd_shared.wire.status import RemoteError, from_call
 from tests.fakes.workers import Refusal
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, request
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 SECRET = "unix:/run/secret/w.sock"
 BROKEN = RemoteError(grpc.StatusCode.UNAVAILABLE, f"failed to connect to {SECRET}")
 
 
-def died(code: int = -9) -> Refusal:
+def worker_death(code: int = -9) -> Refusal:
     """Return a worker's end before a stream's first message."""
     return Refusal(BROKEN, code=code)
 
@@ -65,7 +65,7 @@ async def test_a_worker_that_is_leaving_is_waited_for() -> None:
         refusal = Refusal(ShuttingDown())
         stack.workers.script.refusals.append(refusal)
         asking = asyncio.create_task(stack.generate())
-        await refusal.told.wait()
+        await refusal.heard_of.wait()
         stack.workers.launcher.processes[0].end(0)
 
         assert len(await asking) == 4
@@ -76,7 +76,7 @@ async def test_a_worker_that_is_leaving_is_waited_for() -> None:
 async def test_a_prompt_that_two_workers_died_of_is_refused() -> None:
     """No third worker dies of it; other prompts are served, and it is too once it is forgotten."""
     async with controller_stack() as stack:
-        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         call = stack.inference.Generate(request(text="poison"))
         error = await error_of(call)
 
@@ -117,11 +117,11 @@ async def test_a_format_that_takes_too_long_is_its_clients_matter(after: int) ->
 async def test_a_prompt_is_not_to_blame_where_somebody_kills_workers() -> None:
     """No process comes to SIGKILL by itself, but by want of memory; to other signals it does."""
     async with controller_stack(oom_kills=lambda: 7) as stack:
-        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         assert len(await stack.generate(text="innocent")) == 4
         stack.clock.now += config.STEADY_S
 
-        stack.workers.script.refusals += [died(-11) for _ in range(DEATHS_MAX)]
+        stack.workers.script.refusals += [worker_death(-11) for _ in range(DEATHS_MAX)]
         assert isinstance(
             await error_of(stack.inference.Generate(request(text="poison"))), PoisonPrompt
         )
@@ -132,7 +132,7 @@ async def test_a_prompt_that_uses_up_the_memory_is_refused() -> None:
     """SIGKILL from the kernel, which counts those: the prompt may be to blame."""
     kills = itertools.count()
     async with controller_stack(oom_kills=lambda: next(kills)) as stack:
-        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         error = await error_of(stack.inference.Generate(request(text="huge")))
 
         assert isinstance(error, PoisonPrompt)
@@ -143,7 +143,7 @@ async def test_a_prompt_that_gets_on_is_cleared() -> None:
     """One death, a token, another death: nobody suspects it."""
     async with controller_stack() as stack:
         for _ in range(3):
-            stack.workers.script.refusals.append(died())
+            stack.workers.script.refusals.append(worker_death())
             assert len(await stack.generate()) == 4
             stack.clock.now += config.STEADY_S
 
@@ -159,17 +159,19 @@ async def test_who_waited_behind_all_rows_is_not_suspected() -> None:
         script.tokens, script.endless = 0, True
         count = 3 * plan.rows_max
         asking = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(count)]
-        await turned(lambda: len(links[0].requests) == 1 + count)
+        await turn_until(lambda: len(links[0].requests) == 1 + count)
         stack.workers.launcher.processes[0].end(-9)
         free = count - plan.rows_max + 1  # and one of the suspects
-        await turned(lambda: len(links) == 2 and len(links[1].requests) == free)
+        await turn_until(lambda: len(links) == 2 and len(links[1].requests) == free)
         script.tokens, script.endless = 3, False
         stack.workers.launcher.processes[1].end(-9)
-        found = await asyncio.gather(*asking, return_exceptions=True)
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
 
-    errors = [from_call(it) for it in found if isinstance(it, grpc.aio.AioRpcError)]
+    errors = [
+        from_call(outcome) for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)
+    ]
     assert [type(error) for error in errors] == [PoisonPrompt]
-    assert sum(isinstance(it, list) for it in found) == count - 1
+    assert sum(isinstance(outcome, list) for outcome in outcomes) == count - 1
 
 
 @pytest.mark.asyncio
@@ -180,11 +182,11 @@ async def test_who_is_beside_a_poison_prompt_is_served() -> None:
         script, links = stack.workers.script, stack.workers.links
         script.first_gate.clear()
         others = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(2)]
-        await turned(lambda: len(links[0].requests) == 3)
+        await turn_until(lambda: len(links[0].requests) == 3)
         script.poison = "poison"
         poison = asyncio.create_task(error_of(stack.inference.Generate(request(text="poison"))))
         others += [asyncio.create_task(stack.generate(text=f"late {i}")) for i in range(2)]
-        await turned(lambda: len(links) > 1 and len(links[1].requests) > 0)
+        await turn_until(lambda: len(links) > 1 and len(links[1].requests) > 0)
         await stack.settle()
         script.first_gate.set()
 
@@ -203,13 +205,13 @@ async def test_a_suspect_that_hangs_does_not_keep_the_others_for_ever() -> None:
         script, links = stack.workers.script, stack.workers.links
         script.first_gate.clear()
         asking = [asyncio.create_task(stack.generate(text=f"{i}")) for i in range(2)]
-        await turned(lambda: len(links[0].requests) == 3)
+        await turn_until(lambda: len(links[0].requests) == 3)
         stack.workers.launcher.processes[0].end(-9)
-        await turned(lambda: len(links) == 2 and len(links[1].requests) == 1)
+        await turn_until(lambda: len(links) == 2 and len(links[1].requests) == 1)
         await stack.settle()
         (first,) = links[1].requests
         asking[int(first.text)].cancel()
-        await turned(lambda: len(links[1].requests) == 2)
+        await turn_until(lambda: len(links[1].requests) == 2)
         script.first_gate.set()
 
         assert len(await asking[1 - int(first.text)]) == 4
@@ -223,12 +225,12 @@ async def test_one_death_counts_once_however_many_asked_the_same() -> None:
         script, (link,) = stack.workers.script, stack.workers.links
         script.tokens, script.endless = 0, True
         asking = [asyncio.create_task(stack.generate()) for _ in range(10)]
-        await turned(lambda: len(link.requests) == 11)
+        await turn_until(lambda: len(link.requests) == 11)
         script.tokens, script.endless = 3, False
         stack.workers.launcher.processes[0].end(-9)
-        found = await asyncio.gather(*asking)
+        streams = await asyncio.gather(*asking)
 
-        assert [len(messages) for messages in found] == [4] * 10
+        assert [len(messages) for messages in streams] == [4] * 10
         assert len(stack.workers.launcher.processes) == 2
 
 
@@ -236,7 +238,7 @@ async def test_one_death_counts_once_however_many_asked_the_same() -> None:
 async def test_a_death_is_remembered_of_a_request_that_may_not_move() -> None:
     """With migrate=false each client is told of the loss, until the prompt is known."""
     async with controller_stack() as stack:
-        stack.workers.script.refusals += [died() for _ in range(DEATHS_MAX)]
+        stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         errors = [
             await error_of(stack.inference.Generate(request(migrate=False)))
             for _ in range(DEATHS_MAX + 1)
@@ -268,8 +270,8 @@ async def ended_while_loading(stack: Stack, *, count: int) -> None:
     """Kill so many workers in a row while they load."""
     for _ in range(count):
         links = len(stack.workers.links)
-        await turned(lambda: len(stack.workers.links) > links)  # noqa: B023 - before it changes
-        await turned(lambda: stack.workers.links[-1].at_gate)
+        await turn_until(lambda: len(stack.workers.links) > links)  # noqa: B023 - before it changes
+        await turn_until(lambda: stack.workers.links[-1].at_gate)
         stack.workers.launcher.processes[-1].end(-9)
         stack.workers.script.load_gate.set()
         stack.workers.script.load_gate.clear()

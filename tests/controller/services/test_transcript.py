@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from mlxd.v1 import inference_pb2 as pb
 from mlxd_controller.services.transcript import Transcript, prompt_of
 from mlxd_shared import config
-from mlxd_shared.wire.intake import Intake, Reader, paced
+from mlxd_shared.wire.intake import Intake, Reader, run_paced
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS
 
 TEXTS = st.text(max_size=12)
@@ -105,8 +105,10 @@ async def test_a_large_prompt_is_cut_on_a_thread_for_large_requests() -> None:
             return free.is_set()
 
     raw = request.SerializeToString()
-    async with Intake().taken(raw, Reader(pb.GenerateRequest, FROM_CLIENTS)):
-        taken = [asyncio.create_task(paced(free.wait)) for _ in range(config.REQUEST_THREADS_MAX)]
+    async with Intake().take(raw, Reader(pb.GenerateRequest, FROM_CLIENTS)):
+        taken = [
+            asyncio.create_task(run_paced(free.wait)) for _ in range(config.REQUEST_THREADS_MAX)
+        ]
         entering = asyncio.create_task(logged_one())
         try:
             for _ in range(10):  # turns of the loop, which goes on

@@ -16,10 +16,10 @@ from tests.fakes.world import FakeClock
 from tests.support.model_facts import device, facts
 
 
-def a_worker(**given: object) -> Worker:
+def a_worker(**options: object) -> Worker:
     """Return one that has been launched."""
     plan = plan_load(facts(10), LoadSpec(), device(1 << 14))
-    return Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **given)  # type: ignore[arg-type]
+    return Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **options)  # type: ignore[arg-type]
 
 
 def test_to_look_at_a_worker_changes_nothing() -> None:

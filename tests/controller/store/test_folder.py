@@ -179,7 +179,7 @@ async def test_a_folder_is_read_again_when_it_has_changed_and_not_before(tmp_pat
     second = await store.resolve("m")
 
     assert second.digest != first.digest
-    assert store.known(first.digest) == first
+    assert store.find_known(first.digest) == first
 
 
 @pytest.mark.asyncio
@@ -194,7 +194,7 @@ async def test_a_path_that_no_message_can_carry_is_refused(tmp_path: Path) -> No
             await ask(link, name="m")
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         Library([("m", link)])
-    assert await store.listed() == ()
+    assert await store.list_models() == ()
 
 
 @pytest.mark.asyncio

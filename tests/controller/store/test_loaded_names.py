@@ -113,11 +113,11 @@ async def test_what_is_forgotten_is_no_name_any_more(tmp_path: Path) -> None:
     assert await library.forget("a") == ("b", "fixed")
     with pytest.raises(ModelNotFound):
         await library.resolve("a")
-    known = library.known(digest)
+    known = library.find_known(digest)
     assert known is not None
     assert (known.name, known.aliases) == ("b", ("fixed",))
     assert (await library.resolve("b")).aliases == ("fixed",)
-    assert [ref.name for ref in await library.listed()] == ["b"]
+    assert [ref.name for ref in await library.list_models()] == ["b"]
     assert (await library.add(two, name="a")).digest != digest
 
 
@@ -140,12 +140,12 @@ async def test_only_what_a_load_gave_is_forgotten(tmp_path: Path) -> None:
 
 def copies(folder: Path, place: Path, count: int) -> list[Path]:
     """Return copies of a model that are models of their own."""
-    made = [place / str(index) for index in range(count)]
-    for copy in made:
+    folders = [place / str(index) for index in range(count)]
+    for copy in folders:
         shutil.copytree(folder, copy)
         config = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps({**config, "copy": copy.name}))
-    return made
+    return folders
 
 
 async def fill(library: Library, folders: list[Path], left: int = LOADED_NAMES_MAX) -> None:
@@ -183,8 +183,8 @@ async def load(stack: Stack, path: Path, name: str) -> None:
 
 async def forget(stack: Stack, name: str) -> tuple[str, ...]:
     """Have a name forgotten, and return those that are left."""
-    asked = model_pb2.ForgetModelRequest(name=name)
-    return tuple((await stack.models.ForgetModel(asked)).names)
+    request = model_pb2.ForgetModelRequest(name=name)
+    return tuple((await stack.models.ForgetModel(request)).names)
 
 
 @pytest.mark.asyncio
@@ -195,8 +195,8 @@ async def test_a_model_in_use_keeps_its_last_name(tmp_path: Path) -> None:
         await load(stack, folder, "a")
         await load(stack, folder, "b")
         assert await forget(stack, "a") == ("b",)
-        asked = model_pb2.ForgetModelRequest(name="b")
-        error = await error_of(stack.models.ForgetModel(asked))
+        request = model_pb2.ForgetModelRequest(name="b")
+        error = await error_of(stack.models.ForgetModel(request))
         assert isinstance(error, InvalidRequest)
         assert "unload it first" in error.describe()
         assert await stack.generate("b")

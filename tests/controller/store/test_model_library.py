@@ -35,11 +35,11 @@ def all_stores(tmp_path: Path) -> StorePlaces:
     return places
 
 
-def names(found: tuple[ModelRef | BrokenRef, ...]) -> dict[tuple[str, ...], str]:
+def names(listing: tuple[ModelRef | BrokenRef, ...]) -> dict[tuple[str, ...], str]:
     """Return the stores of models by their names."""
     return {
         (ref.name, *(ref.aliases if isinstance(ref, ModelRef) else ())): str(ref.store)
-        for ref in found
+        for ref in listing
     }
 
 
@@ -49,7 +49,7 @@ async def test_names_of_one_digest_are_one_model_across_stores(
 ) -> None:
     """The same files in two stores are one model; a name that is taken is told with its store."""
     library = library_of([("mine", tmp_path / "one")], places)
-    assert names(await library.listed()) == {
+    assert names(await library.list_models()) == {
         ("hub:o/m",): "hub",
         ("mine", "o/m", "o/one"): "folder",
         ("one:copy", "one:latest"): "ollama",
@@ -69,11 +69,11 @@ async def test_what_comes_while_models_are_listed_breaks_no_listing(tmp_path: Pa
     """A listing tells what it found; folders that are taken in meanwhile are in the next one."""
     paths = [write_tiny_model(tmp_path / f"m{seed}", seed=seed) for seed in range(12)]
     library = Library((path.name, path) for path in paths[:6])
-    listing = asyncio.create_task(library.listed())
+    listing = asyncio.create_task(library.list_models())
     await asyncio.gather(*(library.add(path, name="") for path in paths[6:]))
     first = await listing
     assert {ref.name for ref in first} >= {path.name for path in paths[:6]}
-    assert {ref.name for ref in await library.listed()} == {path.name for path in paths}
+    assert {ref.name for ref in await library.list_models()} == {path.name for path in paths}
 
 
 @pytest.mark.asyncio
@@ -85,7 +85,7 @@ async def test_what_is_found_needs_no_listing(places: StorePlaces) -> None:
     assert (await library.resolve("o/m")).digest != shadowed.digest
     first = await library.resolve("one")
     assert (first.name, first.store) == ("one:latest", StoreKind.OLLAMA)
-    assert library.known(first.digest) == first
+    assert library.find_known(first.digest) == first
     assert places.hub_cache is not None
     folder = write_tiny_model(places.hub_cache.parent / "late", seed=9)
     write_hub_model(places.hub_cache, "o/late", folder, commit=commit_of("9"))
@@ -106,11 +106,11 @@ async def test_gguf_is_not_listed_and_refused_as_what_it_is(places: StorePlaces)
 async def test_a_damaged_blob_breaks_its_models_alone(places: StorePlaces) -> None:
     """It is listed with its error, which names the blob; the others are as before."""
     library = library_of((), places)
-    before = names(await library.listed())
+    before = names(await library.list_models())
     assert places.ollama is not None
     blob = max((places.ollama / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     blob.write_bytes(blob.read_bytes()[:-1])
-    after = {ref.name: ref for ref in await library.listed()}
+    after = {ref.name: ref for ref in await library.list_models()}
     broken = after["one:latest"]
     assert isinstance(broken, BrokenRef)
     assert isinstance(broken.error, InvalidModel)
@@ -130,11 +130,11 @@ async def test_an_alias_is_another_name_of_a_model_of_any_store(places: StorePla
     assert (await library.resolve("one")).digest == (await library.resolve("hub:o/m")).digest
     with pytest.raises(ModelNotFound, match="alias of o/nobody"):
         await library.resolve("gone")
-    found = names(await library.listed())
-    assert found[("gone",)] == "models"
-    assert ("hub:o/m", "one") in found
+    listing = names(await library.list_models())
+    assert listing[("gone",)] == "models"
+    assert ("hub:o/m", "one") in listing
     (folder / ALIASES_FILE).write_text("{")
-    assert (ALIASES_FILE,) in names(await library.listed())
+    assert (ALIASES_FILE,) in names(await library.list_models())
 
 
 @pytest.mark.asyncio

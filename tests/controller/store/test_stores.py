@@ -30,12 +30,12 @@ def tiny_folder(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "tiny")
 
 
-def listed(shelf: Shelf) -> dict[str, str]:
+def list_names(shelf: Shelf) -> dict[str, str]:
     """Return each name, and what is wrong with it."""
     return {p.name: "" if p.error is None else p.error.describe() for p in shelf.places()}
 
 
-def found(shelf: Shelf, name: str) -> Place:
+def find_place(shelf: Shelf, name: str) -> Place:
     """Return the place of a name that there is."""
     place = shelf.find(name)
     assert place is not None
@@ -50,11 +50,11 @@ def test_a_hubs_revisions_are_models(folder: Path, tmp_path: Path) -> None:
     write_hub_model(root, "solo", folder, commit=first)
     shelf = HubShelf(root)
 
-    assert listed(shelf) == dict.fromkeys(
+    assert list_names(shelf) == dict.fromkeys(
         ("o/m", "o/m@v1", "o/m@pr/3", f"o/m@{second}", "solo"), ""
     )
     for name in ("o/m", "o/m@main", "o/m@v1", "o/m@pr/3", f"o/m@{first}"):
-        assert found(shelf, name) == Place(
+        assert find_place(shelf, name) == Place(
             name.removesuffix("@main"), snapshot.resolve(), StoreKind.HUB
         )
     assert shelf.find("o/other") is shelf.find("o/m@v2") is None
@@ -69,8 +69,8 @@ def test_what_is_no_model_is_left_out_of_a_hub(folder: Path, tmp_path: Path) -> 
     (root / "version.txt").write_text("1")
     (root / "models--a--b--c").mkdir()
     shelf = HubShelf(root)
-    assert listed(shelf) == {}
-    assert found(shelf, "o/pickle").path == snapshot.resolve()
+    assert list_names(shelf) == {}
+    assert find_place(shelf, "o/pickle").path == snapshot.resolve()
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_a_ref_that_names_no_snapshot_is_told(content: str, words: str, tmp_path
     ref = tmp_path / "models--o--m" / "refs" / "main"
     ref.parent.mkdir(parents=True)
     ref.write_text(content)
-    place = found(HubShelf(tmp_path), "o/m")
+    place = find_place(HubShelf(tmp_path), "o/m")
     assert isinstance(place.error, InvalidModel)
     assert words in place.error.problem
     assert "models--o--m" in place.error.file
-    assert list(listed(HubShelf(tmp_path))) == ["o/m"]
+    assert list(list_names(HubShelf(tmp_path))) == ["o/m"]
 
 
 def test_links_out_of_a_hub_are_told(folder: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_links_out_of_a_hub_are_told(folder: Path, tmp_path: Path) -> None:
     (near / "refs" / "v1").symlink_to(outside.parent.parent / "refs" / "main")
     shelf = HubShelf(root)
     for name in ("o/far", "o/near", "o/near@v1", f"o/near@{commit}"):
-        error = found(shelf, name).error
+        error = find_place(shelf, name).error
         assert isinstance(error, InvalidModel)
         assert "leads out" in error.problem
 
@@ -121,12 +121,12 @@ def test_ollamas_names(folder: Path, tmp_path: Path) -> None:
     bad.write_text("{")
     shelf = OllamaShelf(store.root)
 
-    assert listed(shelf).keys() == {
+    assert list_names(shelf).keys() == {
         "tiny:latest", "tiny:8b", "me/mine:latest", "localhost:5000/team/far:latest", "bad:latest"
     }  # fmt: skip
     for name in ("tiny", "tiny:latest", "library/tiny", "registry.ollama.ai/library/tiny:latest"):
-        assert found(shelf, name) == Place("tiny:latest", plain, StoreKind.OLLAMA)
-    assert found(shelf, "gguf").name == "gguf:latest"
+        assert find_place(shelf, name) == Place("tiny:latest", plain, StoreKind.OLLAMA)
+    assert find_place(shelf, "gguf").name == "gguf:latest"
     assert shelf.find("tiny:70b") is None
 
 
@@ -139,10 +139,10 @@ def test_a_directory_of_models(folder: Path, tmp_path: Path) -> None:
     (root / "empty").mkdir()
     (root / "link").symlink_to(folder)
     shelf = ModelsShelf(root)
-    names = listed(shelf)
+    names = list_names(shelf)
     assert names.keys() == {"one", "org/two", "link"}
     assert "leads out" in names["link"]
-    assert found(shelf, "org/two").path == root / "org" / "two"
+    assert find_place(shelf, "org/two").path == root / "org" / "two"
 
 
 @pytest.fixture(name="full", scope="module")
@@ -178,7 +178,7 @@ def test_no_name_leads_out_of_a_store(kind: StoreKind, folder: Path, tmp_path: P
     shelf = shelves.get(kind)
     if shelf is None:
         return
-    assert listed(shelf) == {}
+    assert list_names(shelf) == {}
     write_hub_model(root, "o/m", folder, commit=commit_of("1"), refs=("main", "v1"))
     store = OllamaStore(root)
     store.manifest("m", store.layers_of(folder))

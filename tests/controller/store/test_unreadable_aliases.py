@@ -66,7 +66,7 @@ async def test_aliases_that_cannot_be_read_hide_no_other_place(
     assert (await library.resolve(digest)).digest == digest
     await library.add(write_tiny_model(tmp_path / "new", seed=3), name="given")
     assert await library.forget("given") == ()
-    broken, *others = await library.listed()
+    broken, *others = await library.list_models()
     assert isinstance(broken, BrokenRef)
     assert (broken.name, type(broken.error)) == (ALIASES_FILE, kind)
     assert [ref.name for ref in others] == ["fixed", "stored"]

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_models.families.gemma3 import parse_gemma3, parse_nested_gemma3
 from mlxd_shared.domain.errors import InvalidModel
-from tests.worker.kin import GEMMA3, changed
+from tests.worker.kin import GEMMA3, change
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -16,9 +16,9 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 def test_named_layers_and_nested_rotations_are_the_same_model() -> None:
     """`layer_types` and rotations by kind of layer, as transformers 5 writes them, say the same."""
-    older = parse_gemma3(changed(GEMMA3, rope_scaling=LINEAR))
+    older = parse_gemma3(change(GEMMA3, rope_scaling=LINEAR))
     newer = parse_gemma3(
-        changed(
+        change(
             GEMMA3,
             sliding_window_pattern=None,
             layer_types=[SLIDING, FULL, SLIDING, FULL],
@@ -74,6 +74,6 @@ def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
     changes, field = REFUSED[name]
 
     with pytest.raises(InvalidModel) as caught:
-        parse_gemma3(changed(GEMMA3, **changes))
+        parse_gemma3(change(GEMMA3, **changes))
 
     assert caught.value.field == field

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_models.families.gpt_oss import parse_gpt_oss
 from mlxd_shared.domain.errors import InvalidModel
-from tests.worker.kin import GPT_OSS, changed
+from tests.worker.kin import GPT_OSS, change
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads of no width": ({"head_dim": None}, "head_dim"),
@@ -33,6 +33,6 @@ def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
     changes, field = REFUSED[name]
 
     with pytest.raises(InvalidModel) as caught:
-        parse_gpt_oss(changed(GPT_OSS, **changes))
+        parse_gpt_oss(change(GPT_OSS, **changes))
 
     assert caught.value.field == field

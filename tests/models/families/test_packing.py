@@ -13,9 +13,9 @@ def test_packings_of_their_own() -> None:
     config = parse_llama(config_with(quantization={"bits": 4, "group_size": 64, **own}))
     assert config.packing is not None
 
-    found = {stem: config.packing.of(stem, inputs=64) for stem in ("lm_head", "a", "b", "c")}
+    packings = {stem: config.packing.of(stem, inputs=64) for stem in ("lm_head", "a", "b", "c")}
 
-    assert found == {
+    assert packings == {
         "lm_head": Packing(32, 8), "a": Packing(64, 4), "b": None, "c": Packing(64, 4),
     }  # fmt: skip
     assert config.packing.of("c", inputs=96) is None
@@ -28,9 +28,9 @@ def test_a_setting_of_its_own_is_affine_unless_it_says_otherwise() -> None:
     config = parse_llama(config_with(quantization={**common, **own}))
     assert config.packing is not None
 
-    found = {stem: config.packing.of(stem, inputs=64) for stem in "abcd"}
+    packings = {stem: config.packing.of(stem, inputs=64) for stem in "abcd"}
 
-    assert found == {
+    assert packings == {
         "a": Packing(64, 8),
         "b": Packing(16, 4, PackingMode.NVFP4),
         "c": Packing(32, 8),

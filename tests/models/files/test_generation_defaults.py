@@ -22,9 +22,9 @@ def defaults(folder: Path, values: Any) -> SamplingOptions:
 
 def test_values_are_taken(tmp_path: Path) -> None:
     """Each value that is given is a default, others stay absent; a whole float is an integer."""
-    given = {"temperature": 0.6, "top_k": 20.0, "top_p": 0.95, "bos_token_id": 1}
+    values = {"temperature": 0.6, "top_k": 20.0, "top_p": 0.95, "bos_token_id": 1}
 
-    assert defaults(tmp_path, given) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
+    assert defaults(tmp_path, values) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
     assert defaults(tmp_path, {"min_p": 0.1, "top_k": None}) == SamplingOptions(min_p=0.1)
 
 

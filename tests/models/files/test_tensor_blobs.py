@@ -30,9 +30,9 @@ def files(root: Path, *blobs: bytes, config: bytes = b"{}") -> StoredFiles:
     return open_manifest(store.manifest("m", [*layers, store.layer(JSON, "config.json", config)]))
 
 
-def names(found: StoredFiles) -> set[str]:
+def names(stored_files: StoredFiles) -> set[str]:
     """Return what its tensors are called."""
-    return {fact.name for fact in read_weights(found).facts}
+    return {fact.name for fact in read_weights(stored_files).facts}
 
 
 def test_scales_and_offsets_are_renamed_in_any_order(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_one_blob_may_be_two_tensors_of_older_writers(tmp_path: Path) -> None:
     store = OllamaStore(tmp_path)
     blob = tensor_file({"data": F32})
     layers = [store.layer(TENSOR, name, blob) for name in ("norm1", "norm2", "norm1")]
-    found = open_manifest(store.manifest("m", layers))
-    assert sorted(names(found)) == ["norm1", "norm2"]
-    assert read_weights(found).copies == ()
+    stored_files = open_manifest(store.manifest("m", layers))
+    assert sorted(names(stored_files)) == ["norm1", "norm2"]
+    assert read_weights(stored_files).copies == ()
 
 
-def packed(words: int, groups: int) -> Tensors:
+def make_packed(words: int, groups: int) -> Tensors:
     """Return a packed weight of so many words and scales a row."""
     return {
         "a.weight": ("U32", (1, words), bytes(4 * words)),
@@ -122,18 +122,18 @@ def test_the_packing_is_what_the_metadata_says_or_the_shapes(
     words: int, groups: int, metadata: dict[str, str] | None, wanted: Any, tmp_path: Path
 ) -> None:
     """As config.json says it; a tensor's own word goes before its file's."""
-    found = files(tmp_path / "s", tensor_file(packed(words, groups), metadata))
-    assert read_model_config(found)["quantization"] == wanted
+    stored_files = files(tmp_path / "s", tensor_file(make_packed(words, groups), metadata))
+    assert read_model_config(stored_files)["quantization"] == wanted
 
 
 def test_ambiguous_shapes_are_told_by_a_hint_or_refused(tmp_path: Path) -> None:
     """4 bits in groups of 64 and 8 bits in groups of 32 look alike; another blob may tell."""
     with pytest.raises(InvalidModel, match="nothing says how") as caught:
-        read_model_config(files(tmp_path / "a", tensor_file(packed(8, 1))))
+        read_model_config(files(tmp_path / "a", tensor_file(make_packed(8, 1))))
     assert caught.value.field == "a.weight"
     hint = tensor_file({"b": F32}, {"quant_type": "int8"})
-    found = read_model_config(files(tmp_path / "b", tensor_file(packed(8, 1)), hint))
-    assert found["quantization"] == {"group_size": 32, "bits": 8}
+    model_config = read_model_config(files(tmp_path / "b", tensor_file(make_packed(8, 1)), hint))
+    assert model_config["quantization"] == {"group_size": 32, "bits": 8}
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_ambiguous_shapes_are_told_by_a_hint_or_refused(tmp_path: Path) -> None:
 def test_a_packing_that_is_not_known_is_refused(metadata: dict[str, str], tmp_path: Path) -> None:
     """By name, and never taken for another."""
     with pytest.raises(InvalidModel, match=r"int3|'-1'"):
-        read_model_config(files(tmp_path / "s", tensor_file(packed(8, 1), metadata)))
+        read_model_config(files(tmp_path / "s", tensor_file(make_packed(8, 1), metadata)))
 
 
 def test_the_common_packing_comes_first_and_exceptions_by_name(tmp_path: Path) -> None:
     """And what the config says of an original's packing holds no longer."""
     blobs = [
         tensor_file(
-            {name.replace("a.", f"{stem}."): value for name, value in packed(8, 1).items()},
+            {name.replace("a.", f"{stem}."): value for name, value in make_packed(8, 1).items()},
             {"quant_type": kind},
         )
         for stem, kind in (("a", "int4"), ("b", "int4"), ("c", "mxfp8"))

@@ -39,7 +39,7 @@ def write(path: Path, header: Any, data_nbytes: int) -> Path:
     return path
 
 
-def broken(path: Path) -> InvalidModel:
+def error_of(path: Path) -> InvalidModel:
     """Return the error that reading `path` raises."""
     with pytest.raises(InvalidModel) as caught:
         read_header(path)
@@ -83,7 +83,7 @@ def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
     """Each contradiction is an error that names the file, the tensor and the cause."""
     header, data_nbytes, field, words = BREACHES[name]
 
-    error = broken(write(tmp_path / "x.safetensors", header, data_nbytes))
+    error = error_of(write(tmp_path / "x.safetensors", header, data_nbytes))
 
     assert (error.file, error.field) == ("x.safetensors", field)
     assert words in error.problem
@@ -104,13 +104,13 @@ def test_a_broken_length_is_named(content: bytes, words: str, tmp_path: Path) ->
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
 
-    assert words in broken(path).problem
+    assert words in error_of(path).problem
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """A missing file and a folder in its place are errors about that name."""
-    assert broken(tmp_path / "x.safetensors").problem == "missing"
-    assert broken(tmp_path).file == tmp_path.name
+    assert error_of(tmp_path / "x.safetensors").problem == "missing"
+    assert error_of(tmp_path).file == tmp_path.name
 
 
 @given(st.integers(0, 1 << 20))
@@ -126,7 +126,7 @@ def test_any_cut_of_a_file_is_noticed(seed: int) -> None:
             read_header(file)
 
 
-def sharded(folder: Path, weight_map: Any, files: Mapping[str, list[str]]) -> Path:
+def write_shards(folder: Path, weight_map: Any, files: Mapping[str, list[str]]) -> Path:
     """Write an index and shards that hold tensors of 4 bytes."""
     (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
     for file, names in files.items():
@@ -137,7 +137,7 @@ def sharded(folder: Path, weight_map: Any, files: Mapping[str, list[str]]) -> Pa
 
 def test_an_index_and_its_shards(tmp_path: Path) -> None:
     """The tensors of all shards are told, each with its own file."""
-    folder = sharded(tmp_path, {"a": "1.st", "b": "2.st"}, {"1.st": ["a"], "2.st": ["b"]})
+    folder = write_shards(tmp_path, {"a": "1.st", "b": "2.st"}, {"1.st": ["a"], "2.st": ["b"]})
 
     facts = read_model_dir(folder)
 
@@ -178,7 +178,7 @@ INDEX_BREACHES: dict[str, tuple[Any, dict[str, list[str]], str, str]] = {
 def test_a_broken_index_is_named(name: str, tmp_path: Path) -> None:
     """An index that disagrees with its shards, or leads out of the folder, is refused by name."""
     weight_map, files, field, words = INDEX_BREACHES[name]
-    sharded(tmp_path, weight_map, files)
+    write_shards(tmp_path, weight_map, files)
 
     with pytest.raises(InvalidModel) as caught:
         read_model_dir(tmp_path)

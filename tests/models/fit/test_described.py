@@ -81,7 +81,7 @@ def test_what_lives_how_in_how_much_memory(
         assert bool(plan.nbytes_of(PROCESS_TERM)) is not each.holds_process
 
 
-def made(described: Description, weights: Weights, *, on_cpu: bool) -> Life:
+def life_of_load(described: Description, weights: Weights, *, on_cpu: bool) -> Life:
     """Return what a load makes of the weights where there is room for anything."""
     host = device(1 << 20, kind="cpu" if on_cpu else "cuda")
     plan = plan_load(facts_of(described), LoadSpec(weights=weights), host)
@@ -96,10 +96,10 @@ def test_numbers_are_told_by_their_form(kind: DeviceKind, tmp_path: Path) -> Non
     whole = Life(Weights.FLOAT32, FloatType.F32, packed=False, on_load=None)
     other = Life(Weights.FLOAT16, FloatType.F16, packed=False, on_load=None)
 
-    assert made(described, Weights.AUTO, on_cpu=on_cpu) == (whole if on_cpu else halves)
-    assert made(described, Weights.STORED, on_cpu=on_cpu) == halves
-    assert made(described, Weights.BFLOAT16, on_cpu=on_cpu) == halves
-    assert made(described, Weights.FLOAT16, on_cpu=on_cpu) == other
+    assert life_of_load(described, Weights.AUTO, on_cpu=on_cpu) == (whole if on_cpu else halves)
+    assert life_of_load(described, Weights.STORED, on_cpu=on_cpu) == halves
+    assert life_of_load(described, Weights.BFLOAT16, on_cpu=on_cpu) == halves
+    assert life_of_load(described, Weights.FLOAT16, on_cpu=on_cpu) == other
 
 
 @pytest.mark.parametrize("weights", ON_LOAD)
@@ -108,8 +108,8 @@ def test_beside_what_is_packed_a_cpu_has_float32(weights: Weights, tmp_path: Pat
     described, on_load = in_halves(tmp_path, TINY), ON_LOAD[weights]
 
     here = Life(weights, FloatType.F32, packed=True, on_load=on_load)
-    assert made(described, weights, on_cpu=True) == here
-    assert made(described, weights, on_cpu=False) == replace(here, form=FloatType.BF16)
+    assert life_of_load(described, weights, on_cpu=True) == here
+    assert life_of_load(described, weights, on_cpu=False) == replace(here, form=FloatType.BF16)
 
 
 def test_what_is_stored_packed_stays_so_where_it_lives_as_stored(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_what_is_stored_packed_stays_so_where_it_lives_as_stored(tmp_path: Path)
     described = describe(write_weights(tmp_path, TINY, stored="4-bit"))
     stored = described.stored
 
-    assert made(described, Weights.STORED, on_cpu=True) == Life(
+    assert life_of_load(described, Weights.STORED, on_cpu=True) == Life(
         Weights.STORED, stored, packed=True, on_load=None
     )
-    assert made(described, Weights.FLOAT32, on_cpu=True) == Life(
+    assert life_of_load(described, Weights.FLOAT32, on_cpu=True) == Life(
         Weights.FLOAT32, FloatType.F32, packed=False, on_load=None
     )
 

@@ -32,7 +32,7 @@ LONG = replace(
 HALVES = replace(facts(100), stored_bytes=50 * MIB, item_bytes=2)
 
 
-def named(plan: Plan) -> dict[str, int]:
+def by_name(plan: Plan) -> dict[str, int]:
     """Return the terms by name."""
     return {term.name: term.nbytes for term in plan.terms}
 
@@ -52,7 +52,7 @@ def test_keys_and_values_are_counted_to_the_byte() -> None:
     plan = plan_load(facts(10), spec, WIDE)
 
     layer = 2 * 1 * 8 * 4 * 512 * 3
-    assert named(plan)["kv"] == 2 * layer
+    assert by_name(plan)["kv"] == 2 * layer
 
 
 def test_what_is_left_open_is_the_models_own() -> None:
@@ -88,7 +88,7 @@ def test_a_cpu_takes_float32_where_it_fits_and_stored_where_not() -> None:
     tight = device(plan_load(HALVES, LoadSpec(), WIDE).need_bytes // MIB - 20)
     plan = plan_load(HALVES, LoadSpec(), tight)
     assert plan.weights is Weights.STORED
-    assert named(plan)["weights"] == 50 * MIB
+    assert by_name(plan)["weights"] == 50 * MIB
 
 
 def test_a_gpu_keeps_weights_as_stored() -> None:
@@ -104,7 +104,7 @@ def test_a_forced_form_is_taken(weights: Weights) -> None:
 
     assert plan.weights is weights
     size = {Weights.FLOAT32: 100, Weights.BFLOAT16: 50, Weights.STORED: 50}[weights]
-    assert named(plan)["weights"] == size * MIB
+    assert by_name(plan)["weights"] == size * MIB
 
 
 def roomy(*, prefix_fraction: float = 0.25) -> Device:
@@ -116,7 +116,7 @@ def test_an_open_prefix_cache_is_a_share_of_the_device() -> None:
     """A fraction of the budget, and the note says which."""
     plan = plan_load(facts(10), LoadSpec(), roomy())
 
-    assert plan.prefix_bytes == named(plan)["prefix"] == 1000 * MIB
+    assert plan.prefix_bytes == by_name(plan)["prefix"] == 1000 * MIB
     assert next(term.note for term in plan.terms if term.name == "prefix").startswith("25%")
 
 
@@ -152,8 +152,8 @@ def test_a_plan_takes_of_its_prefix_cache_what_the_room_allows() -> None:
     cut = plan.within(plan.least_bytes + 5)
     assert (cut.prefix_bytes, cut.need_bytes) == (5, plan.least_bytes + 5)
     assert plan.within(0).need_bytes == plan.least_bytes
-    asked = plan_load(facts(10), LoadSpec(prefix_cache_nbytes=MIB), roomy())
-    assert asked.within(0) == asked
+    chosen_plan = plan_load(facts(10), LoadSpec(prefix_cache_nbytes=MIB), roomy())
+    assert chosen_plan.within(0) == chosen_plan
 
 
 def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
@@ -163,7 +163,7 @@ def test_quantised_keys_and_values_take_what_they_are_packed_into() -> None:
     for kv_format, bits in ((KVFormat.Q8, 8), (KVFormat.Q4, 4)):
         plan = plan_load(wide, LoadSpec(kv_format=kv_format), WIDE)
         assert plan.kv_format is kv_format
-        assert named(plan)["kv"] == tokens * 4 * (128 * bits // 8 + 2 * 2 * 4)
+        assert by_name(plan)["kv"] == tokens * 4 * (128 * bits // 8 + 2 * 2 * 4)
 
 
 def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
@@ -185,9 +185,9 @@ def test_windows_and_states_are_counted_by_their_own_sizes() -> None:
     assert tokens == 2 * 512
     sliding += tokens * 64 * 2
     whole = tokens * 32 * 2
-    assert named(plan_load(model, spec, WIDE))["kv"] == whole + sliding + states
+    assert by_name(plan_load(model, spec, WIDE))["kv"] == whole + sliding + states
     packed = plan_load(model, replace(spec, kv_format=KVFormat.Q8), WIDE)
-    assert named(packed)["kv"] == tokens * (32 + 2 * 2) + sliding + states
+    assert by_name(packed)["kv"] == tokens * (32 + 2 * 2) + sliding + states
 
 
 def test_unpacking_counts_as_activations() -> None:
@@ -198,7 +198,7 @@ def test_unpacking_counts_as_activations() -> None:
         here = replace(WIDE, kind=kind)
         plain = plan_load(model, spec, here)
         packed = plan_load(model, replace(spec, kv_format=KVFormat.Q4), here)
-        more = named(packed)["activations"] - named(plain)["activations"]
+        more = by_name(packed)["activations"] - by_name(plain)["activations"]
         assert more == 2 * 128 * 1024 * rows * 4
 
 
@@ -209,8 +209,8 @@ def test_unpacked_weights_count_where_they_stay_packed() -> None:
     for weights, more in ((Weights.STORED, 2 * 1000), (Weights.FLOAT32, 0), (Weights.BFLOAT16, 0)):
         spec = LoadSpec(weights=weights)
         plans = [plan_load(each, spec, WIDE) for each in (model, whole)]
-        found, without = (named(plan)["activations"] for plan in plans)
-        assert found == without + more
+        activations, without = (by_name(plan)["activations"] for plan in plans)
+        assert activations == without + more
 
 
 def test_a_load_that_puts_large_tensors_together_is_within_its_need() -> None:
@@ -220,27 +220,29 @@ def test_a_load_that_puts_large_tensors_together_is_within_its_need() -> None:
     model = replace(HALVES, taken=(tied, joined))
     spec = LoadSpec(weights=Weights.FLOAT32, prefix_cache_nbytes=0)
     plan = plan_load(model, spec, WIDE)
-    assert named(plan)["activations"] + named(plan)["kv"] == (60 + 4 * 30) * MIB
+    assert by_name(plan)["activations"] + by_name(plan)["kv"] == (60 + 4 * 30) * MIB
     as_it_is = plan_load(model, replace(spec, weights=Weights.STORED), WIDE)
-    assert named(as_it_is)["activations"] + named(as_it_is)["kv"] == 60 * MIB
+    assert by_name(as_it_is)["activations"] + by_name(as_it_is)["kv"] == 60 * MIB
     early = replace(joined, later_values=10 * MIB, later_bytes=20 * MIB)
     not_last = plan_load(replace(model, taken=(early,)), spec, WIDE)
-    assert named(not_last)["activations"] + named(not_last)["kv"] == (60 + 4 * 30 - 4 * 10) * MIB
+    assert (
+        by_name(not_last)["activations"] + by_name(not_last)["kv"] == (60 + 4 * 30 - 4 * 10) * MIB
+    )
     kept = plan_load(model, replace(spec, prefix_cache_nbytes=500 * MIB), WIDE)
-    assert named(kept)["activations"] == named(plan_load(HALVES, spec, WIDE))["activations"]
+    assert by_name(kept)["activations"] == by_name(plan_load(HALVES, spec, WIDE))["activations"]
 
 
 def test_what_is_stored_and_not_kept_is_no_need() -> None:
     """A copy of a tied head is left out of weights as stored."""
     model = replace(HALVES, dropped_bytes=7 * MIB)
     plan = plan_load(model, LoadSpec(weights=Weights.STORED), WIDE)
-    assert named(plan)["weights"] == 43 * MIB
+    assert by_name(plan)["weights"] == 43 * MIB
 
 
 def test_a_tokenizer_counts_by_its_file() -> None:
     """A process takes more for a larger one."""
     model = replace(facts(10), tokenizer_bytes=MIB)
-    more = named(plan_load(model, LoadSpec(), WIDE))["process"]
+    more = by_name(plan_load(model, LoadSpec(), WIDE))["process"]
     assert more - PROCESS_BYTES - HEAP_BYTES == TOKENIZER_FACTOR * MIB
 
 
@@ -248,16 +250,16 @@ def test_on_a_cuda_gpu_a_process_is_its_context() -> None:
     """What a driver keeps for each process is of the GPU's memory; the process itself is not."""
     model = replace(facts(10), tokenizer_bytes=MIB)
     gpu = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.CUDA))
-    assert named(gpu)["process"] == CUDA_CONTEXT_BYTES
+    assert by_name(gpu)["process"] == CUDA_CONTEXT_BYTES
     metal = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.METAL))
-    assert named(metal)["process"] == named(plan_load(model, LoadSpec(), WIDE))["process"]
+    assert by_name(metal)["process"] == by_name(plan_load(model, LoadSpec(), WIDE))["process"]
 
 
 def test_a_process_that_widens_weights_takes_more() -> None:
     """What reads halves as float32 is counted; whoever keeps a form does not need it."""
     taken = {
-        (it.item_bytes, form): named(plan_load(it, LoadSpec(weights=form), WIDE))["process"]
-        for it in (facts(100), HALVES)
+        (model.item_bytes, form): by_name(plan_load(model, LoadSpec(weights=form), WIDE))["process"]
+        for model in (facts(100), HALVES)
         for form in (Weights.FLOAT32, Weights.STORED)
     }
 
@@ -308,4 +310,4 @@ def test_a_process_that_is_there_already_counts_no_more() -> None:
             plan_load(HALVES, LoadSpec(), replace(here, holds_process=there))
             for there in (False, True)
         )
-        assert named(alone) == named(plan) | {"process": 0}
+        assert by_name(alone) == by_name(plan) | {"process": 0}

@@ -12,7 +12,7 @@ WHOLE = CacheSizes(kv_values_per_token=32, kv_heads=2, head_dim=8)
 SLIDING = CacheSizes(0, kv_heads=2, head_dim=8, windows=(WindowedLayers(256, 32),))
 
 
-def taken(sizes: PassSizes, caches: CacheSizes, *, context: int, rows: int = 1) -> int:
+def taken_nbytes(sizes: PassSizes, caches: CacheSizes, *, context: int, rows: int = 1) -> int:
     """Return what a pass of float32 takes on a CPU."""
     return sizes.nbytes(caches, context=context, rows=rows, item_nbytes=4, on_cpu=True)
 
@@ -20,11 +20,11 @@ def taken(sizes: PassSizes, caches: CacheSizes, *, context: int, rows: int = 1) 
 def test_attention_takes_a_blocks_scores_seven_times() -> None:
     """Of 128 positions against all of the context: four times, and three more beyond the limit."""
     around = 512 * (2 * 8 + 3 * 16)
-    assert taken(NARROW, WHOLE, context=2048) == 4 * (around + 7 * 2 * 128 * 2048)
+    assert taken_nbytes(NARROW, WHOLE, context=2048) == 4 * (around + 7 * 2 * 128 * 2048)
     beyond = NARROW.beyond_nbytes(WHOLE, context=2048, item_nbytes=4)
     assert beyond == 4 * 3 * 2 * 128 * 2048
     short = 100 * (2 * 8 + 3 * 16) + 7 * 2 * 100 * 100
-    assert taken(NARROW, WHOLE, context=100) == 4 * short
+    assert taken_nbytes(NARROW, WHOLE, context=100) == 4 * short
 
 
 def test_a_window_is_attended_in_pieces_as_wide_as_itself() -> None:
@@ -33,21 +33,25 @@ def test_a_window_is_attended_in_pieces_as_wide_as_itself() -> None:
     around = 512 * (2 * 8 + 3 * 16)
     piece = 3 * 2 * 256 * 512 + 512 * 2 * 2 * 8 + 512 * 512
     pieces = 4 * (around + max(piece, 4 * 2 * 128 * 256))
-    assert taken(NARROW, SLIDING, context=2048) == taken(NARROW, SLIDING, context=8192) == pieces
+    assert (
+        taken_nbytes(NARROW, SLIDING, context=2048)
+        == taken_nbytes(NARROW, SLIDING, context=8192)
+        == pieces
+    )
 
 
 def test_the_widest_part_counts_and_parts_do_not_add_up() -> None:
     """A wide feed-forward, a recurrent layer, or many logits each may be it."""
     wide = replace(NARROW, mlp=100_000)
-    assert taken(wide, WHOLE, context=512) == 4 * 512 * (3 * 8 + 4 * 100_000)
+    assert taken_nbytes(wide, WHOLE, context=512) == 4 * 512 * (3 * 8 + 4 * 100_000)
     recurrent = replace(NARROW, recurrent=10_000)
-    assert taken(recurrent, WHOLE, context=512) == 4 * 512 * (2 * 8 + 2 * 16 + 10_000)
+    assert taken_nbytes(recurrent, WHOLE, context=512) == 4 * 512 * (2 * 8 + 2 * 16 + 10_000)
     many = replace(NARROW, vocab=1_000_000)
-    assert taken(many, WHOLE, context=512, rows=2) == 2 * 4 * (2 + 2 * 16) * 1_000_000
-    assert taken(many, WHOLE, context=512, rows=9) == 2 * 4 * (9 + 64) * 1_000_000
+    assert taken_nbytes(many, WHOLE, context=512, rows=2) == 2 * 4 * (2 + 2 * 16) * 1_000_000
+    assert taken_nbytes(many, WHOLE, context=512, rows=9) == 2 * 4 * (9 + 64) * 1_000_000
 
 
 def test_a_gpu_is_given_a_whole_pass_at_once() -> None:
     """There all of a chunk's scores may be alive."""
-    found = NARROW.nbytes(WHOLE, context=2048, rows=1, item_nbytes=2, on_cpu=False)
-    assert found == 2 * 512 * (3 * 8 + 16 + 3 * 10 + 2 * 2 * 2048)
+    nbytes = NARROW.nbytes(WHOLE, context=2048, rows=1, item_nbytes=2, on_cpu=False)
+    assert nbytes == 2 * 512 * (3 * 8 + 16 + 3 * 10 + 2 * 2 * 2048)

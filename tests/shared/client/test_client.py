@@ -27,7 +27,7 @@ from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 
 
-def sent(fake: FakeServer) -> inference_pb2.GenerateRequest:
+def sent_request(fake: FakeServer) -> inference_pb2.GenerateRequest:
     """The one generate request that came."""
     (request,) = fake.requests
     assert isinstance(request, inference_pb2.GenerateRequest)
@@ -210,12 +210,12 @@ async def test_models_reads_every_page() -> None:
     """The list is whole, in order, however small the server's pages are."""
     known = [replies.model(f"m{index}") for index in range(5)]
     async with serving(Answers(models=known)) as fake, Client(fake.address) as client:
-        found = await client.models()
+        models = await client.models()
         one = await client.model("m0")
 
-    assert [model.name for model in found] == ["m0", "m1", "m2", "m3", "m4"]
+    assert [model.name for model in models] == ["m0", "m1", "m2", "m3", "m4"]
     assert len(fake.requests) == 4
-    assert one == found[0]
+    assert one == models[0]
     assert one.effective_sampling == SamplingOptions(temperature=0.5, top_k=40)
     assert one.last_used_time == dt.datetime.fromtimestamp(replies.NOON, dt.UTC)
     assert one.expire_time is None

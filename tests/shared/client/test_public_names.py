@@ -19,7 +19,7 @@ from tests.tidy.tree import ROOT
 FACE = ROOT / "shared" / "mlxd" / "__init__.py"
 
 
-def imported() -> set[str]:
+def imported_names() -> set[str]:
     """Return the names that a type checker finds in the package."""
     tree = ast.parse(FACE.read_text(encoding="utf-8"))
     return {
@@ -41,7 +41,7 @@ def all_errors(root: type[MlxdError]) -> set[str]:
 def test_the_list_is_what_there_is() -> None:
     """A type checker and the interpreter find the same names, each listed once, in order."""
     assert sorted(mlxd.__all__) == mlxd.__all__
-    assert set(mlxd.__all__) == imported()
+    assert set(mlxd.__all__) == imported_names()
     assert dir(mlxd) == mlxd.__all__
     for name in mlxd.__all__:
         assert isinstance(getattr(mlxd, name), type), name

@@ -27,20 +27,20 @@ LOST = WorkerLost("demo", 1)
 Message = inference_pb2.GenerateResponse
 
 
-def begun(offset: int, text: str, *token_ids: int, digest: str = replies.DIGEST) -> Message:
+def begin_message(offset: int, text: str, *token_ids: int, digest: str = replies.DIGEST) -> Message:
     """The first message of a call."""
     message = replies.delta(offset, text, *token_ids)
     message.request_id, message.model_digest, message.seed = f"r-{offset}", digest, SEED
     return message
 
 
-async def read(client: Client, **given: Any) -> list[Delta | Finished]:
+async def read(client: Client, **options: Any) -> list[Delta | Finished]:
     """Read a whole generation that reconnects."""
-    async with client.generate("x", reconnect=True, **given) as stream:
+    async with client.generate("x", reconnect=True, **options) as stream:
         return [event async for event in stream]
 
 
-def sent(fake: FakeServer) -> list[inference_pb2.GenerateRequest]:
+def sent_requests(fake: FakeServer) -> list[inference_pb2.GenerateRequest]:
     """The requests that came."""
     assert all(isinstance(r, inference_pb2.GenerateRequest) for r in fake.requests)
     return [r for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
@@ -52,15 +52,15 @@ async def test_a_stream_goes_on_where_it_was_lost() -> None:
     calls it took.
     """
     answers = Answers(
-        generate=[begun(0, "a", 1), replies.delta(1, "b", 2, 3), LOST],
+        generate=[begin_message(0, "a", 1), replies.delta(1, "b", 2, 3), LOST],
         generate_again=[
-            [begun(3, "c", 4), LOST],
-            [begun(4, "d", 5), replies.last(5, text="e", token_ids=(6,))],
+            [begin_message(3, "c", 4), LOST],
+            [begin_message(4, "d", 5), replies.last(5, text="e", token_ids=(6,))],
         ],
     )
-    given: dict[str, Any] = {"sampling": SamplingOptions(temperature=0.5), "max_tokens": 6}
+    options: dict[str, Any] = {"sampling": SamplingOptions(temperature=0.5), "max_tokens": 6}
     async with serving(answers) as fake, Client(fake.address) as client:
-        *deltas, finished = await read(client, **given)
+        *deltas, finished = await read(client, **options)
 
     assert [(d.offset, d.text, d.token_ids) for d in deltas if isinstance(d, Delta)] == [
         (0, "a", (1,)), (1, "b", (2, 3)), (3, "c", (4,)), (4, "d", (5,)), (5, "e", (6,)),
@@ -70,7 +70,7 @@ async def test_a_stream_goes_on_where_it_was_lost() -> None:
     assert (finished.request_id, finished.model_digest) == ("r-0", replies.DIGEST)
     assert (finished.usage.calls.lost, finished.usage.calls.resumed_tokens) == (2, 4)
     assert finished.usage.tokens_per_s == pytest.approx(1 / 0.5)
-    first, second, third = sent(fake)
+    first, second, third = sent_requests(fake)
     assert first == inference_pb2.GenerateRequest(
         text="x", max_tokens=6, sampling=types_pb2.SamplingOptions(temperature=0.5)
     )
@@ -92,7 +92,7 @@ async def test_what_had_not_begun_is_asked_for_as_it_was() -> None:
     async with serving(answers) as fake, Client(fake.address) as client:
         *deltas, _ = await read(client)
 
-    first, second = sent(fake)
+    first, second = sent_requests(fake)
     assert first == second
     assert not second.HasField("resume_from")
     assert len(deltas) == 3
@@ -102,19 +102,19 @@ async def test_what_had_not_begun_is_asked_for_as_it_was() -> None:
 async def test_our_own_stream_may_still_be_in_flight() -> None:
     """A server that has not noticed the loss refuses the id; that passes."""
     answers = Answers(
-        generate=[begun(0, "a", 1), LOST],
-        generate_again=[[DuplicateRequest("mine")], [begun(1, "b", 2), replies.last(2)]],
+        generate=[begin_message(0, "a", 1), LOST],
+        generate_again=[[DuplicateRequest("mine")], [begin_message(1, "b", 2), replies.last(2)]],
     )
     async with serving(answers) as fake, Client(fake.address) as client:
         *deltas, _ = await read(client, request_id="mine")
 
     assert [d.token_ids for d in deltas if isinstance(d, Delta)] == [(1,), (2,)]
-    assert [r.request_id for r in sent(fake)] == ["mine"] * 3
+    assert [r.request_id for r in sent_requests(fake)] == ["mine"] * 3
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("error", "given"),
+    ("error", "options"),
     [
         (errors.InvalidRequest.of("text", "too long"), {}),
         (errors.ModelNotFound("demo"), {}),
@@ -127,30 +127,30 @@ async def test_our_own_stream_may_still_be_in_flight() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, MlxdError) else str(value),
 )
 async def test_what_a_server_means_is_not_asked_again(
-    error: MlxdError, given: dict[str, Any]
+    error: MlxdError, options: dict[str, Any]
 ) -> None:
     """Only a loss is survived; anything else ends the stream at once."""
     async with serving(Answers(generate=[error])) as fake, Client(fake.address) as client:
         with pytest.raises(type(error)):
-            await read(client, **given)
+            await read(client, **options)
 
-    assert len(sent(fake)) == 1
+    assert len(sent_requests(fake)) == 1
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("rest", "problem"),
     [
-        ([begun(0, "a", 1)], "repeat: token 1 was due, 0 came"),
-        ([begun(2, "c", 3)], "gap: token 1 was due, 2 came"),
-        ([begun(1, "b", 2, digest="other")], "the model has become another one"),
+        ([begin_message(0, "a", 1)], "repeat: token 1 was due, 0 came"),
+        ([begin_message(2, "c", 3)], "gap: token 1 was due, 2 came"),
+        ([begin_message(1, "b", 2, digest="other")], "the model has become another one"),
     ],
 )
 async def test_a_server_that_goes_on_otherwise_is_found_out(
     rest: Sequence[Message], problem: str
 ) -> None:
     """Offsets and the model are checked across calls, too."""
-    answers = Answers(generate=[begun(0, "a", 1), LOST], generate_again=[rest])
+    answers = Answers(generate=[begin_message(0, "a", 1), LOST], generate_again=[rest])
     async with serving(answers) as fake, Client(fake.address) as client:
         with pytest.raises(BrokenStream, match=problem):
             await read(client)
@@ -159,10 +159,10 @@ async def test_a_server_that_goes_on_otherwise_is_found_out(
 @pytest.mark.asyncio
 async def test_a_program_resumes_by_itself() -> None:
     """`resume` and `migrate` arrive in their fields, and offsets go on from there."""
-    answers = Answers(generate=[begun(2, "c", 3), replies.last(3)])
+    answers = Answers(generate=[begin_message(2, "c", 3), replies.last(3)])
     async with serving(answers) as fake, Client(fake.address) as client:
-        given: dict[str, Any] = {"sampling": SamplingOptions(seed=9), "resume": (1, 2)}
-        async with client.generate("x", migrate=False, **given) as stream:
+        options: dict[str, Any] = {"sampling": SamplingOptions(seed=9), "resume": (1, 2)}
+        async with client.generate("x", migrate=False, **options) as stream:
             delta, finished = [event async for event in stream]
         async with client.generate("x", resume=(1,)) as stream:
             with pytest.raises(BrokenStream, match="gap: token 1 was due, 2 came"):
@@ -173,7 +173,7 @@ async def test_a_program_resumes_by_itself() -> None:
     assert delta == Delta(2, "c", (3,), seed=SEED)
     assert isinstance(finished, Finished)
     assert (finished.usage.calls.lost, finished.usage.calls.resumed_tokens) == (0, 2)
-    request = sent(fake)[0]
+    request = sent_requests(fake)[0]
     assert (request.resume_from, list(request.resume_token_ids)) == (2, [1, 2])
     assert (request.HasField("migrate"), request.migrate) == (True, False)
 
@@ -209,7 +209,7 @@ class Scripted:
         return True
 
 
-async def scripted(
+async def run_script(
     script: list[Message | grpc.StatusCode], *, tick_s: float, timeout_s: float | None = None
 ) -> tuple[list[Delta | Finished], Scripted]:
     """Read a stream over scripted calls, with a clock that runs by itself."""
@@ -229,17 +229,19 @@ async def test_a_server_that_is_gone_for_too_long_is_given_up() -> None:
     tick_s = config.RECONNECT_WINDOW_S * 0.3
     alive: list[Message | grpc.StatusCode] = [
         LOST_CODE,
-        begun(0, "a", 1),
+        begin_message(0, "a", 1),
         LOST_CODE,
-        begun(1, "b", 2),
+        begin_message(1, "b", 2),
         LOST_CODE,
     ]
-    events, calls = await scripted([*alive, begun(2, "c", 3), replies.last(3)], tick_s=tick_s)
+    events, calls = await run_script(
+        [*alive, begin_message(2, "c", 3), replies.last(3)], tick_s=tick_s
+    )
     assert (len(events), len(calls.timeouts)) == (4, 4)
 
-    gone: list[Message | grpc.StatusCode] = [begun(0, "a", 1), *[LOST_CODE] * 20]
+    gone: list[Message | grpc.StatusCode] = [begin_message(0, "a", 1), *[LOST_CODE] * 20]
     with pytest.raises(RemoteError) as caught:
-        await scripted(gone, tick_s=tick_s)
+        await run_script(gone, tick_s=tick_s)
     assert caught.value.code is LOST_CODE
     assert 15 <= len(gone) < 19
 
@@ -249,15 +251,17 @@ async def test_other_failures_of_the_transport_end_a_stream() -> None:
     """A deadline, or a cancellation by the server, is no loss."""
     for code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         with pytest.raises(RemoteError) as caught:
-            await scripted([begun(0, "a", 1), code, begun(1, "b", 2)], tick_s=0.0)
+            await run_script([begin_message(0, "a", 1), code, begin_message(1, "b", 2)], tick_s=0.0)
         assert caught.value.code is code
 
 
 @pytest.mark.asyncio
 async def test_all_calls_share_one_deadline() -> None:
     """A further call gets what is left of the time, at last none."""
-    script: list[Message | grpc.StatusCode] = [begun(0, "a", 1), LOST_CODE, LOST_CODE]
-    _, calls = await scripted([*script, begun(1, "b", 2), replies.last(2)], tick_s=1, timeout_s=6)
+    script: list[Message | grpc.StatusCode] = [begin_message(0, "a", 1), LOST_CODE, LOST_CODE]
+    _, calls = await run_script(
+        [*script, begin_message(1, "b", 2), replies.last(2)], tick_s=1, timeout_s=6
+    )
     first, second, third = calls.timeouts
     assert first == 6
     assert second is not None
@@ -269,7 +273,7 @@ async def test_all_calls_share_one_deadline() -> None:
 async def test_leaving_a_lost_stream_ends_it() -> None:
     """A consumer that goes away during a pause is not kept, and nothing more is asked."""
     clock = Clock(0.0)
-    calls = Scripted([begun(0, "a", 1), LOST_CODE, begun(1, "b", 2)])
+    calls = Scripted([begin_message(0, "a", 1), LOST_CODE, begin_message(1, "b", 2)])
     call = ResumingCall(
         calls.start, inference_pb2.GenerateRequest(text="x"), timeout_s=None, clock=clock
     )
@@ -290,7 +294,7 @@ async def test_leaving_a_lost_stream_ends_it() -> None:
 @pytest.mark.asyncio
 async def test_a_cancellation_as_the_pause_ends_is_one() -> None:
     """Whichever the reader's turn finds first: nothing more is asked."""
-    loop, calls = asyncio.get_running_loop(), Scripted([LOST_CODE, begun(0, "a", 1)])
+    loop, calls = asyncio.get_running_loop(), Scripted([LOST_CODE, begin_message(0, "a", 1)])
     request = inference_pb2.GenerateRequest(text="x")
     call = ResumingCall(calls.start, request, timeout_s=None, clock=Clock(0.0))
     reading = asyncio.create_task(call.read())
@@ -307,6 +311,8 @@ async def test_a_cancellation_as_the_pause_ends_is_one() -> None:
 @pytest.mark.asyncio
 async def test_a_loss_behind_the_end_is_none() -> None:
     """What has finished is whole, whatever becomes of the connection; nothing more is asked."""
-    events, calls = await scripted([begun(0, "a", 1), replies.last(1), LOST_CODE], tick_s=0.0)
+    events, calls = await run_script(
+        [begin_message(0, "a", 1), replies.last(1), LOST_CODE], tick_s=0.0
+    )
     assert isinstance(events[-1], Finished)
     assert len(calls.timeouts) == 1

@@ -34,7 +34,7 @@ async def drain(client: Client) -> list[Delta | Finished]:
         return [event async for event in stream]
 
 
-def sent(fake: FakeServer) -> inference_pb2.GenerateRequest:
+def sent_request(fake: FakeServer) -> inference_pb2.GenerateRequest:
     """The one generate request that came."""
     (request,) = fake.requests
     assert isinstance(request, inference_pb2.GenerateRequest)
@@ -109,7 +109,7 @@ async def test_generate_sends_what_was_given_and_nothing_else() -> None:
     """Every argument arrives in its field; what was not given stays absent on the wire."""
     async with serving(Answers(generate=replies.story())) as fake, Client(fake.address) as client:
         await drain(client)
-        plain = sent(fake)
+        plain = sent_request(fake)
         fake.requests.clear()
         async with client.generate(
             (7, 8),
@@ -128,7 +128,7 @@ async def test_generate_sends_what_was_given_and_nothing_else() -> None:
             request_id="mine",
         ) as stream:
             assert [event async for event in stream]
-        full = sent(fake)
+        full = sent_request(fake)
 
     assert plain == inference_pb2.GenerateRequest(text="x", sampling=types_pb2.SamplingOptions())
     assert {field.name for field, _ in full.ListFields()} == {
@@ -286,7 +286,7 @@ async def test_complete_joins_a_stream() -> None:
     async with serving(Answers(generate=replies.story())) as fake, Client(fake.address) as client:
         completion = await client.complete("x", model="demo", max_tokens=4, stop=["."])
 
-        assert sent(fake).stop == ["."]
+        assert sent_request(fake).stop == ["."]
     assert isinstance(completion, Completion)
     assert completion.text == "Once upon ä\n"
     assert completion.token_ids == (1, 2, 3, 4)
@@ -299,4 +299,4 @@ async def test_an_empty_list_of_tokens_is_still_a_prompt() -> None:
     async with serving(Answers(generate=replies.story())) as fake, Client(fake.address) as client:
         await client.complete([])
 
-        assert sent(fake).WhichOneof("prompt") == "tokens"
+        assert sent_request(fake).WhichOneof("prompt") == "tokens"

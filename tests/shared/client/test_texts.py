@@ -52,7 +52,7 @@ def sample(wanted: Any) -> Any:
     return next(iter(wanted)) if issubclass(wanted, enum.Enum) else wanted("1")
 
 
-def broken(wanted: Any) -> Iterator[tuple[str, list[Any]]]:
+def breaks(wanted: Any) -> Iterator[tuple[str, list[Any]]]:
     """Yield each place of a type that holds text, and values with half a character there.
 
     More than one where an enumeration beside it may say that the text is not looked at.
@@ -68,7 +68,7 @@ def broken(wanted: Any) -> Iterator[tuple[str, list[Any]]]:
             if inspect.isclass(hint) and issubclass(hint, enum.Enum)
         ]
         for name, hint in hints.items():
-            for place, values in broken(hint):
+            for place, values in breaks(hint):
                 yield (
                     f".{name}{place}",
                     [
@@ -78,7 +78,7 @@ def broken(wanted: Any) -> Iterator[tuple[str, list[Any]]]:
                     ],
                 )
     for each in made_of:
-        for place, values in broken(each):
+        for place, values in breaks(each):
             behind: list[Any] = [(sample(each), value) for value in values]
             yield place, behind if form == SEQUENCE else values
 
@@ -89,11 +89,11 @@ PLACES = [
     if name == "__init__" or not name.startswith("_")
     for parameter, wanted in typing.get_type_hints(method).items()
     if parameter != "return"
-    for place, values in broken(wanted)
+    for place, values in breaks(wanted)
 ]
 
 
-def given(method: Any, parameter: str, value: Any) -> dict[str, Any]:
+def arguments_for(method: Any, parameter: str, value: Any) -> dict[str, Any]:
     """Return arguments for a call: one value, and whatever else it cannot do without."""
     hints = typing.get_type_hints(method)
     return {
@@ -107,7 +107,7 @@ async def refusals(client: Client, method: str, parameter: str, value: Any) -> l
     """Call a method; return what it refuses, nothing where it runs."""
     bound = Client if method == "__init__" else getattr(client, method)
     try:
-        result = bound(**given(getattr(Client, method), parameter, value))
+        result = bound(**arguments_for(getattr(Client, method), parameter, value))
         if inspect.isawaitable(result):
             await result
         elif isinstance(result, Stream):
@@ -137,9 +137,9 @@ async def test_half_a_character_is_refused_by_field(
 
 def test_the_walk_finds_the_texts() -> None:
     """It would be a poor proof that finds none of the old ones."""
-    found = {case.id for case in PLACES}
+    ids = {case.id for case in PLACES}
 
-    assert found >= {
+    assert ids >= {
         "__init__-address",
         "embed-texts",
         "forget-name",

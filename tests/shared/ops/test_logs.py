@@ -28,7 +28,7 @@ def fail(prompt: str) -> None:
     raise ValueError("broken")
 
 
-def logged(fmt: logs.LogFormat) -> str:
+def log_fault(fmt: logs.LogFormat) -> str:
     """Return what the log shows of a fault."""
     stream = io.StringIO()
     logs.configure(fmt=fmt, stream=stream)
@@ -42,7 +42,7 @@ def logged(fmt: logs.LogFormat) -> str:
 @pytest.mark.parametrize("fmt", ["json", "console"])
 def test_a_traceback_without_its_variables(fmt: logs.LogFormat) -> None:
     """The log says where a fault happened, but no value of a local variable, such as a prompt."""
-    text = logged(fmt)
+    text = log_fault(fmt)
 
     assert "ValueError" in text
     assert "in fail" in text
@@ -51,7 +51,7 @@ def test_a_traceback_without_its_variables(fmt: logs.LogFormat) -> None:
 
 def test_json_is_one_object_a_line() -> None:
     """However long the traceback, the line is one, and names component and level."""
-    (line,) = logged("json").splitlines()
+    (line,) = log_fault("json").splitlines()
     value = json.loads(line)
     assert (value["component"], value["level"], value["event"]) == ("test", "error", "it failed")
 

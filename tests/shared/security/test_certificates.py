@@ -180,12 +180,12 @@ def test_expired_authorities_are_refused(tmp_path: Path) -> None:
     assert load_authorities(old) == old.read_bytes()
 
 
-@pytest.mark.parametrize("what", ["key", "token"])
-def test_a_secret_that_all_can_read_is_named_in_the_log(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("secret", ["key", "token"])
+def test_a_secret_that_all_can_read_is_named_in_the_log(tmp_path: Path, secret: str) -> None:
     """It is used, and the operator is told; a private one is not worth a line."""
     pair, token = Authority(tmp_path).issue(), token_file(tmp_path)
     for mode, expected in ((0o640, []), (0o644, ["a secret that every user can read"])):
-        path = pair.key if what == "key" else token
+        path = pair.key if secret == "key" else token
         path.chmod(mode)
         with capture_logs() as lines:
             load_identity(pair.cert, pair.key)

@@ -95,10 +95,10 @@ CLIENTS: dict[str, tuple[grpc.StatusCode, Callable[[Pki], ChannelSecurity]]] = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("who", CLIENTS)
-async def test_every_other_client_is_refused(pki: Pki, who: str) -> None:
+@pytest.mark.parametrize("client_name", CLIENTS)
+async def test_every_other_client_is_refused(pki: Pki, client_name: str) -> None:
     """It reaches no method, and the next right client is served as before."""
-    code, security = CLIENTS[who]
+    code, security = CLIENTS[client_name]
     async with serving(pki.files) as (address, echo):
         assert await outcome(address, security(pki)) is code
         assert echo.reached == 0
@@ -183,8 +183,8 @@ async def test_reflection_needs_the_token(pki: Pki) -> None:
     allowed = ChannelSecurity(token_file=pki.right.token_file)
     async with serving(ListenerFiles(token_file=pki.files.token_file)) as (address, _):
         async with channel(address, allowed) as client:
-            found = await ask(client, "stream_stream", method=method, body=request)
-            answer = reflection_pb2.ServerReflectionResponse.FromString(found)
+            reply = await ask(client, "stream_stream", method=method, body=request)
+            answer = reflection_pb2.ServerReflectionResponse.FromString(reply)
             assert answer.list_services_response.service
         async with channel(address) as client:
             with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):

@@ -15,7 +15,7 @@ from mlxd_shared.config import HEALTH_NAMES_MAX
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.health import Health
 from mlxd_shared.serving.server import listen, make_server
-from tests.support.turns import turned
+from tests.support.turns import turn_until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -23,7 +23,7 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @asynccontextmanager
-async def asked(health: Health) -> AsyncIterator[Any]:
+async def serve_health(health: Health) -> AsyncIterator[Any]:
     """Serve this health around the body, which is given a stub."""
     server = make_server(health, ())
     address = listen(server, parse_address("127.0.0.1:0"))
@@ -42,12 +42,12 @@ def of(name: str) -> health_pb2.HealthCheckRequest:
 async def test_a_watcher_is_told_each_state() -> None:
     """Also that a name is none yet, or none any more; and what others' watches do is no matter."""
     health = Health()
-    async with asked(health) as stub:
+    async with serve_health(health) as stub:
         first, second = stub.Watch(of("models/a")), stub.Watch(of("models/a"))
         for watch in (first, second):
             assert (await watch.read()).status == UNKNOWN
         second.cancel()
-        await turned(lambda: len(health._watchers["models/a"]) == 1)
+        await turn_until(lambda: len(health._watchers["models/a"]) == 1)
         for serving, state in ((False, NOT_SERVING), (True, SERVING)):
             await health.set("models/a", serving=serving)
             await health.set("models/b", serving=not serving)
@@ -59,7 +59,7 @@ async def test_a_watcher_is_told_each_state() -> None:
         await health.leave()
         assert (await first.read()).status == NOT_SERVING
         first.cancel()
-        await turned(lambda: not health._watchers)
+        await turn_until(lambda: not health._watchers)
 
 
 @pytest.mark.asyncio
@@ -67,7 +67,7 @@ async def test_what_was_forgotten_is_not_found() -> None:
     """As a name is that nobody ever told."""
     health = Health()
     await health.set("models/a", serving=True)
-    async with asked(health) as stub:
+    async with serve_health(health) as stub:
         assert (await stub.Check(of("models/a"))).status == SERVING
         health.forget("models/a")
         health.forget("models/never")
@@ -81,7 +81,7 @@ async def test_what_was_forgotten_is_not_found() -> None:
 async def test_a_slow_watcher_holds_up_nobody_and_hears_the_latest() -> None:
     """What came and went meanwhile is not told."""
     health = Health()
-    states = health.watched("models/a")
+    states = health.watch("models/a")
     assert await anext(states) == UNKNOWN
     for serving in (True, False, True):
         await health.set("models/a", serving=serving)

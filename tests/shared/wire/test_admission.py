@@ -70,11 +70,11 @@ async def dialling(port: int, connections: int = 1) -> AsyncIterator[list[grpc.a
     """Channels of a connection each."""
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     async with AsyncExitStack() as stack:
-        made = [
+        channels = [
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
             for _ in range(connections)
         ]
-        yield [await stack.enter_async_context(channel) for channel in made]
+        yield [await stack.enter_async_context(channel) for channel in channels]
 
 
 async def hold(channel: grpc.aio.Channel) -> MlxdError | None:
@@ -162,9 +162,9 @@ async def test_a_connection_is_told_how_many_streams_it_has(
 ) -> None:
     """A stranger's is; a worker's one client, the controller, has as many as it likes."""
     async with serving(Held(), calls_max) as port:
-        told = await asyncio.to_thread(concurrent_streams_max, port)
+        streams_max = await asyncio.to_thread(concurrent_streams_max, port)
 
-    assert told == expected
+    assert streams_max == expected
 
 
 @pytest.mark.asyncio

@@ -33,7 +33,7 @@ def generate(**fields: object) -> Generate:
     return Generate(**fields)  # type: ignore[arg-type]
 
 
-def refused(request: Generate) -> dict[str, str]:
+def refuse(request: Generate) -> dict[str, str]:
     """The violations of a bad request, by field."""
     with pytest.raises(InvalidRequest) as caught:
         generate_from_pb(request)
@@ -199,11 +199,11 @@ def test_log_probabilities_are_asked_for_apart_from_alternatives(
 
 
 @pytest.mark.parametrize(
-    ("given", "migrate"), [({}, True), ({"migrate": True}, True), ({"migrate": False}, False)]
+    ("fields", "migrate"), [({}, True), ({"migrate": True}, True), ({"migrate": False}, False)]
 )
-def test_a_stream_moves_unless_it_is_forbidden(given: dict[str, object], *, migrate: bool) -> None:
+def test_a_stream_moves_unless_it_is_forbidden(fields: dict[str, object], *, migrate: bool) -> None:
     """Absent is not false."""
-    assert generate_from_pb(generate(**given)).migrate is migrate
+    assert generate_from_pb(generate(**fields)).migrate is migrate
 
 
 def test_what_is_resumed_may_lack_one_token() -> None:
@@ -229,26 +229,26 @@ def test_the_edges_of_each_range_are_good(options: Options) -> None:
 @pytest.mark.parametrize(("options", "field", "limit"), BAD_SAMPLING, ids=str)
 def test_a_sampling_value_out_of_range_is_named(options: Options, field: str, limit: str) -> None:
     """The path from the request, and the limit; NaN is never in a range."""
-    found = refused(generate(sampling=options))
+    violations = refuse(generate(sampling=options))
 
-    assert list(found) == [f"sampling.{field}"]
-    assert limit in found[f"sampling.{field}"]
+    assert list(violations) == [f"sampling.{field}"]
+    assert limit in violations[f"sampling.{field}"]
 
 
 @pytest.mark.parametrize(("request_", "field", "limit"), BAD_REQUESTS, ids=lambda value: None)
 def test_a_field_out_of_range_is_named(request_: Generate, field: str, limit: str) -> None:
     """The field, and the limit, in the client's own terms."""
-    found = refused(request_)
+    violations = refuse(request_)
 
-    assert list(found) == [field]
-    assert limit in found[field]
+    assert list(violations) == [field]
+    assert limit in violations[field]
 
 
 def test_all_violations_come_at_once() -> None:
     """A client that sends three bad fields learns of three, even beside one that is not served."""
     request = generate(max_tokens=0, stop=[""], sampling=Options(temperature=-1.0), priority=5)
 
-    assert set(refused(request)) == {"max_tokens", "stop[0]", "sampling.temperature"}
+    assert set(refuse(request)) == {"max_tokens", "stop[0]", "sampling.temperature"}
 
 
 @pytest.mark.parametrize(
@@ -321,15 +321,15 @@ def test_the_least_priority_is_a_choice_and_absent_is_none() -> None:
 )
 def test_a_duration_that_is_none_names_its_part(duration: Duration, field: str) -> None:
     """Seconds and nanoseconds have bounds and one sign, as the type says."""
-    assert [*refused(generate(keep_alive=duration))] == [field]
+    assert [*refuse(generate(keep_alive=duration))] == [field]
 
 
 def test_of_a_list_one_violation_is_told() -> None:
     """A list that is too long is not looked into; of another the first bad entry is named."""
-    assert [*refused(generate(stop=[""] * (config.STOP_STRINGS_MAX + 1)))] == ["stop"]
-    assert [*refused(generate(stop=["a", "", ""]))] == ["stop[1]"]
+    assert [*refuse(generate(stop=[""] * (config.STOP_STRINGS_MAX + 1)))] == ["stop"]
+    assert [*refuse(generate(stop=["a", "", ""]))] == ["stop[1]"]
     biases = types_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(9), 1e9))
-    assert len(refused(generate(sampling=biases))) == 1
+    assert len(refuse(generate(sampling=biases))) == 1
     many = types_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(config.LOGIT_BIAS_MAX + 1), 1))
     with pytest.raises(InvalidRequest) as caught:
         load_from_pb(types_pb2.LoadOptions(sampling=many))

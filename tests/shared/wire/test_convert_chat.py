@@ -29,7 +29,7 @@ FULL = Chat(
 )
 
 
-def refused(*messages: pb.ChatMessage, **fields: object) -> dict[str, str]:
+def refuse(*messages: pb.ChatMessage, **fields: object) -> dict[str, str]:
     """The violations of a bad conversation, by field."""
     chat = pb.ChatPrompt(messages=messages, **fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest) as caught:
@@ -72,16 +72,16 @@ SURROGATE = '{"a": "\\ud800"}'
 )
 def test_a_bad_message_names_its_field(message: pb.ChatMessage, field: str) -> None:
     """Place and field, for each thing that no template could make sense of."""
-    assert [*refused(USER, message)] == [f"chat.messages[1].{field}"]
+    assert [*refuse(USER, message)] == [f"chat.messages[1].{field}"]
 
 
 def test_half_a_character_is_told_for_what_it_is() -> None:
     """JSON can spell one, which no text holds: the field that has it is named."""
     half = "half a character (a lone surrogate)"
     tool = '{"name": "f", "description": "\\udc00"}'
-    assert half in refused(USER, tools_json=['{"name": "f"}', tool])["chat.tools_json[1]"]
+    assert half in refuse(USER, tools_json=['{"name": "f"}', tool])["chat.tools_json[1]"]
     field = "chat.template_variables_json"
-    assert half in refused(USER, template_variables_json=SURROGATE)[field]
+    assert half in refuse(USER, template_variables_json=SURROGATE)[field]
 
 
 def test_bad_options_name_their_fields() -> None:
@@ -91,16 +91,16 @@ def test_bad_options_name_their_fields() -> None:
         "[]", "{}", '{"function": []}', '{"name": ""}', '{"type": "function", "function": {}}',
     ]  # fmt: skip
     for bad in tools[3:]:
-        assert [*refused(USER, tools_json=[*tools[:3], bad])] == ["chat.tools_json[3]"]
+        assert [*refuse(USER, tools_json=[*tools[:3], bad])] == ["chat.tools_json[3]"]
     variables = "chat.template_variables_json"
-    assert [*refused(USER, template_variables_json="no")] == [variables]
-    assert "'tools'" in refused(USER, template_variables_json='{"tools": []}')[variables]
+    assert [*refuse(USER, template_variables_json="no")] == [variables]
+    assert "'tools'" in refuse(USER, template_variables_json='{"tools": []}')[variables]
     for seconds in (-1, 1 << 50):
-        assert [*refused(USER, now=Timestamp(seconds=seconds))] == ["chat.now"]
+        assert [*refuse(USER, now=Timestamp(seconds=seconds))] == ["chat.now"]
     for nanos in (-1, 10**9, (1 << 31) - 1):
-        assert [*refused(USER, now=Timestamp(nanos=nanos))] == ["chat.now.nanos"]
+        assert [*refuse(USER, now=Timestamp(nanos=nanos))] == ["chat.now.nanos"]
     both = {"continue_final_message": True, "add_generation_prompt": True}
-    assert [*refused(USER, **both)] == [
+    assert [*refuse(USER, **both)] == [
         "chat.add_generation_prompt",
         "chat.continue_final_message",
     ]
@@ -109,15 +109,15 @@ def test_bad_options_name_their_fields() -> None:
 def test_a_conversation_is_bounded() -> None:
     """Messages, tools, calls, characters and JSON each have a bound, told by its number."""
     most = config.CHAT_MESSAGES_MAX
-    assert str(most) in refused(*[USER] * (most + 1))["chat.messages"]
-    assert "1 to" in refused()["chat.messages"]
-    assert [*refused(USER, tools_json=["{}"] * (config.CHAT_TOOLS_MAX + 1))] == ["chat.tools_json"]
+    assert str(most) in refuse(*[USER] * (most + 1))["chat.messages"]
+    assert "1 to" in refuse()["chat.messages"]
+    assert [*refuse(USER, tools_json=["{}"] * (config.CHAT_TOOLS_MAX + 1))] == ["chat.tools_json"]
     calls = pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(name="f")] * (most + 1))
-    assert "calls" in refused(USER, calls)["chat.messages"]
+    assert "calls" in refuse(USER, calls)["chat.messages"]
     long = pb.ChatMessage(role="user", content="x" * (config.PROMPT_CHARS_MAX // 2 + 1))
-    assert "characters" in refused(long, long)["chat.messages"]
+    assert "characters" in refuse(long, long)["chat.messages"]
     heavy = '{"a": "' + "x" * config.CHAT_JSON_CHARS_MAX + '"}'
-    assert "JSON" in refused(USER, template_variables_json=heavy)["chat"]
+    assert "JSON" in refuse(USER, template_variables_json=heavy)["chat"]
 
 
 def test_an_answer_becomes_a_message() -> None:

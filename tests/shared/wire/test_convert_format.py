@@ -23,7 +23,7 @@ def choosing(*choices: str) -> ResponseFormat:
     return ResponseFormat(FormatKind.CHOICE, choices=choices)
 
 
-def written(kind: FormatKind, text: str) -> ResponseFormat:
+def make_format(kind: FormatKind, text: str) -> ResponseFormat:
     """Return a format of another kind."""
     return ResponseFormat(kind, text)
 
@@ -35,14 +35,14 @@ def written(kind: FormatKind, text: str) -> ResponseFormat:
         (choosing(*["a"] * (MOST + 1)), CHOICES),
         (choosing("a", ""), CHOICES),
         (choosing(LONGEST, "a"), CHOICES),
-        (written(FormatKind.REGEX, ""), "response_format.regex"),
-        (written(FormatKind.JSON_SCHEMA, LONGEST + "a"), "response_format.json_schema"),
-        (written(FormatKind.EBNF_GRAMMAR, ""), "response_format.ebnf_grammar"),
+        (make_format(FormatKind.REGEX, ""), "response_format.regex"),
+        (make_format(FormatKind.JSON_SCHEMA, LONGEST + "a"), "response_format.json_schema"),
+        (make_format(FormatKind.EBNF_GRAMMAR, ""), "response_format.ebnf_grammar"),
         (choosing(*["a"] * MOST), None),
         (choosing("a"), None),
         (choosing(LONGEST), None),
-        (written(FormatKind.REGEX, LONGEST), None),
-        (written(FormatKind.JSON_OBJECT, ""), None),
+        (make_format(FormatKind.REGEX, LONGEST), None),
+        (make_format(FormatKind.JSON_OBJECT, ""), None),
     ],
 )
 def test_bounds_are_refused_by_field(wanted: ResponseFormat, field: str | None) -> None:
@@ -50,13 +50,15 @@ def test_bounds_are_refused_by_field(wanted: ResponseFormat, field: str | None) 
     pb = format_to_pb(wanted)
     assert pb is not None
 
-    assert [found.field for found in format_violations(pb)] == ([] if field is None else [field])
+    assert [violation.field for violation in format_violations(pb)] == (
+        [] if field is None else [field]
+    )
     assert format_from_pb(pb) == wanted
 
 
 def test_texts_come_behind_their_field() -> None:
     """As many as there are; an object has none, nor has no format."""
     assert format_texts(choosing("a", "b")) == (CHOICES, "a", "b")
-    assert format_texts(written(FormatKind.REGEX, "a")) == ("response_format.regex", "a")
+    assert format_texts(make_format(FormatKind.REGEX, "a")) == ("response_format.regex", "a")
     assert format_texts(ResponseFormat(FormatKind.JSON_OBJECT, "a")) == ("response_format",)
     assert format_texts(None) == ("response_format",)

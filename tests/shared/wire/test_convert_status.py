@@ -56,11 +56,11 @@ def plain(field: Any) -> object:
 
 def test_all_that_a_worker_says_comes_back() -> None:
     """Every field of the message, also one that is added to it later."""
-    told = status_pb2.WorkerStatus()
-    fill(told)
+    status_message = status_pb2.WorkerStatus()
+    fill(status_message)
 
-    assert len(told.ListFields()) == len(told.DESCRIPTOR.fields)
-    assert figures_to_pb(figures_from_pb(told)) == told
+    assert len(status_message.ListFields()) == len(status_message.DESCRIPTOR.fields)
+    assert figures_to_pb(figures_from_pb(status_message)) == status_message
 
 
 def test_what_is_not_said_stays_so() -> None:
@@ -70,16 +70,16 @@ def test_what_is_not_said_stays_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    ("fields", "known"),
     [
         ({"weights": types_pb2.WEIGHTS_FORMAT_Q8, "kv_format": types_pb2.KV_FORMAT_Q4}, True),
         ({"weights": LATER}, False),
         ({"kv_format": LATER}, False),
     ],
 )
-def test_forms_of_a_later_version_are_known_as_such(told: dict[str, int], *, known: bool) -> None:
+def test_forms_of_a_later_version_are_known_as_such(fields: dict[str, int], *, known: bool) -> None:
     """They are nothing that could be reckoned with, and are told apart from none."""
-    figures = figures_from_pb(status_pb2.WorkerStatus(**told))  # type: ignore[arg-type]
+    figures = figures_from_pb(status_pb2.WorkerStatus(**fields))  # type: ignore[arg-type]
 
     assert figures.form_is_known is known
     assert (figures.weights, figures.kv_format) == (
@@ -97,11 +97,11 @@ def test_states_are_those_of_the_wire() -> None:
 
 def test_a_process_tells_of_its_machine_and_of_all_its_workers() -> None:
     """In the order in which it names them."""
-    told = status_pb2.Status(
+    status_message = status_pb2.Status(
         version="1.2",
         host_memory=status_pb2.HostMemory(total_bytes=9, available_bytes=4),
         workers=[status_pb2.WorkerStatus(pid=1), status_pb2.WorkerStatus(pid=2)],
     )
 
     workers = (WorkerFigures(pid=1), WorkerFigures(pid=2))
-    assert process_from_pb(told) == ProcessStatus("1.2", 9, 4, workers)
+    assert process_from_pb(status_message) == ProcessStatus("1.2", 9, 4, workers)

@@ -20,7 +20,7 @@ from mlxd_shared.wire.inquiries import INQUIRY
 from mlxd_shared.wire.intake import Intake, Reader
 from mlxd_shared.wire.status import from_call
 from mlxd_shared.wire.wire_scan import Size
-from tests.support.overfull import number, sized
+from tests.support.overfull import frame, number
 
 METHOD = "/mlxd.v1.InferenceService/Detokenize"
 STATUS = "/mlxd.v1.StatusService/GetStatus"
@@ -58,14 +58,14 @@ async def holding(taken: asyncio.Semaphore) -> AsyncIterator[grpc.aio.Channel]:
     await server.stop(None)
 
 
-async def ended(call: Any) -> MlxdError:
+async def error_of(call: Any) -> MlxdError:
     """Return what a call ended with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return from_call(caught.value)
 
 
-async def filled(channel: grpc.aio.Channel, taken: asyncio.Semaphore) -> None:
+async def fill_up(channel: grpc.aio.Channel, taken: asyncio.Semaphore) -> None:
     """Send requests, large ones first, until the smallest is refused."""
     ask: Any = channel.unary_unary(METHOD)
     ids = config.TOKENIZE_IDS_MAX
@@ -76,7 +76,7 @@ async def filled(channel: grpc.aio.Channel, taken: asyncio.Semaphore) -> None:
         await asyncio.wait({call, held}, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             held.cancel()
-            assert isinstance(await ended(call), QueueFull)
+            assert isinstance(await error_of(call), QueueFull)
             ids //= 2
 
 
@@ -85,11 +85,11 @@ async def test_a_server_full_of_requests_still_says_how_it_is() -> None:
     """A request more is refused; health and status are answered, one to watch too."""
     taken = asyncio.Semaphore(0)
     async with holding(taken) as channel:
-        await filled(channel, taken)
+        await fill_up(channel, taken)
         health: Any = health_pb2_grpc.HealthStub(channel)
-        asked = health_pb2.HealthCheckRequest(service=NAME)
-        assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
-        watch = health.Watch(asked)
+        request = health_pb2.HealthCheckRequest(service=NAME)
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(request)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
         status: Any = channel.unary_unary(STATUS)
@@ -107,12 +107,12 @@ def test_inquiries_cannot_fill_their_account() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "raw",
-    [sized(1, b"x" * config.INQUIRY_BYTES_MAX), (b"\x10" + number(1)) * 17],
+    [frame(1, b"x" * config.INQUIRY_BYTES_MAX), (b"\x10" + number(1)) * 17],
     ids=["a long one", "one of many parts"],
 )
 async def test_an_inquiry_is_small(raw: bytes) -> None:
     """More than its bounds is refused before it is parsed."""
     reader = Reader(status_pb2.GetStatusRequest, INQUIRY)
     with pytest.raises(InvalidRequest, match="at most"):
-        async with Intake(INQUIRY).taken(raw, reader):
+        async with Intake(INQUIRY).take(raw, reader):
             pass

@@ -20,13 +20,13 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
-from mlxd_shared.wire.intake import Intake, Reader, paced
+from mlxd_shared.wire.intake import Intake, Reader, run_paced
 from mlxd_shared.wire.status import code_of, from_call
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits, Size, plan_of, scan
-from tests.support.overfull import number, sized
+from tests.support.overfull import frame, number
 
-SMALL = sized(2, b"x")
-LARGE = sized(2, b"x" * (2 * config.INLINE_REQUEST_BYTES_MAX))
+SMALL = frame(2, b"x")
+LARGE = frame(2, b"x" * (2 * config.INLINE_REQUEST_BYTES_MAX))
 PLAN = plan_of(inference_pb2.GenerateRequest.DESCRIPTOR)
 READER = Reader(inference_pb2.GenerateRequest, FROM_CLIENTS)
 
@@ -60,7 +60,7 @@ def test_a_request_is_measured_as_it_is_written() -> None:
     "raw",
     [
         b"\x0a", b"\x0a\x05abc", b"\x30", b"\x30" + b"\xff" * 10 + b"\x01", b"\x07", b"\x02\x00",
-        b"\x3b", b"\x3c", b"\xff\xff\xff\xff\xff\x01\x00", sized(5, b"\x0d\x00"), b"\x2a\xff" * 3,
+        b"\x3b", b"\x3c", b"\xff\xff\xff\xff\xff\x01\x00", frame(5, b"\x0d\x00"), b"\x2a\xff" * 3,
     ],
     ids=bytes.hex,
 )  # fmt: skip
@@ -77,18 +77,18 @@ def test_what_is_no_message_is_not_parsed(raw: bytes) -> None:
 async def test_the_account_is_even_after_each_call_and_full_at_its_bound() -> None:
     """A request holds room for all that is made of it; where there is none, it may come again."""
     intake = Intake(held_nbytes_max=Size(len(LARGE), parts=1).held_nbytes + 1000)
-    async with intake.taken(LARGE, READER) as request:
+    async with intake.take(LARGE, READER) as request:
         assert len(request.text) == len("x" * (2 * config.INLINE_REQUEST_BYTES_MAX))
         assert intake.held_nbytes == Size(len(LARGE), parts=1).held_nbytes
         with pytest.raises(QueueFull) as caught:
-            async with intake.taken(LARGE, READER):
+            async with intake.take(LARGE, READER):
                 pass
         assert code_of(caught.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        async with intake.taken(SMALL, READER):
+        async with intake.take(SMALL, READER):
             assert intake.held_nbytes > Size(len(LARGE), parts=1).held_nbytes
         many = SMALL + b"\x2a\x00" * 100
         with pytest.raises(QueueFull):  # its bytes have room, what would be made of them has not
-            async with intake.taken(many, READER):
+            async with intake.take(many, READER):
                 pass
     assert intake.held_nbytes == 0
 
@@ -106,11 +106,11 @@ async def test_what_large_requests_leave_in_the_heap_is_given_back() -> None:
     reader = Reader(inference_pb2.GenerateRequest, FROM_CLIENTS)
     small = inference_pb2.GenerateRequest(text="x").SerializeToString()
     large = inference_pb2.GenerateRequest(text="x" * (8 << 20)).SerializeToString()
-    async with intake.taken(small, reader):  # a stream that lasts keeps nobody's memory
-        async with intake.taken(small, reader):
+    async with intake.take(small, reader):  # a stream that lasts keeps nobody's memory
+        async with intake.take(small, reader):
             pass
         assert intake._trimming is None
-        async with intake.taken(large, reader):
+        async with intake.take(large, reader):
             assert intake._trimming is None
         assert (await trimmed.get()).startswith("requests")
     assert trimmed.empty()
@@ -121,10 +121,10 @@ async def test_what_large_requests_leave_in_the_heap_is_given_back() -> None:
 async def test_what_is_large_is_read_on_a_thread() -> None:
     """The event loop's own thread reads what is small alone."""
     intake, loops = Intake(), threading.current_thread()
-    async with intake.taken(SMALL, READER):
-        assert await paced(threading.current_thread) is loops
-    async with intake.taken(LARGE, READER):
-        assert await paced(threading.current_thread) is not loops
+    async with intake.take(SMALL, READER):
+        assert await run_paced(threading.current_thread) is loops
+    async with intake.take(LARGE, READER):
+        assert await run_paced(threading.current_thread) is not loops
 
 
 @pytest.mark.asyncio
@@ -139,8 +139,8 @@ async def test_whoever_leaves_takes_its_work_along() -> None:
         assert go_on.wait(60)
 
     async def call(index: int) -> None:
-        async with intake.taken(LARGE, READER):
-            await paced(work, index)
+        async with intake.take(LARGE, READER):
+            await run_paced(work, index)
 
     calls = [asyncio.create_task(call(index)) for index in range(config.REQUEST_THREADS_MAX)]
     await asyncio.to_thread(busy.wait, 60)
@@ -170,8 +170,8 @@ async def test_however_often_a_call_is_cancelled_its_room_is_held_while_it_is_wo
         assert go_on.wait(60)
 
     async def call() -> None:
-        async with intake.taken(LARGE, READER):
-            await paced(work)
+        async with intake.take(LARGE, READER):
+            await run_paced(work)
 
     task = asyncio.create_task(call())
     assert await asyncio.to_thread(begun.wait, 60)
@@ -188,7 +188,7 @@ async def test_however_often_a_call_is_cancelled_its_room_is_held_while_it_is_wo
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[grpc.aio.Channel]:
+async def serve_intake() -> AsyncIterator[grpc.aio.Channel]:
     """A real server with nothing but health and reflection."""
     server = make_server(Health(), ())
     address = listen(server, parse_address("127.0.0.1:0"))
@@ -202,8 +202,8 @@ async def served() -> AsyncIterator[grpc.aio.Channel]:
 @pytest.mark.parametrize(
     ("raw", "limit"),
     [
-        (sized(7, b"x" * (config.REQUEST_TEXT_BYTES_MAX + 1)), "at most 16384"),
-        (sized(7, b"x" * config.SMALL_REQUEST_BYTES_MAX), "at most 65536"),
+        (frame(7, b"x" * (config.REQUEST_TEXT_BYTES_MAX + 1)), "at most 16384"),
+        (frame(7, b"x" * config.SMALL_REQUEST_BYTES_MAX), "at most 65536"),
         (b"\x0a\x05", "not a message"),
     ],
     ids=["a long text", "a long message", "no message"],
@@ -211,7 +211,7 @@ async def served() -> AsyncIterator[grpc.aio.Channel]:
 async def test_requests_in_a_stream_are_bounded_too(raw: bytes, limit: str) -> None:
     """Reflection's requests come one by one; each is looked at before it is parsed."""
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    async with served() as channel:
+    async with serve_intake() as channel:
         ask: Any = channel.stream_stream(method)
         good = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
         assert len([answer async for answer in ask(iter([good]))]) == 1
@@ -241,13 +241,13 @@ grown = peak_nbytes() - before
 print(grown + len(raw), scan(raw, plan_of(kind.DESCRIPTOR), FROM_CLIENTS).held_nbytes)
 """
 WORST = {
-    "text": lambda: sized(2, "\u4e00".encode() * (3 << 20)),
-    "ids": lambda: sized(3, sized(1, number(70_000) * (2 << 20))),
-    "messages": lambda: sized(4, sized(1, sized(1, b"user") + sized(2, b"hi")) * 8192),
-    "calls": lambda: sized(
-        4, sized(1, sized(1, b"assistant") + sized(6, sized(2, b"f") + sized(3, b"{}")) * 8192)
+    "text": lambda: frame(2, "\u4e00".encode() * (3 << 20)),
+    "ids": lambda: frame(3, frame(1, number(70_000) * (2 << 20))),
+    "messages": lambda: frame(4, frame(1, frame(1, b"user") + frame(2, b"hi")) * 8192),
+    "calls": lambda: frame(
+        4, frame(1, frame(1, b"assistant") + frame(6, frame(2, b"f") + frame(3, b"{}")) * 8192)
     ),
-    "choices": lambda: SMALL + sized(14, sized(5, sized(1, b"a") * 4096)),
+    "choices": lambda: SMALL + frame(14, frame(5, frame(1, b"a") * 4096)),
 }
 
 

@@ -21,10 +21,10 @@ from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb, load_from_pb
 from mlxd_shared.wire.convert_bounds import text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import Intake, Reader, paced
+from mlxd_shared.wire.intake import Intake, Reader, run_paced
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, RELAYED, Limits, Size, plan_of
 from mlxd_worker.servicers.control import job_from_pb
-from tests.support.overfull import ATTACKS, Overfull, number, overfull, request_types, sized
+from tests.support.overfull import ATTACKS, Overfull, frame, number, overfull, request_types
 
 CPU_MAX_S = 3.0
 """Generous: the largest walk takes some tenths; what was parsed first took 2 to 12 s."""
@@ -74,10 +74,10 @@ async def take(kind: type[Message], raw: bytes, limits: Limits) -> tuple[Counted
     begun_s = time.process_time()
     error: MlxdError | None = None
     try:
-        async with intake.taken(raw, reader) as request:
+        async with intake.take(raw, reader) as request:
             check = CHECKS.get(kind)
             if check is not None:
-                await paced(check, request)
+                await run_paced(check, request)
     except MlxdError as caught:
         error = caught
     spent_s = time.process_time() - begun_s
@@ -104,14 +104,14 @@ async def test_no_field_can_be_overfilled(name: str) -> None:
     cases = [*overfull(descriptor, most_of(descriptor, FEW))]
     for case in cases:
         reader, error = await take(kind, case.raw, FEW)
-        told = (case.path, case.how, error)
-        assert all(size.parts <= FEW.parts for size in reader.sizes), told
-        assert all(size.numbers <= FEW.numbers for size in reader.sizes), told
+        context = (case.path, case.how, error)
+        assert all(size.parts <= FEW.parts for size in reader.sizes), context
+        assert all(size.numbers <= FEW.numbers for size in reader.sizes), context
         if case.path in PROMPTS and case.how == "one":
             continue
-        assert isinstance(error, InvalidRequest), told
-        assert not reader.made or case.how in {"one", "no text"}, told
-        assert len(error.violations) == 1, told
+        assert isinstance(error, InvalidRequest), context
+        assert not reader.made or case.how in {"one", "no text"}, context
+        assert len(error.violations) == 1, context
     assert {case.how for case in cases} >= {"unknown", "unknown text"}
 
 
@@ -124,17 +124,17 @@ async def test_a_list_that_may_be_parsed_is_counted_before_it_is_walked() -> Non
         for case in overfull(descriptor, 2 * (config.REQUEST_PARTS_MAX - 64))
         if case.how == "many" and case.is_list and case.path not in UNBOUND
     ]
-    keys = b"".join(sized(12, b"\x08" + number(key)) for key in range(50_000))
-    lists.append(Overfull("sampling.logit_bias", "keys", sized(5, keys)))
+    keys = b"".join(frame(12, b"\x08" + number(key)) for key in range(50_000))
+    lists.append(Overfull("sampling.logit_bias", "keys", frame(5, keys)))
     assert len(lists) >= 7
     for case in lists:
-        prompt = b"" if case.path.startswith(("chat", "tokens")) else sized(2, b"x")
+        prompt = b"" if case.path.startswith(("chat", "tokens")) else frame(2, b"x")
         reader, error = await take(inference_pb2.GenerateRequest, case.raw + prompt, FROM_CLIENTS)
-        told = (case.path, error)
-        assert isinstance(error, InvalidRequest), told
-        assert len(error.violations) == 1, told
-        assert error.violations[0].field in {case.path, case.path.rpartition(".")[0]}, told
-        assert len(reader.made) == 1, told
+        context = (case.path, error)
+        assert isinstance(error, InvalidRequest), context
+        assert len(error.violations) == 1, context
+        assert error.violations[0].field in {case.path, case.path.rpartition(".")[0]}, context
+        assert len(reader.made) == 1, context
 
 
 @pytest.mark.asyncio

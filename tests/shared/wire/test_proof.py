@@ -17,9 +17,9 @@ from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import Intake, Reader, checked, is_checked
+from mlxd_shared.wire.intake import Intake, Reader, as_checked, is_checked
 from mlxd_shared.wire.interceptors import Context
-from mlxd_shared.wire.proof import KEY, Checked, Proof, relayed
+from mlxd_shared.wire.proof import KEY, Checked, Proof, with_relay_room
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Size
 
 PROOF = Proof.make()
@@ -77,8 +77,8 @@ def test_only_what_was_counted_is_vouched_for() -> None:
     assert Checked(b"", SIZE).vouched_by(PROOF) == (PROOF.word(SIZE),)
     assert Checked(b"", SIZE).vouched_by(None) == ()
     assert Checked(b"").vouched_by(PROOF) == ()
-    assert relayed(None) is None
-    assert relayed(SIZE, ids=5) == Size(0, 7 + config.RELAYED_PARTS_MAX, 8)
+    assert with_relay_room(None) is None
+    assert with_relay_room(SIZE, ids=5) == Size(0, 7 + config.RELAYED_PARTS_MAX, 8)
 
 
 @pytest.mark.asyncio
@@ -88,15 +88,15 @@ async def test_a_vouched_request_holds_the_room_that_was_counted() -> None:
     reader = Reader(inference_pb2.GenerateRequest, FROM_CLIENTS)
     raw = inference_pb2.GenerateRequest(model="m" * 20_000, text="x").SerializeToString()
     with pytest.raises(InvalidRequest):
-        async with intake.taken(raw, reader):
+        async with intake.take(raw, reader):
             pass
-    async with intake.taken(raw, reader, counted=SIZE) as request:
+    async with intake.take(raw, reader, counted=SIZE) as request:
         assert request.text == "x"
         assert is_checked()
         assert intake.held_nbytes == Size(len(raw), SIZE.parts, SIZE.numbers).held_nbytes
-        assert checked(request).size == relayed(Size(len(raw), SIZE.parts, SIZE.numbers))
+        assert as_checked(request).size == with_relay_room(Size(len(raw), SIZE.parts, SIZE.numbers))
     assert intake.held_nbytes == 0
-    async with intake.taken(b"", reader):
+    async with intake.take(b"", reader):
         assert not is_checked()
 
 

@@ -37,14 +37,14 @@ async def test_what_a_refused_call_made_is_freed_at_once(
     kind: str, make: Callable[[], Exception]
 ) -> None:
     """Without the collector of cycles: gRPC keeps an abort and its traceback in one."""
-    made: list[weakref.ref[Marker]] = []
+    markers: list[weakref.ref[Marker]] = []
 
     def ask(marker: Marker) -> None:
         raise LookupError(marker)
 
     def refuse() -> None:
         marker = Marker()
-        made.append(weakref.ref(marker))
+        markers.append(weakref.ref(marker))
         try:
             ask(marker)
         except LookupError as cause:
@@ -54,4 +54,4 @@ async def test_what_a_refused_call_made_is_freed_at_once(
         await failure(channel, kind)
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert [ref() for ref in made] == [None]
+        assert [ref() for ref in markers] == [None]

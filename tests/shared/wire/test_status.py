@@ -136,8 +136,8 @@ def public_fields(error: MlxdError) -> dict[str, object]:
 
 def all_classes(root: type[MlxdError]) -> set[type[MlxdError]]:
     """Every class of the tree in mlxd_shared.domain.errors below `root`."""
-    found = {kind for kind in root.__subclasses__() if kind.__module__ == errors.__name__}
-    return found.union(*map(all_classes, found))
+    classes = {kind for kind in root.__subclasses__() if kind.__module__ == errors.__name__}
+    return classes.union(*map(all_classes, classes))
 
 
 def test_the_examples_and_the_table_name_every_error() -> None:
@@ -318,13 +318,13 @@ async def details_of(error: MlxdError) -> dict[str, Any]:
     async with serving(Kinds(raiser(error))) as channel:
         status = rpc_status.from_call(await failure(channel))  # type: ignore[arg-type]
     assert status is not None
-    found: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for detail in status.details:
         kind = detail.type_url.rpartition(".")[2]
         message = vars(error_details_pb2)[kind]()
         detail.Unpack(message)
-        found[kind] = message
-    return found
+        details[kind] = message
+    return details
 
 
 @pytest.mark.asyncio

@@ -66,16 +66,16 @@ async def send(channel: grpc.aio.Channel, call: Call, tally: Tally) -> None:
     begin_s = time.monotonic()
     try:
         async with asyncio.timeout(GRACE_S):
-            left = await _answered(channel, call)
+            left = await _read_answer(channel, call)
     except grpc.aio.AioRpcError as error:
         tally.saw_refusal(call.method, error, time.monotonic() - begin_s)
     except TimeoutError:
-        tally.saw(call.method, "HANGS", time.monotonic() - begin_s)
+        tally.count_call(call.method, "HANGS", time.monotonic() - begin_s)
     else:
-        tally.saw(call.method, "LEFT" if left else "OK", time.monotonic() - begin_s)
+        tally.count_call(call.method, "LEFT" if left else "OK", time.monotonic() - begin_s)
 
 
-async def _answered(channel: grpc.aio.Channel, call: Call) -> bool:
+async def _read_answer(channel: grpc.aio.Channel, call: Call) -> bool:
     """Read the answer; return whether the client went before its end."""
     if not call.streams:
         unary: Any = channel.unary_unary(call.path)  # bytes in, bytes out
@@ -108,7 +108,7 @@ async def attack(
     tally = Tally()
     end_s = time.monotonic() + seconds
     more = VOLLEYS_MORE_MAX if overfills else 0
-    async with _connected(address, at_once, tally) as channels:
+    async with _connect(address, at_once, tally) as channels:
         while True:
             volley = zip(itertools.cycle(channels), itertools.islice(calls, at_once), strict=False)
             await asyncio.gather(*(send(channel, call, tally) for channel, call in volley))
@@ -121,7 +121,7 @@ async def attack(
 
 
 @asynccontextmanager
-async def _connected(
+async def _connect(
     address: str, at_once: int, tally: Tally
 ) -> AsyncIterator[list[grpc.aio.Channel]]:
     """Hold as many connections as it takes for all calls to reach the server; count them."""

@@ -41,9 +41,9 @@ def fuzz(draws: random.Random, _: float) -> Iterator[Call]:
     methods = [method for service in SERVICES for method in service.methods]
     while True:
         method = draws.choice(methods)
-        body = _tamed(_filled(method, draws), draws).SerializeToString()
+        body = _tame(_fill_message(method, draws), draws).SerializeToString()
         if draws.random() < 0.15:
-            body = _damaged(body, draws)
+            body = _damage(body, draws)
             if method.name in {"UnloadModel", "LoadModel"}:
                 continue  # nobody knows what these would say
         yield Call(
@@ -55,7 +55,7 @@ def fuzz(draws: random.Random, _: float) -> Iterator[Call]:
         )
 
 
-def _filled(method: MethodDescriptor, draws: random.Random) -> Message:
+def _fill_message(method: MethodDescriptor, draws: random.Random) -> Message:
     message = GetMessageClass(method.input_type)()
     _fill(message, draws, draws.choice(FILLED), DEPTH_MAX)
     return message
@@ -99,7 +99,7 @@ def _value(field: Any, draws: random.Random) -> object:
             return draws.choice(NUMBERS)
 
 
-def _tamed(message: Message, draws: random.Random) -> Message:
+def _tame(message: Message, draws: random.Random) -> Message:
     """Return a message that neither takes the model away nor runs for long."""
     match message:
         case inference_pb2.GenerateRequest():
@@ -121,7 +121,7 @@ def _tamed(message: Message, draws: random.Random) -> Message:
     return message
 
 
-def _damaged(body: bytes, draws: random.Random) -> bytes:
+def _damage(body: bytes, draws: random.Random) -> bytes:
     """Return bytes that are a message no more, or another one."""
     damaged = bytearray(body or b"\x0a")
     for _ in range(draws.choice((1, 3, 20))):

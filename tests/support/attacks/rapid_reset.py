@@ -58,7 +58,7 @@ async def _one_connection(address: str, tally: Tally, *, end_s: float, pause_s: 
             asyncio.open_connection(host, int(port)), CONNECT_S_MAX
         )
     except OSError:
-        tally.saw("connect", "REFUSED", time.monotonic() - begin_s)
+        tally.count_call("connect", "REFUSED", time.monotonic() - begin_s)
         await wait(pause_s)
         return
     tally.connections_made += 1
@@ -67,14 +67,14 @@ async def _one_connection(address: str, tally: Tally, *, end_s: float, pause_s: 
         writer.write(wire.PREFACE + wire.frame(wire.SETTINGS, 0, 0))
         for number in range(STREAMS_PER_CONNECTION):
             writer.write(_begun_and_reset(2 * number + 1))
-            tally.saw("Generate", "RESET", 0.0)
+            tally.count_call("Generate", "RESET", 0.0)
             if number % STREAMS_PER_VOLLEY == STREAMS_PER_VOLLEY - 1:
                 await writer.drain()
                 await wait(pause_s)
                 if answering.done() or time.monotonic() >= end_s:
                     break
     except OSError:
-        tally.saw("connection", "CLOSED", 0.0)
+        tally.count_call("connection", "CLOSED", 0.0)
     finally:
         writer.close()
         with suppress(OSError):
@@ -100,7 +100,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ta
             buffer += received
             for kind, flags, payload in wire.parse_frames(buffer):
                 if kind == wire.GOAWAY:
-                    tally.saw("connection", "GOAWAY", 0.0)
+                    tally.count_call("connection", "GOAWAY", 0.0)
                     return
                 if kind in {wire.SETTINGS, wire.PING} and not flags & wire.ACK:
                     writer.write(

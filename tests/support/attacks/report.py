@@ -76,8 +76,8 @@ def check(seen: dict[str, Any]) -> None:
     assert all(seen["calls"].values()), "every attack was made"
     assert seen["queue_full"][BURST] > 0, "no burst reached the bound, so that it was none"
     assert seen["calls"]["tokenize"].get("Tokenize OK", 0) > 0, "no text became tokens"
-    for kind, (made, closed) in seen["connections"].items():
-        assert made == closed > 0, kind
+    for kind, (opened, closed) in seen["connections"].items():
+        assert opened == closed > 0, kind
         assert "connect REFUSED" not in seen["calls"][kind]
     before, after = seen["descriptors"]
     assert after <= before + MORE_DESCRIPTORS_MAX

@@ -26,7 +26,7 @@ from tests.support.attacks.hostile import MODEL
 from tests.support.attacks.tally import Tally, together
 from tests.support.attacks.watcher import Probed, Streamed
 from tests.support.overload import wait
-from tests.support.served import Served, served
+from tests.support.served import Served, serve
 from tests.support.storms import Held, Site
 from tests.support.worker_process import ROOT
 
@@ -119,7 +119,7 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
     run_dir = folder / "run"
     waiting = () if plan.waiting_max is None else ("--waiting-max", str(plan.waiting_max))
     async with (
-        served("--run-dir", str(run_dir), "--reserve", "1%", *waiting) as server,
+        serve("--run-dir", str(run_dir), "--reserve", "1%", *waiting) as server,
         Client(server.address) as client,
         client.load(MODEL, options=LoadSpec(rows_max=ROWS_MAX)) as updates,
     ):
@@ -163,8 +163,8 @@ async def _attack_in_rounds(server: Served, plan: Plan, seconds: float) -> dict[
     for number in range(max(round(seconds / plan.round_s), len(kinds))):
         wanted = {ALWAYS, kinds[number % len(kinds)]}
         settings = {kind: plan.settings[kind] for kind in plan.settings if kind in wanted}
-        made = await _attack(server, settings, plan.round_s, seed=plan.seed + number)
-        for kind, tally in made.items():
+        round_tallies = await _attack(server, settings, plan.round_s, seed=plan.seed + number)
+        for kind, tally in round_tallies.items():
             tallies[kind] = together([tallies.get(kind, Tally()), tally])
     return tallies
 
@@ -237,9 +237,9 @@ async def _watch(
     try:
         yield watch
     finally:
-        watch.seen = json.loads(await _ended(process))
+        watch.seen = json.loads(await _end(process))
         if control is not None:
-            await _ended(control)
+            await _end(control)
 
 
 async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -251,7 +251,7 @@ async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     )
 
 
-async def _ended(process: asyncio.subprocess.Process) -> bytes:
+async def _end(process: asyncio.subprocess.Process) -> bytes:
     """End a process by the end of its input; return what it printed."""
     assert process.stdin is not None
     process.stdin.close()

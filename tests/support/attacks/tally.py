@@ -45,7 +45,7 @@ class Tally:
     connections_made: int = 0
     connections_closed: int = 0
 
-    def saw(self, method: str, code: str, seconds: float) -> None:
+    def count_call(self, method: str, code: str, seconds: float) -> None:
         """Count a call that was answered, or left."""
         count(self.codes, f"{method} {code}")
         self.worst_s = max(self.worst_s, seconds)
@@ -53,7 +53,7 @@ class Tally:
     def saw_refusal(self, method: str, error: grpc.aio.AioRpcError, seconds: float) -> None:
         """Count a status, and judge it."""
         code = error.code()
-        self.saw(method, code.name, seconds)
+        self.count_call(method, code.name, seconds)
         details = details_of(error)
         if (error.details() or "").startswith(TOO_LONG):
             return

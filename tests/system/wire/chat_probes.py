@@ -20,9 +20,9 @@ Prompt, Message = inference_pb2.ChatPrompt, inference_pb2.ChatMessage
 CALL = inference_pb2.ToolCall(id="abc123def", name="f", arguments_json='{"a": 1}')
 
 
-async def shown(wire: Wire, what: str, chat: inference_pb2.ChatPrompt) -> Any:
+async def show_template(wire: Wire, expression: str, chat: inference_pb2.ChatPrompt) -> Any:
     """Return what the template was given."""
-    chat.template_variables_json = json.dumps({"show": what})
+    chat.template_variables_json = json.dumps({"show": expression})
     error = await refusal(wire.generate(model=MODEL, chat=chat))
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "chat.messages"
@@ -44,7 +44,7 @@ async def messages_reach_the_template(wire: Wire) -> None:
     """Each field of a message is what the template sees under the field's usual name."""
     user = Message(role="user", content="hi <|x|>", name="Bo")
     answer = Message(role="assistant", content="yo", reasoning="hm")
-    assert await shown(wire, "messages", Prompt(messages=[user, answer])) == [
+    assert await show_template(wire, "messages", Prompt(messages=[user, answer])) == [
         {"role": "user", "content": "hi <|x|>", "name": "Bo"},
         {"role": "assistant", "content": "yo", "reasoning_content": "hm", "thinking": "hm"},
     ]
@@ -70,7 +70,7 @@ async def calls_reach_the_template(wire: Wire) -> None:
         Message(role="assistant", tool_calls=[CALL]),
         Message(role="tool", content="42", tool_call_id="abc123def"),
     ]
-    assert await shown(wire, "messages", Prompt(messages=messages)) == [
+    assert await show_template(wire, "messages", Prompt(messages=messages)) == [
         {
             "role": "assistant",
             "tool_calls": [
@@ -94,24 +94,24 @@ async def tools_and_the_time_reach_the_template(wire: Wire) -> None:
     """A tool by its function alone is a function's; the time is the request's own."""
     tool = json.dumps({"name": "f"})
     user = Message(role="user", content="hi")
-    assert await shown(wire, "tools", Prompt(messages=[user], tools_json=[tool])) == [
+    assert await show_template(wire, "tools", Prompt(messages=[user], tools_json=[tool])) == [
         {"type": "function", "function": {"name": "f"}}
     ]
     when = Timestamp(seconds=86_400 * 365 * 3)
-    assert await shown(wire, "time", Prompt(messages=[user], now=when)) == 1972
-    assert await shown(wire, "time", Prompt(messages=[user])) > 2025
+    assert await show_template(wire, "time", Prompt(messages=[user], now=when)) == 1972
+    assert await show_template(wire, "time", Prompt(messages=[user])) > 2025
 
 
 @covering("ChatPrompt.add_generation_prompt", "ChatPrompt.continue_final_message")
 async def the_last_message_is_answered_or_goes_on(wire: Wire) -> None:
     """A prompt begins the assistant's message unless told otherwise; both at once are refused."""
     user, answer = Message(role="user", content="hi"), Message(role="assistant", content="yo ")
-    assert await shown(wire, "begun", Prompt(messages=[user])) is True
+    assert await show_template(wire, "begun", Prompt(messages=[user])) is True
     bare = Prompt(messages=[user], add_generation_prompt=False)
-    assert await shown(wire, "begun", bare) is False
+    assert await show_template(wire, "begun", bare) is False
     ended = Prompt(messages=[user, answer], add_generation_prompt=False)
     going = Prompt(messages=[user, answer], continue_final_message=True)
-    assert await shown(wire, "begun", Prompt(messages=[user, answer])) is True
+    assert await show_template(wire, "begun", Prompt(messages=[user, answer])) is True
     same = [(await wire.generate(model=MODEL, chat=chat))[-1].usage for chat in (ended, going)]
     assert same[0].prompt_tokens == same[1].prompt_tokens
     going.add_generation_prompt = True
@@ -124,18 +124,18 @@ async def the_last_message_is_answered_or_goes_on(wire: Wire) -> None:
 async def answers_come_in_parts(wire: Wire) -> None:
     """Reasoning, text and a call, or the text as it is."""
     chat = Prompt(messages=[Message(role="user", content="hi")], tools_json=['{"name": "f"}'])
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": MODEL,
         "chat": chat,
         "response_format": inference_pb2.ResponseFormat(regex=PATTERN),
         "max_tokens": 200,
     }
-    parts = [part for message in await wire.generate(**asked) for part in message.parts]
+    parts = [part for message in await wire.generate(**fields) for part in message.parts]
     assert {part.index for part in parts} == {0, 1, 2}
     assert "".join(part.reasoning for part in parts) == "hm"
     (call,) = [part.tool_call for part in parts if part.HasField("tool_call")]
     assert (call.name, call.arguments_json, len(call.id)) == ("f", '{"a": 1}', 9)
     chat.parse_output = False
-    messages = await wire.generate(**asked)
+    messages = await wire.generate(**fields)
     assert "".join(message.text for message in messages) == ANSWER
     assert not any(message.parts for message in messages)

@@ -20,7 +20,7 @@ _SCHEMA = {
 }
 
 
-async def _formatted(wire: Wire, **kind: Any) -> str:
+async def _read_formatted(wire: Wire, **kind: Any) -> str:
     """Return the text of a stream that must end by itself."""
     messages = await wire.generate(
         response_format=inference_pb2.ResponseFormat(**kind),
@@ -31,7 +31,7 @@ async def _formatted(wire: Wire, **kind: Any) -> str:
     return "".join(message.text for message in messages)
 
 
-async def _refused(wire: Wire, **kind: Any) -> tuple[str, str]:
+async def _read_refusal(wire: Wire, **kind: Any) -> tuple[str, str]:
     """Return the field that is refused, and why."""
     error = await refusal(wire.generate(response_format=inference_pb2.ResponseFormat(**kind)))
     assert isinstance(error, InvalidRequest)
@@ -41,11 +41,11 @@ async def _refused(wire: Wire, **kind: Any) -> tuple[str, str]:
 @covering("GenerateRequest.response_format", "ResponseFormat.json_schema")
 async def output_matches_its_schema(wire: Wire) -> None:
     """Every member is there and in range; a keyword that is not served is named by its place."""
-    value = json.loads(await _formatted(wire, json_schema=json.dumps(_SCHEMA)))
+    value = json.loads(await _read_formatted(wire, json_schema=json.dumps(_SCHEMA)))
     assert list(value) == ["mood", "age"]
     assert value["mood"] in ("glad", "sad")
     assert value["age"] <= 9
-    field, reason = await _refused(wire, json_schema='{"items": {"uniqueItems": true}}')
+    field, reason = await _read_refusal(wire, json_schema='{"items": {"uniqueItems": true}}')
     assert field == "response_format.json_schema"
     assert reason.startswith("#/items/uniqueItems: ")
 
@@ -53,7 +53,7 @@ async def output_matches_its_schema(wire: Wire) -> None:
 @covering("ResponseFormat.json_object")
 async def output_is_an_object(wire: Wire) -> None:
     """Any object; false asks for nothing. Going on past the end is refused beside it."""
-    assert isinstance(json.loads(await _formatted(wire, json_object=True)), dict)
+    assert isinstance(json.loads(await _read_formatted(wire, json_object=True)), dict)
     none = inference_pb2.ResponseFormat(json_object=False)
     assert await wire.ids(response_format=none) == await wire.ids()
     both = inference_pb2.ResponseFormat(json_object=True)
@@ -66,8 +66,8 @@ async def output_is_an_object(wire: Wire) -> None:
 async def output_matches_its_expression(wire: Wire) -> None:
     """The whole output matches; a mistake is told with its place."""
     expression = r"[A-Z][a-z]{2,8} (ran|sat)\."
-    assert re.fullmatch(expression, await _formatted(wire, regex=expression))
-    field, reason = await _refused(wire, regex="a(?=b)")
+    assert re.fullmatch(expression, await _read_formatted(wire, regex=expression))
+    field, reason = await _read_refusal(wire, regex="a(?=b)")
     assert field == "response_format.regex"
     assert reason.endswith("at character 2 of the expression")
 
@@ -76,10 +76,10 @@ async def output_matches_its_expression(wire: Wire) -> None:
 async def output_is_of_its_grammar(wire: Wire) -> None:
     """Brackets that a grammar pairs are paired; a mistake is told by line and column."""
     grammar = 'root ::= nest "."\nnest ::= "(" nest ")" | "a" | "b"\n'
-    text = await _formatted(wire, ebnf_grammar=grammar)
+    text = await _read_formatted(wire, ebnf_grammar=grammar)
     assert text.count("(") == text.count(")")
     assert text.strip("().") in ("a", "b")
-    field, reason = await _refused(wire, ebnf_grammar="root ::= nest\n")
+    field, reason = await _read_refusal(wire, ebnf_grammar="root ::= nest\n")
     assert field == "response_format.ebnf_grammar"
     assert reason.startswith("1:10: ")
 
@@ -88,6 +88,8 @@ async def output_is_of_its_grammar(wire: Wire) -> None:
 async def output_is_one_of_the_texts(wire: Wire) -> None:
     """One of the texts and nothing else; without any it is refused."""
     choices = ["yes", "no", "yes, but"]
-    assert await _formatted(wire, choice=inference_pb2.ChoiceFormat(choices=choices)) in choices
-    field, _ = await _refused(wire, choice=inference_pb2.ChoiceFormat())
+    assert (
+        await _read_formatted(wire, choice=inference_pb2.ChoiceFormat(choices=choices)) in choices
+    )
+    field, _ = await _read_refusal(wire, choice=inference_pb2.ChoiceFormat())
     assert field == "response_format.choice.choices"

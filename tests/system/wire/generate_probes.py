@@ -39,9 +39,9 @@ async def token_prompt_equals_its_text(wire: Wire) -> None:
 @covering("SamplingOptions.temperature", "SamplingOptions.seed")
 async def temperature_and_seed(wire: Wire) -> None:
     """Hot draws leave the greedy path; equal seeds agree, different ones do not."""
-    hot = await wire.sampled(temperature=2.0, top_k=0, top_p=1.0)
-    assert hot == await wire.sampled(temperature=2.0, top_k=0, top_p=1.0)
-    assert hot != await wire.sampled(seed=8, temperature=2.0, top_k=0, top_p=1.0)
+    hot = await wire.sample_ids(temperature=2.0, top_k=0, top_p=1.0)
+    assert hot == await wire.sample_ids(temperature=2.0, top_k=0, top_p=1.0)
+    assert hot != await wire.sample_ids(seed=8, temperature=2.0, top_k=0, top_p=1.0)
     assert hot != await wire.ids()
 
 
@@ -50,11 +50,11 @@ async def each_cut_at_its_tightest_is_greedy(wire: Wire) -> None:
     """top_k 1, a tiny top_p and min_p 1 each leave one token, however hot; a huge top_k clamps."""
     greedy = await wire.ids()
     open_cuts: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    assert await wire.sampled(**open_cuts) != greedy
+    assert await wire.sample_ids(**open_cuts) != greedy
     for cut in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        assert await wire.sampled(**{**open_cuts, **cut}) == greedy
-    clamped = await wire.sampled(**{**open_cuts, "top_k": 1 << 30})
-    assert clamped == await wire.sampled(**open_cuts)
+        assert await wire.sample_ids(**{**open_cuts, **cut}) == greedy
+    clamped = await wire.sample_ids(**{**open_cuts, "top_k": 1 << 30})
+    assert clamped == await wire.sample_ids(**open_cuts)
 
 
 @covering(
@@ -92,10 +92,10 @@ async def xtc_leaves_the_top_choices_out(wire: Wire) -> None:
     )
     positions = [p for message in messages for p in message.logprobs]
     assert [p.chosen.token_id for p in positions] == [p.top[1].token_id for p in positions]
-    off = await wire.sampled(xtc_probability=0.0, **options)
-    assert off == await wire.sampled(**options)
+    off = await wire.sample_ids(xtc_probability=0.0, **options)
+    assert off == await wire.sample_ids(**options)
     never = {**options, "xtc_threshold": 0.5}  # two tokens cannot both reach it but by a tie
-    assert await wire.sampled(xtc_probability=1.0, **never) == off
+    assert await wire.sample_ids(xtc_probability=1.0, **never) == off
 
 
 @covering("SamplingOptions.logit_bias")
@@ -209,14 +209,14 @@ async def guesses_change_nothing_but_steps(wire: Wire) -> None:
         "ignore_eos": True,
         "max_tokens": 40,
     }
-    told: dict[int, types_pb2.Usage] = {}
+    usage_by_depth: dict[int, types_pb2.Usage] = {}
     for depth in (16, 0):
         options = inference_pb2.SpeculationOptions(depth_max=depth)
         messages = await wire.generate(**repeating, speculation=options)
         assert [i for m in messages for i in m.token_ids] == [100] * 40
-        told[depth] = messages[-1].usage
-    assert 0 < told[16].accepted_draft_tokens <= told[16].drafted_tokens
-    assert told[0].drafted_tokens == told[0].accepted_draft_tokens == 0
+        usage_by_depth[depth] = messages[-1].usage
+    assert 0 < usage_by_depth[16].accepted_draft_tokens <= usage_by_depth[16].drafted_tokens
+    assert usage_by_depth[0].drafted_tokens == usage_by_depth[0].accepted_draft_tokens == 0
     deeper = inference_pb2.SpeculationOptions(depth_max=17)
     error = await refusal(wire.generate(**repeating, speculation=deeper))
     assert isinstance(error, InvalidRequest)

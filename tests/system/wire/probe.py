@@ -69,7 +69,7 @@ class Wire:
         """Return the token ids of one stream."""
         return [i for message in await self.generate(**fields) for i in message.token_ids]
 
-    async def sampled(self, seed: int = 7, **sampling: Any) -> list[int]:
+    async def sample_ids(self, seed: int = 7, **sampling: Any) -> list[int]:
         """Return the token ids of one stream under these sampling options."""
         options = types_pb2.SamplingOptions(seed=seed, **sampling)
         return await self.ids(sampling=options)

@@ -65,12 +65,12 @@ class Numbered:
         """Write tokens one a pass; return what the last one's query saw."""
         return [self.write([token], row)[0] for token in tokens][-1]
 
-    def held(self, row: RowId = ROW) -> list[int]:
+    def list_held(self, row: RowId = ROW) -> list[int]:
         """Return the tokens in the row's memory, in order."""
         place = self.caches.table.place(row)
         return numbers_of(self.layer.read(place, 0, self.contents.offset(row)))
 
-    def kept(self, start: int, row: RowId = ROW) -> Snapshot:
+    def keep(self, start: int, row: RowId = ROW) -> Snapshot:
         """Return a snapshot of the row."""
         snapshot = self.contents.snapshot(row, self.layer.kind, start)
         assert snapshot is not None

@@ -118,12 +118,12 @@ class Pair:
                 fed_by_kind[kind].append(Fed(list(history), width))
         read = []
         for index, layer in self.subject.stateful:
-            made = self.caches.layers[index]
-            assert made is not None
-            read.append(layer.drive(made, plan, self.step, index, fed_by_kind[layer.kind]))
+            cache = self.caches.layers[index]
+            assert cache is not None
+            read.append(layer.drive(cache, plan, self.step, index, fed_by_kind[layer.kind]))
         mx.eval([result for result in read if result is not None], self.caches.state())
         for (index, layer), result in zip(self.subject.stateful, read, strict=True):
-            expected = layer.expected(self.step, index, fed_by_kind[layer.kind])
+            expected = layer.expect(self.step, index, fed_by_kind[layer.kind])
             for number, one in enumerate(expected):
                 assert result is not None
                 close(result[number], one, f"{layer.kind}, row {rows[number]}")
@@ -167,39 +167,39 @@ class Pair:
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Record | None:
         """Keep one kind of a row."""
-        made = self.caches.contents.snapshot(row, kind, start)
+        snapshot = self.caches.contents.snapshot(row, kind, start)
         start, stop = max(start, 0), self.rows[row].length
-        assert (made is None) == (start >= stop)
-        return None if made is None else self._record(row, made, start, stop)
+        assert (snapshot is None) == (start >= stop)
+        return None if snapshot is None else self._record(row, snapshot, start, stop)
 
     def snapshots(self, row: RowId, start: int) -> None:
         """Keep all kinds of a row."""
-        made = self.caches.contents.snapshots(row, start)
+        snapshots = self.caches.contents.snapshots(row, start)
         stop = self.rows[row].length
-        assert list(made) == (self.subject.kinds if max(start, 0) < stop else [])
-        if made:
-            self._record_all(row, made, max(start, 0), stop)
+        assert list(snapshots) == (self.subject.kinds if max(start, 0) < stop else [])
+        if snapshots:
+            self._record_all(row, snapshots, max(start, 0), stop)
 
     def _record_all(self, row: RowId, kept: Kept, start: int, stop: int) -> None:
         assert list(kept) == self.subject.kinds
         for snapshot in kept.values():
             self._record(row, snapshot, start, stop)
 
-    def _record(self, row: RowId, made: Snapshot, start: int, stop: int) -> Record:
-        assert made.lazy == made.kind.sliceable
-        return self._note(made, self.rows[row].history[made.kind][:stop], start, stop)
+    def _record(self, row: RowId, snapshot: Snapshot, start: int, stop: int) -> Record:
+        assert snapshot.lazy == snapshot.kind.sliceable
+        return self._note(snapshot, self.rows[row].history[snapshot.kind][:stop], start, stop)
 
-    def _note(self, made: Snapshot, history: list[int], start: int, stop: int) -> Record:
-        if made.kind.sliceable:
-            assert (made.start, made.stop) == (start, stop)
-        assert made.stop == stop
-        self.owned_nbytes += made.nbytes
-        made.on_materialise = self._grown
-        record = Record(made, history, start, stop)
+    def _note(self, snapshot: Snapshot, history: list[int], start: int, stop: int) -> Record:
+        if snapshot.kind.sliceable:
+            assert (snapshot.start, snapshot.stop) == (start, stop)
+        assert snapshot.stop == stop
+        self.owned_nbytes += snapshot.nbytes
+        snapshot.on_materialise = self._grow
+        record = Record(snapshot, history, start, stop)
         self.records.append(record)
         return record
 
-    def _grown(self, delta_nbytes: int) -> None:
+    def _grow(self, delta_nbytes: int) -> None:
         assert delta_nbytes > 0
         self.owned_nbytes += delta_nbytes
 
@@ -256,7 +256,7 @@ class Pair:
                 contents.restore(row, snapshots, target)
             return False
         wanted = {
-            kind: self._restored(
+            kind: self._restore(
                 kind, held.history[kind], [part for part in parts if part.kind is kind], target
             )
             for kind in self.subject.kinds
@@ -268,7 +268,7 @@ class Pair:
             assert held.length == target
         return possible
 
-    def _restored(
+    def _restore(
         self, kind: Kind, history: list[int], parts: Sequence[Record], target: int
     ) -> list[int] | None:
         """Return the history that a restore leaves, None where it must be refused."""
@@ -316,10 +316,10 @@ class Pair:
     def _check_row(self, row: RowId, held: Row) -> None:
         place = self.caches.table.place(row)
         for index, layer in self.subject.stateful:
-            made = self.caches.layers[index]
-            assert made is not None
-            expected = layer.held(index, held.history[layer.kind], 0, held.length)
-            same_state(made.read(place, 0, held.length), expected, f"{layer.kind}, row {row}")
+            cache = self.caches.layers[index]
+            assert cache is not None
+            expected = layer.expect_contents(index, held.history[layer.kind], 0, held.length)
+            same_state(cache.read(place, 0, held.length), expected, f"{layer.kind}, row {row}")
 
     def check_snapshot(self, record: Record) -> None:
         """Compare what a snapshot gives with what it was taken of; it stays as it is."""
@@ -329,7 +329,7 @@ class Pair:
         layers = self.subject.of(record.kind)
         assert len(states) == len(layers)
         for (index, layer), state in zip(layers, states, strict=True):
-            expected = layer.held(index, record.history, record.start, record.stop)
+            expected = layer.expect_contents(index, record.history, record.start, record.stop)
             same_state(state, expected, repr(snapshot))
         compact_nbytes = sum(array.nbytes for state in states for array in state)
         assert snapshot.nbytes == (0 if was_lazy else compact_nbytes)
@@ -349,26 +349,28 @@ class Pair:
 
 def pair(subject: Subject, *, bounded_shapes: bool | None = None) -> Pair:
     """Return an empty pair."""
-    made = [None if layer is None else layer.make() for layer in subject.layers]
+    caches = [None if layer is None else layer.make() for layer in subject.layers]
     return Pair(
         subject,
-        RowCaches(made, context_max=CONTEXT_MAX, rows_max=ROWS_MAX, bounded_shapes=bounded_shapes),
+        RowCaches(
+            caches, context_max=CONTEXT_MAX, rows_max=ROWS_MAX, bounded_shapes=bounded_shapes
+        ),
     )
 
 
-def close(got: mx.array, expected: np.typing.NDArray[np.float32], what: str) -> None:
+def close(got: mx.array, expected: np.typing.NDArray[np.float32], label: str) -> None:
     """Compare to 1e-4."""
-    assert got.shape == expected.shape, what
+    assert got.shape == expected.shape, label
     difference = np.abs(np.array(got) - expected)
-    assert np.allclose(np.array(got), expected, rtol=1e-4, atol=1e-4), (what, difference.max())
+    assert np.allclose(np.array(got), expected, rtol=1e-4, atol=1e-4), (label, difference.max())
 
 
 def same_state(
-    got: LayerState, expected: Sequence[np.typing.NDArray[np.generic]], what: str
+    got: LayerState, expected: Sequence[np.typing.NDArray[np.generic]], label: str
 ) -> None:
     """Compare a layer's state: what is stored exactly, what is computed to 1e-4."""
     mx.eval(got)
-    assert len(got) == len(expected), what
+    assert len(got) == len(expected), label
     for one, wanted in zip(got, expected, strict=True):
-        assert one.shape == wanted.shape, (what, one.shape, wanted.shape)
-        assert np.allclose(np.array(one), wanted, rtol=1e-4, atol=1e-5), what
+        assert one.shape == wanted.shape, (label, one.shape, wanted.shape)
+        assert np.allclose(np.array(one), wanted, rtol=1e-4, atol=1e-5), label

@@ -78,16 +78,18 @@ class Layer(Protocol):
         ...
 
     def drive(
-        self, made: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
+        self, cache: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
     ) -> mx.array | None:
         """Carry one pass out; return what its queries read, lazy, if it has queries."""
         ...
 
-    def expected(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
+    def expect(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
         """Return what each row's queries must have read."""
         ...
 
-    def held(self, layer: int, history: Tags, start: int, stop: int) -> tuple[Array, ...]:
+    def expect_contents(
+        self, layer: int, history: Tags, start: int, stop: int
+    ) -> tuple[Array, ...]:
         """Return what `read` of a row of this history must give."""
         ...
 
@@ -109,8 +111,8 @@ def _stored_as_given(keys: Array, values: Array) -> tuple[Array, ...]:
     return keys[None], values[None]
 
 
-def _seen_as_given(given: Array) -> Array:
-    return given
+def _seen_as_given(array: Array) -> Array:
+    return array
 
 
 @dataclass(frozen=True)
@@ -131,36 +133,38 @@ class Attention:
         return self.make_cache()
 
     def drive(
-        self, made: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
+        self, cache: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
     ) -> mx.array | None:
         """Write each row's new keys and values and let its queries read."""
         queries = queries_for(step, len(fed), fed[0].width, self.head_dim)
         keys, values = (
-            np.stack([self._fed(layer, part, row.history, row.first) for row in fed])
+            np.stack([self._feed(layer, part, row.history, row.first) for row in fed])
             for part in (0, 1)
         )
-        attention: AttentionCache = made  # type: ignore[assignment]  # it is what `make` gave
+        attention: AttentionCache = cache  # type: ignore[assignment]  # it is what `make` gave
         return attention.attend(
             mx.array(queries), mx.array(keys), mx.array(values), plan, scale=self.head_dim**-0.5
         )
 
-    def expected(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
+    def expect(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
         """Return attention over the whole history, window or not, in float64."""
         queries = queries_for(step, len(fed), fed[0].width, self.head_dim)
-        return [self._attended(layer, row, queries[index]) for index, row in enumerate(fed)]
+        return [self._attend(layer, row, queries[index]) for index, row in enumerate(fed)]
 
-    def held(self, layer: int, history: Tags, start: int, stop: int) -> tuple[Array, ...]:
+    def expect_contents(
+        self, layer: int, history: Tags, start: int, stop: int
+    ) -> tuple[Array, ...]:
         """Return the stored keys, then the stored values, of what the kind remembers."""
         first = start if self.window is None else max(stop - self.window, 0)
-        return self.stored(*(self._fed(layer, part, history[:stop], first) for part in (0, 1)))
+        return self.stored(*(self._feed(layer, part, history[:stop], first) for part in (0, 1)))
 
-    def _fed(self, layer: int, part: int, history: Tags, first: int) -> Array:
+    def _feed(self, layer: int, part: int, history: Tags, first: int) -> Array:
         return entries(history[first:], first, layer=layer, part=part, width=self.head_dim)
 
-    def _attended(self, layer: int, row: Fed, queries: Array) -> Array:
+    def _attend(self, layer: int, row: Fed, queries: Array) -> Array:
         length = len(row.history)
         keys, values = (
-            np.repeat(self.seen(self._fed(layer, part, row.history, 0)), HEADS // KV_HEADS, axis=0)
+            np.repeat(self.seen(self._feed(layer, part, row.history, 0)), HEADS // KV_HEADS, axis=0)
             for part in (0, 1)
         )
         scores = queries.astype(np.float64) @ keys.transpose(0, 2, 1) * self.head_dim**-0.5
@@ -196,33 +200,37 @@ class Latents:
         return LatentCache(entry_dim=self.entry_dim, latent_dim=self.latent_dim, dtype=mx.float32)
 
     def drive(
-        self, made: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
+        self, cache: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
     ) -> mx.array | None:
         """Write each row's new entries and let its queries read."""
-        assert isinstance(made, LatentCache)
+        assert isinstance(cache, LatentCache)
         queries = queries_for(step, len(fed), fed[0].width, self.entry_dim)
-        given = np.stack([self._fed(layer, row.history, row.first) for row in fed])
-        return made.attend(mx.array(queries), mx.array(given), plan, scale=self.entry_dim**-0.5)
+        entries_of_rows = np.stack([self._feed(layer, row.history, row.first) for row in fed])
+        return cache.attend(
+            mx.array(queries), mx.array(entries_of_rows), plan, scale=self.entry_dim**-0.5
+        )
 
-    def expected(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
+    def expect(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
         """Return attention over the whole history, in float64."""
         queries = queries_for(step, len(fed), fed[0].width, self.entry_dim)
-        return [self._attended(layer, row, queries[index]) for index, row in enumerate(fed)]
+        return [self._attend(layer, row, queries[index]) for index, row in enumerate(fed)]
 
-    def held(self, layer: int, history: Tags, start: int, stop: int) -> tuple[Array, ...]:
+    def expect_contents(
+        self, layer: int, history: Tags, start: int, stop: int
+    ) -> tuple[Array, ...]:
         """Return the stored entries."""
-        return (self._fed(layer, history[:stop], start)[None],)
+        return (self._feed(layer, history[:stop], start)[None],)
 
-    def _fed(self, layer: int, history: Tags, first: int) -> Array:
+    def _feed(self, layer: int, history: Tags, first: int) -> Array:
         return entries(history[first:], first, layer=layer, part=0, width=self.entry_dim)[:1]
 
-    def _attended(self, layer: int, row: Fed, queries: Array) -> Array:
-        given = self._fed(layer, row.history, 0)[0].astype(np.float64)
-        scores = queries.astype(np.float64) @ given.T * self.entry_dim**-0.5
+    def _attend(self, layer: int, row: Fed, queries: Array) -> Array:
+        entries_of_row = self._feed(layer, row.history, 0)[0].astype(np.float64)
+        scores = queries.astype(np.float64) @ entries_of_row.T * self.entry_dim**-0.5
         hidden = np.arange(len(row.history)) > row.first + np.arange(row.width)[:, None]
         weights = np.exp(np.where(hidden, -np.inf, scores))
         weights /= weights.sum(axis=-1, keepdims=True)
-        read: Array = (weights @ given[:, : self.latent_dim]).astype(np.float32)
+        read: Array = (weights @ entries_of_row[:, : self.latent_dim]).astype(np.float32)
         return read
 
 
@@ -252,34 +260,36 @@ class Recurrent:
         )
 
     def drive(
-        self, made: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
+        self, cache: LayerCache, plan: StepPlan, step: int, layer: int, fed: Sequence[Fed]
     ) -> mx.array | None:
         """Fold each row's new tokens into its states."""
-        assert isinstance(made, RecurrentCache)
-        tails, sums = made.states(plan)
+        assert isinstance(cache, RecurrentCache)
+        tails, sums = cache.states(plan)
         width = fed[0].width
-        given = mx.array(np.stack([self._fed(layer, row.history)[row.first :] for row in fed]))
+        inputs = mx.array(np.stack([self._feed(layer, row.history)[row.first :] for row in fed]))
         faded = mx.array(DECAY ** np.arange(width - 1, -1, -1.0).astype(np.float32))
-        added = (given * faded[:, None]).transpose(0, 2, 1) @ mx.concatenate(
-            [given[..., -1:], given[..., :-1]], axis=2
+        added = (inputs * faded[:, None]).transpose(0, 2, 1) @ mx.concatenate(
+            [inputs[..., -1:], inputs[..., :-1]], axis=2
         )
-        tails = mx.concatenate([tails, given], axis=1)[:, -TAIL:]
-        made.put(plan, [tails, sums * DECAY**width + added])
+        tails = mx.concatenate([tails, inputs], axis=1)[:, -TAIL:]
+        cache.put(plan, [tails, sums * DECAY**width + added])
         return None
 
-    def expected(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
+    def expect(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:
         """Return nothing: no query reads; the states are compared as contents."""
         return []
 
-    def held(self, layer: int, history: Tags, start: int, stop: int) -> tuple[Array, ...]:
+    def expect_contents(
+        self, layer: int, history: Tags, start: int, stop: int
+    ) -> tuple[Array, ...]:
         """Return the fold over the whole history up to `stop`."""
-        given = self._fed(layer, history[:stop]).astype(np.float64)
-        tail = np.concatenate([np.zeros((TAIL, self.width)), given])[-TAIL:]
-        faded = DECAY ** np.arange(len(given) - 1, -1, -1.0)
-        total = (given * faded[:, None]).T @ np.roll(given, 1, axis=1)
+        inputs = self._feed(layer, history[:stop]).astype(np.float64)
+        tail = np.concatenate([np.zeros((TAIL, self.width)), inputs])[-TAIL:]
+        faded = DECAY ** np.arange(len(inputs) - 1, -1, -1.0)
+        total = (inputs * faded[:, None]).T @ np.roll(inputs, 1, axis=1)
         return tail[None].astype(np.float32), total[None].astype(np.float32)
 
-    def _fed(self, layer: int, history: Tags) -> Array:
+    def _feed(self, layer: int, history: Tags) -> Array:
         one_head: Array = entries(history, 0, layer=layer, part=0, width=self.width)[0]
         return one_head
 
@@ -326,15 +336,15 @@ def rotating(window: int) -> Attention:
     )
 
 
-def quantized(kv: KVFormat) -> Attention:
+def make_quantized(kv: KVFormat) -> Attention:
     """Return a layer that remembers every position in few bits."""
     width = KV_GROUP_VALUES[-1]
     packing = Packing(kv, head_dim=width)
 
-    def seen(given: Array) -> Array:
-        return np.array(packing.unpack(packing.pack(mx.array(given))))
+    def see(array: Array) -> Array:
+        return np.array(packing.unpack(packing.pack(mx.array(array))))
 
-    def stored(keys: Array, values: Array) -> tuple[Array, ...]:
+    def store(keys: Array, values: Array) -> tuple[Array, ...]:
         packed = packing.pack(mx.array(np.concatenate([keys, values])[None]))
         return tuple(np.array(array) for array in packed.arrays)
 
@@ -344,8 +354,8 @@ def quantized(kv: KVFormat) -> Attention:
             kv_heads=KV_HEADS, head_dim=width, dtype=mx.float32, kv=kv
         ),
         head_dim=width,
-        seen=seen,
-        stored=stored,
+        seen=see,
+        stored=store,
     )
 
 
@@ -353,9 +363,9 @@ SUBJECTS = (
     Subject("standard", (standard(), standard())),
     Subject("rotating", (rotating(48), rotating(48))),
     Subject("rotating-wide", (rotating(300),)),
-    Subject("quantized", (quantized(KVFormat.Q8), quantized(KVFormat.Q4))),
+    Subject("quantized", (make_quantized(KVFormat.Q8), make_quantized(KVFormat.Q4))),
     Subject("latent", (Latents(), Latents(latent_dim=8))),
     Subject("recurrent", (Recurrent(), Recurrent())),
     Subject("mixed", (standard(), None, rotating(48), Recurrent(), None, rotating(300))),
-    Subject("hybrid-quantized", (None, Recurrent(), quantized(KVFormat.Q8), Recurrent())),
+    Subject("hybrid-quantized", (None, Recurrent(), make_quantized(KVFormat.Q8), Recurrent())),
 )

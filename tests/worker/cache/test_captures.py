@@ -10,13 +10,13 @@ from mlxd_worker.cache.base import RowError
 from mlxd_worker.cache.kept.captures import Captures, Due
 
 
-def fired(captures: Captures[str], offset: int) -> list[Due]:
+def fire_due(captures: Captures[str], offset: int) -> list[Due]:
     """Fire whatever is due and return it."""
-    found = []
+    dues = []
     while (due := captures.due(offset)) is not None:
         captures.fire(f"{due.start}-{due.stop}")
-        found.append(due)
-    return found
+        dues.append(due)
+    return dues
 
 
 def test_the_base_moves_on_capture_and_not_at_the_end_of_a_write() -> None:
@@ -24,8 +24,8 @@ def test_the_base_moves_on_capture_and_not_at_the_end_of_a_write() -> None:
     captures: Captures[str] = Captures([2, 3, 5], offset=2)
 
     assert captures.next_stop == 3
-    assert fired(captures, 4) == [Due(2, 3)]
-    assert fired(captures, 6) == [Due(3, 5)]
+    assert fire_due(captures, 4) == [Due(2, 3)]
+    assert fire_due(captures, 6) == [Due(3, 5)]
     assert captures.next_stop is None
     assert captures.results() == [None, "2-3", "3-5"]
 
@@ -33,7 +33,7 @@ def test_the_base_moves_on_capture_and_not_at_the_end_of_a_write() -> None:
 def test_offsets_that_were_never_reached_give_nothing() -> None:
     """A prefill that is cancelled has one result for each offset all the same."""
     captures: Captures[str] = Captures([4, 8], offset=0)
-    fired(captures, 7)
+    fire_due(captures, 7)
 
     assert captures.results() == ["0-4", None]
 
@@ -53,11 +53,11 @@ def test_however_the_tokens_arrive_the_captures_are_the_same(
     offsets: set[int], steps: list[int]
 ) -> None:
     """What is captured depends on the schedule and the last offset, not on the writes between."""
-    asked = sorted(offsets)
-    captures: Captures[str] = Captures(asked, offset=5)
+    offsets_in_order = sorted(offsets)
+    captures: Captures[str] = Captures(offsets_in_order, offset=5)
     for count in range(len(steps)):
-        fired(captures, 5 + sum(steps[: count + 1]))
-    at_once: Captures[str] = Captures(asked, offset=5)
-    fired(at_once, 5 + sum(steps))
+        fire_due(captures, 5 + sum(steps[: count + 1]))
+    at_once: Captures[str] = Captures(offsets_in_order, offset=5)
+    fire_due(at_once, 5 + sum(steps))
 
     assert captures.results() == at_once.results()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.effort import SAME_EACH_TIME, examples, spread
+from tests.support.effort import SAME_EACH_TIME, examples, spread_evenly
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.cache.pair import pair
 from tests.worker.cache.programs import program_of, run
@@ -21,7 +21,7 @@ MODES = {
     "few-shapes": {"probe": False, "bounded_shapes": True},
 }
 """Whether each step is followed by a token for every row; whether shapes are kept few."""
-CASES = spread(
+CASES = spread_evenly(
     [
         pytest.param(subject, mode, id=f"{name}-{subject.name}")
         for name, mode in MODES.items()

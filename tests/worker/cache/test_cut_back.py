@@ -21,9 +21,9 @@ def test_what_is_written_next_lands_where_the_row_was_cut(layer: Callable[[], Nu
     one.write([4, 90, 91, 92])
     one.contents.cut_back(ROW, 4)
 
-    assert one.held() == [1, 2, 3, 4]
+    assert one.list_held() == [1, 2, 3, 4]
     assert one.write([5, 6]) == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]]
-    assert one.held() == [1, 2, 3, 4, 5, 6]
+    assert one.list_held() == [1, 2, 3, 4, 5, 6]
 
 
 def test_cutting_nothing_off_is_good() -> None:
@@ -31,14 +31,14 @@ def test_cutting_nothing_off_is_good() -> None:
     one = standard()
     one.write([1, 2, 3])
     one.contents.cut_back(ROW, 3)
-    assert one.held() == [1, 2, 3]
+    assert one.list_held() == [1, 2, 3]
 
 
 def test_snapshots_before_the_cut_cost_nothing_and_stay_right() -> None:
     """A lazy snapshot up to where the pass began is neither copied nor touched."""
     one = standard()
     one.write([1, 2, 3])
-    kept = one.kept(0)
+    kept = one.keep(0)
     one.write([4, 90, 91])
     one.contents.cut_back(ROW, 4)
     one.write([5])
@@ -46,7 +46,7 @@ def test_snapshots_before_the_cut_cost_nothing_and_stay_right() -> None:
     assert kept.nbytes == 0
     one.join(OTHER)
     assert one.contents.restore(OTHER, [kept], 3)
-    assert one.held(OTHER) == [1, 2, 3]
+    assert one.list_held(OTHER) == [1, 2, 3]
     kept.close()
 
 
@@ -54,7 +54,7 @@ def test_what_was_kept_cannot_be_taken_back() -> None:
     """Below a snapshot's end, or a capture's, nothing is cut off: it would have told of guesses."""
     one = standard()
     one.write([1, 2, 3])
-    kept = one.kept(0)
+    kept = one.keep(0)
     with pytest.raises(RowError, match="cannot be cut back to 2"):
         one.contents.cut_back(ROW, 2)
     kept.close()

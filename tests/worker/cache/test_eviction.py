@@ -19,11 +19,11 @@ A = (1, 2, 3, 4, 5, 6, 7, 8)
 @pytest.mark.parametrize("kinds", [(Kind.STANDARD,), (Kind.STANDARD, Kind.RECURRENT)])
 def test_only_what_can_go_is_judged(kinds: tuple[Kind, ...]) -> None:
     """A policy is asked about leaves and about nodes with states, and about nothing else."""
-    asked: list[bool] = []
+    verdicts: list[bool] = []
 
     def ask(candidate: Candidate[Kind, Snapshot]) -> float:
         whole = [kind for kind in candidate.node.snapshots if not kind.sliceable]
-        asked.append(bool(whole) or not candidate.node.children)
+        verdicts.append(bool(whole) or not candidate.node.children)
         return reuse_value(candidate)
 
     stand = Stand(*kinds, edge_tokens=4)
@@ -35,11 +35,11 @@ def test_only_what_can_go_is_judged(kinds: tuple[Kind, ...]) -> None:
     stand.trie.evict(stand.trie.nbytes - 1)
     stand.trie.evict(0)
 
-    assert asked
-    assert all(asked)
+    assert verdicts
+    assert all(verdicts)
 
 
-def ranked(worth: dict[int, float], *, stops: dict[int, int] | None = None) -> (
+def rank(worth: dict[int, float], *, stops: dict[int, int] | None = None) -> (
     tuple[Ranking[Kind, Snapshot], dict[Node[Kind, Snapshot], int]]
 ):  # fmt: skip
     """Return a ranking of named nodes that are worth what `worth` says at the time."""
@@ -55,7 +55,7 @@ def ranked(worth: dict[int, float], *, stops: dict[int, int] | None = None) -> (
 def test_who_has_risen_since_is_passed_over() -> None:
     """A node's worth counts as of now when its turn comes, though nobody noted that it rose."""
     worth = {1: 1.0, 2: 2.0, 3: 3.0}
-    ranking, names = ranked(worth)
+    ranking, names = rank(worth)
     worth[1] = 2.5
 
     assert names[ranking.least()] == 2
@@ -63,7 +63,7 @@ def test_who_has_risen_since_is_passed_over() -> None:
 
 def test_of_equals_the_deepest_goes_first() -> None:
     """Where the worth decides nothing, the end of a long prompt goes before a short one."""
-    ranking, names = ranked({1: 1.0, 2: 1.0, 3: 1.0}, stops={1: 5, 2: 9, 3: 7})
+    ranking, names = rank({1: 1.0, 2: 1.0, 3: 1.0}, stops={1: 5, 2: 9, 3: 7})
 
     assert names[ranking.least()] == 2
 

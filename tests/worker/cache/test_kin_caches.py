@@ -11,13 +11,13 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from tests.worker.hybrid import error, token_ids
-from tests.worker.kin import GEMMA3, GPT_OSS, ROWS, changed, forced, write_kin
+from tests.worker.kin import GEMMA3, GPT_OSS, ROWS, all_logits, change, write_kin
 from tests.worker.tiny import caches_of, forced_logits, load
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gemma 3": changed(GEMMA3),
+    "gemma 3": change(GEMMA3),
     # All experts are chosen: which two are best may depend on the rounding.
-    "gpt-oss": changed(GPT_OSS, num_experts_per_tok=6),
+    "gpt-oss": change(GPT_OSS, num_experts_per_tok=6),
 }
 
 
@@ -37,7 +37,7 @@ def test_quantised_keys_and_values_stay_near(name: str, tmp_path: Path) -> None:
     folder = write_kin(tmp_path, CONFIGS[name])
     tokens = token_ids(100, seed=3)
 
-    exact, near = (forced(load(folder), tokens, kv=kv) for kv in (KVFormat.MODEL, KVFormat.Q8))
+    exact, near = (all_logits(load(folder), tokens, kv=kv) for kv in (KVFormat.MODEL, KVFormat.Q8))
 
     assert 0 < error(near, exact) < 0.05
 
@@ -48,7 +48,7 @@ def test_half_precision_runs_end_to_end(name: str, form: FloatType, tmp_path: Pa
     """Weights in half precision give rows and caches of that type, and logits near float32's."""
     folder = write_kin(tmp_path, CONFIGS[name])
     tokens = token_ids(60, seed=7)
-    exact = forced(load(folder), tokens)
+    exact = all_logits(load(folder), tokens)
     model = load(folder, form)
     caches = caches_of(model)
 

@@ -103,7 +103,7 @@ def test_evicted_runs_are_remembered_to_the_token() -> None:
     memory = runs_of((1, 2, 3, 4), (1, 2, 9))
 
     prompts: list[tuple[int, ...]] = [(), (5,), (1,), (1, 2, 3, 7), (1, 2, 3, 4, 5), (1, 2, 9, 9)]
-    assert [memory.matched(key_of(prompt)) for prompt in prompts] == [0, 0, 1, 3, 4, 3]
+    assert [memory.match(key_of(prompt)) for prompt in prompts] == [0, 0, 1, 3, 4, 3]
 
 
 def test_a_run_inside_another_is_remembered_once() -> None:
@@ -116,7 +116,7 @@ def test_the_memory_of_what_was_evicted_is_bounded() -> None:
     """The oldest runs are forgotten, by number and by tokens; a huge one is cut."""
     memory = runs_of(*((first, 1) for first in range(evicted.RUNS_MAX + 1)))
     assert len(memory) == evicted.RUNS_MAX
-    assert [memory.matched(key_of((first, 1))) for first in (0, 1)] == [0, 2]
+    assert [memory.match(key_of((first, 1))) for first in (0, 1)] == [0, 2]
 
     memory.remember(key_of(range(evicted.TOKENS_MAX + 1)))
     assert (len(memory), memory.tokens) == (1, evicted.TOKENS_MAX)
@@ -131,7 +131,7 @@ def test_an_evicted_state_is_remembered_for_its_own_length() -> None:
     assert not memory.had_state(key_of((1, 2, 3, 4)), beyond=3)
     assert not memory.had_state(key_of((1, 2, 4, 4)), beyond=0)
     assert not memory.had_state(key_of((1, 2, 3)), beyond=0)
-    assert memory.matched(key_of((1, 2, 3))) == 0
+    assert memory.match(key_of((1, 2, 3))) == 0
 
 
 def test_states_of_many_lengths_are_told_apart() -> None:

@@ -24,7 +24,7 @@ def test_rotating_written_mid_ring() -> None:
     assert seen == [[7, 8, 9, 10], [8, 9, 10, 11]]
     assert union(seen) == [7, 8, 9, 10, 11]
     assert caches.contents.offset(ROW) == 11
-    assert caches.held() == [8, 9, 10, 11]
+    assert caches.list_held() == [8, 9, 10, 11]
 
 
 def test_rotating_prefilled_twice() -> None:
@@ -34,7 +34,7 @@ def test_rotating_prefilled_twice() -> None:
 
     assert union(caches.write([7, 8, 9])) == [4, 5, 6, 7, 8, 9]
     assert caches.decode([10]) == [7, 8, 9, 10]
-    assert caches.held() == [7, 8, 9, 10]
+    assert caches.list_held() == [7, 8, 9, 10]
 
 
 def test_rotating_rewound_in_a_full_ring() -> None:
@@ -46,7 +46,7 @@ def test_rotating_rewound_in_a_full_ring() -> None:
     seen = caches.write([9, 10, 11])
 
     assert seen[-1] == [1, 2, 9, 10, 11]
-    assert caches.held() == [1, 2, 9, 10, 11]
+    assert caches.list_held() == [1, 2, 9, 10, 11]
     assert caches.contents.offset(ROW) == 5
 
 
@@ -57,12 +57,12 @@ def test_rotating_refused_once_wrapped() -> None:
     for target in (3, 7, 9):
         assert not caches.contents.restore(ROW, [], target)
     assert caches.contents.offset(ROW) == 10
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.decode(range(11, 16))
 
     assert caches.contents.restore(ROW, [snapshot], 10)
 
-    assert (caches.contents.offset(ROW), caches.held()) == (10, [7, 8, 9, 10])
+    assert (caches.contents.offset(ROW), caches.list_held()) == (10, [7, 8, 9, 10])
     assert caches.decode([20]) == [8, 9, 10, 20]
     assert not caches.contents.restore(ROW, [snapshot], 9)
     assert not caches.contents.restore(ROW, [snapshot], 11)
@@ -73,12 +73,12 @@ def test_rotating_snapshot_that_has_not_wrapped_goes_back_further() -> None:
     """W=4: a state of 4 tokens can stand at any of them; it is cut to the exact token."""
     caches = sliding(4)
     caches.write([1, 2, 3, 4])
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.decode(range(5, 10))
 
     assert caches.contents.restore(ROW, [snapshot], 3)
 
-    assert (caches.contents.offset(ROW), caches.held()) == (3, [1, 2, 3])
+    assert (caches.contents.offset(ROW), caches.list_held()) == (3, [1, 2, 3])
     assert caches.decode([30]) == [1, 2, 3, 30]
     snapshot.close()
 
@@ -87,7 +87,7 @@ def test_kv_split_and_merged_without_a_byte() -> None:
     """[2, 10) split at 5 is [2, 5) and [5, 10), merged [2, 10): all lazy, nothing allocated."""
     caches = standard()
     caches.write(range(10))
-    snapshot = caches.kept(2)
+    snapshot = caches.keep(2)
     before_nbytes = live_nbytes()
 
     left, right = snapshot.split(5)
@@ -133,11 +133,11 @@ def test_fault_6_a_long_conversation_survives_a_short_reuse() -> None:
     """
     caches = standard()
     caches.write(range(40))
-    old = [caches.kept(0)]
-    old += [part for part in caches.kept(5).split(20) if part is not None]
+    old = [caches.keep(0)]
+    old += [part for part in caches.keep(5).split(20) if part is not None]
     assert caches.contents.restore(ROW, [], 8)
     caches.write(range(100, 105))
-    second = caches.kept(4)
+    second = caches.keep(4)
     assert caches.contents.restore(ROW, [], 10)
     caches.write([120])
     caches.write(range(121, 160))
@@ -146,9 +146,9 @@ def test_fault_6_a_long_conversation_survives_a_short_reuse() -> None:
         list(range(40)), list(range(5, 20)), list(range(20, 40)),
     ]  # fmt: skip
     assert numbers_of(second.read()[0]) == [4, 5, 6, 7, 100, 101, 102, 103, 104]
-    assert caches.held() == [*range(8), 100, 101, *range(120, 160)]
+    assert caches.list_held() == [*range(8), 100, 101, *range(120, 160)]
     assert caches.contents.restore(ROW, [old[0]], 40)
-    assert caches.held() == list(range(40))
+    assert caches.list_held() == list(range(40))
     for one in [*old, second]:
         one.close()
 
@@ -161,7 +161,7 @@ def test_fault_6_what_a_later_pass_reaches_is_copied_too() -> None:
     for round_ in range(1, 5):
         assert caches.contents.restore(ROW, [], 10 - 2 * round_)
         caches.write(range(20 * round_, 20 * round_ + 2 * round_))
-        snapshots.append((caches.kept(0), caches.held()))
+        snapshots.append((caches.keep(0), caches.list_held()))
 
     for snapshot, expected in snapshots:
         assert numbers_of(snapshot.read()[0]) == expected
@@ -178,13 +178,13 @@ def test_fault_7_several_tokens_after_and_before_the_wrap(wrapped: bool) -> None
         assert seen == [
             [7, 8, 9, 10, 11, 20], [8, 9, 10, 11, 20, 21], [9, 10, 11, 20, 21, 22],
         ]  # fmt: skip
-        assert caches.held() == [9, 10, 11, 20, 21, 22]
+        assert caches.list_held() == [9, 10, 11, 20, 21, 22]
         return
     caches.write([1, 2, 3, 4, 5])
     assert caches.contents.restore(ROW, [], 2)
     seen = caches.write([20, 21])
     assert seen == [[1, 2, 20], [1, 2, 20, 21]]
-    assert caches.held() == [1, 2, 20, 21]
+    assert caches.list_held() == [1, 2, 20, 21]
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -193,13 +193,13 @@ def test_fault_8_nothing_is_not_everything(window: int | None) -> None:
     caches = standard() if window is None else sliding(window)
     assert caches.contents.snapshot(ROW, caches.layer.kind, 0) is None
     caches.write([1, 2, 3])
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.join(OTHER)
 
     assert caches.contents.restore(ROW, [], 0)
-    assert caches.held() == []
+    assert caches.list_held() == []
     assert caches.contents.restore(OTHER, [snapshot], 0)
-    assert caches.held(OTHER) == []
+    assert caches.list_held(OTHER) == []
     assert caches.write([7, 8]) == [[7], [7, 8]]
     assert numbers_of(snapshot.read()[0]) == [1, 2, 3]
     snapshot.close()
@@ -211,7 +211,7 @@ def test_fault_9_a_snapshot_is_no_view() -> None:
     caches = standard()
     for first in (0, 250):
         caches.write(range(first, first + 250))
-    snapshot = caches.kept(490)
+    snapshot = caches.keep(490)
     caches.caches.leave(ROW)
 
     assert caches.caches.nbytes == 0
@@ -264,7 +264,7 @@ def test_fault_10_counted_bytes_are_real_bytes() -> None:
         snapshot.on_materialise = counted.append
         return snapshot
 
-    snapshots = [count(caches.kept(start)) for start in (0, 50, 150, 190)]
+    snapshots = [count(caches.keep(start)) for start in (0, 50, 150, 190)]
     snapshots.pop(0).close()
     assert sum(counted) == 0
     assert caches.contents.restore(ROW, [], 195)
@@ -282,13 +282,13 @@ def test_fault_12_a_partial_match_is_cut_to_the_exact_token() -> None:
     """A row given 13 of a snapshot's 20 tokens stands at 13, not at the snapshot's end or start."""
     caches = standard()
     caches.write(range(20))
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.join(OTHER)
 
     assert caches.contents.restore(OTHER, [snapshot], 13)
 
     assert caches.contents.offset(OTHER) == 13
-    assert caches.held(OTHER) == list(range(13))
+    assert caches.list_held(OTHER) == list(range(13))
     assert caches.write([50], OTHER) == [[*range(13), 50]]
     assert caches.contents.restore(ROW, [], 13)
     assert caches.write([60], ROW) == [[*range(13), 60]]
@@ -300,7 +300,7 @@ def test_an_own_snapshot_is_restored_without_a_copy() -> None:
     """Going back and forth within what a row still holds moves an offset and nothing else."""
     caches = standard()
     caches.write(range(100))
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     before_nbytes = live_nbytes()
 
     assert caches.contents.restore(ROW, [], 10)
@@ -308,7 +308,7 @@ def test_an_own_snapshot_is_restored_without_a_copy() -> None:
 
     assert snapshot.lazy
     assert mx.get_peak_memory() <= before_nbytes
-    assert caches.held() == list(range(90))
+    assert caches.list_held() == list(range(90))
     snapshot.close()
 
 
@@ -316,13 +316,13 @@ def test_a_lazy_snapshot_serves_other_rows_and_stays_lazy() -> None:
     """Another row gets its copy out of the arena; nobody pays for a snapshot."""
     caches = standard()
     caches.write(range(30))
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.join(OTHER)
 
     assert caches.contents.restore(OTHER, [snapshot], 25)
 
     assert (snapshot.lazy, caches.contents.nbytes) == (True, 0)
-    assert caches.held(OTHER) == list(range(25))
+    assert caches.list_held(OTHER) == list(range(25))
     snapshot.close()
 
 
@@ -330,12 +330,12 @@ def test_a_gap_before_a_snapshot_is_refused() -> None:
     """A snapshot that begins beyond the row's offset cannot be reached; the row stays."""
     caches = standard()
     caches.write(range(30))
-    snapshot = caches.kept(10)
+    snapshot = caches.keep(10)
     assert caches.contents.restore(ROW, [], 9)
 
     assert not caches.contents.restore(ROW, [snapshot], 20)
     assert not caches.contents.restore(ROW, [snapshot], 31)
-    assert (caches.contents.offset(ROW), caches.held()) == (9, list(range(9)))
+    assert (caches.contents.offset(ROW), caches.list_held()) == (9, list(range(9)))
     snapshot.close()
 
 
@@ -343,15 +343,15 @@ def test_a_row_that_left_and_came_back_is_empty() -> None:
     """A row's name may be used again; what was kept of the former one is its own."""
     caches = standard()
     caches.write(range(5))
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     caches.caches.leave(ROW)
     caches.join(ROW)
 
-    assert caches.held() == []
+    assert caches.list_held() == []
     assert caches.write([9]) == [[9]]
     assert numbers_of(snapshot.read()[0]) == list(range(5))
     assert caches.contents.restore(ROW, [snapshot], 4)
-    assert caches.held() == list(range(4))
+    assert caches.list_held() == list(range(4))
     snapshot.close()
 
 
@@ -361,8 +361,8 @@ def test_parts_of_two_rows_merge_into_a_copy_of_both() -> None:
     caches.write(range(10))
     caches.join(OTHER)
     caches.write(range(20, 30), OTHER)
-    first, rest = caches.kept(0).split(4)
-    early, second = caches.kept(0, OTHER).split(4)
+    first, rest = caches.keep(0).split(4)
+    early, second = caches.keep(0, OTHER).split(4)
     for unused in (rest, early):
         assert unused is not None
         unused.close()
@@ -382,7 +382,7 @@ def test_a_part_longer_than_the_row_has_room_for_is_cut(window: int | None, lazy
     caches = standard() if window is None else sliding(window)
     for first in (0, 100, 200):
         caches.write(token % TOKENS for token in range(first, first + 100))
-    snapshot = caches.kept(0)
+    snapshot = caches.keep(0)
     if not lazy:
         snapshot.materialise()
     rows = [RowId(2), RowId(3)]
@@ -392,7 +392,7 @@ def test_a_part_longer_than_the_row_has_room_for_is_cut(window: int | None, lazy
 
     assert caches.contents.restore(rows[0], [snapshot], 200)
 
-    assert caches.held(rows[0]) == list(range(200))
-    assert caches.held(rows[1]) == [7, 8, 9]
+    assert caches.list_held(rows[0]) == list(range(200))
+    assert caches.list_held(rows[1]) == [7, 8, 9]
     assert caches.decode([250], rows[1]) == [7, 8, 9, 250]
     snapshot.close()

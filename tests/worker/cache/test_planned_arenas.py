@@ -42,11 +42,11 @@ def test_arenas_take_what_was_reckoned(context: int, kv_format: KVFormat) -> Non
     expected = sum(cache.slot_nbytes(capacity) * rows_max for cache in caches[:2])
     expected += caches[2].slot_nbytes(capacity) * (slots if sliding else rows_max)
     expected += state.slot_nbytes(capacity) * rows_max * (1 + RECURRENT_STEP_LAYERS)
-    held = sizes.held(context_max=context, rows_max=rows_max, kv_format=kv_format, on_cpu=True)
+    held = sizes.most_held(context_max=context, rows_max=rows_max, kv_format=kv_format, on_cpu=True)
     assert held.nbytes(2) == expected
     alone = replace(sizes, kv_values_per_token=0)
     for on_cpu, count in ((True, rows_max), (False, slots)):
-        held = alone.held(
+        held = alone.most_held(
             context_max=context, rows_max=rows_max, kv_format=KVFormat.MODEL, on_cpu=on_cpu
         )
         ring = caches[2].slot_nbytes(capacity) * (count if sliding else rows_max)

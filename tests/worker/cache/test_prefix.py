@@ -55,9 +55,9 @@ class Driver:
         row = RowId(self.rows)
         self.rows += 1
         assert self.caches.join(row, tokens=len(prompt))
-        found = self.prefix.begin(row, prompt)
-        assert self.caches.contents.offset(row) == found.cached
-        return row, found
+        start = self.prefix.begin(row, prompt)
+        assert self.caches.contents.offset(row) == start.cached
+        return row, start
 
     def prefill(self, row: RowId, prompt: Sequence[int], *, stop: int | None = None) -> list[int]:
         """Evaluate a prompt up to `stop` or its last token; return where passes ended."""
@@ -77,20 +77,20 @@ class Driver:
 
     def run(self, prompt: Sequence[int], generated: Sequence[int] = ()) -> Lookup:
         """Run a row that is said to generate these tokens, the last of which is not evaluated."""
-        row, found = self.begin(prompt)
+        row, start = self.begin(prompt)
         self.prefill(row, prompt)
         if generated:
             self.decode(row, prompt[-1:])
             self.prefix.publish(row)
             self.decode(row, generated[:-1])
         self.prefix.leave(row, generated)
-        return found
+        return start
 
     def _pass(self, row: RowId, tokens: Sequence[int]) -> None:
         offset = self.caches.contents.offset(row)
         self.model.forward(Batch.prefill(tokens, offset, row), self.caches)
         mx.eval(self.caches.state())
-        self.prefix.advanced(row)
+        self.prefix.advance(row)
 
 
 def driver(folder: Path, *, budget_nbytes: int = AMPLE) -> Driver:
@@ -122,17 +122,17 @@ def test_case_prefix_without_lookahead(written: tuple[str, Path]) -> None:
     name, folder = written
     drive = driver(folder)
     drive.run(A, GENERATED)
-    row, found = drive.begin((*A, *GENERATED, 9))
-    assert found.cached == len(A) + 1
+    row, start = drive.begin((*A, *GENERATED, 9))
+    assert start.cached == len(A) + 1
     drive.prefix.leave(row, ())
 
-    row, found = drive.begin(B)
-    assert (found.total, found.matched) == (8, 5)
+    row, start = drive.begin(B)
+    assert (start.total, start.matched) == (8, 5)
     if name in REWINDABLE:
-        assert (found.left, found.reason) == (3, CacheReason.DIVERGED)
+        assert (start.left, start.reason) == (3, CacheReason.DIVERGED)
         assert drive.prefix.next_stop(row) is None
     else:
-        assert (found.left, found.reason) == (8, CacheReason.NON_TRIMMABLE_DIVERGENCE)
+        assert (start.left, start.reason) == (8, CacheReason.NON_TRIMMABLE_DIVERGENCE)
         assert drive.prefill(row, B) == [5, 7]
     drive.prefix.leave(row, ())
 
@@ -147,12 +147,12 @@ def test_case_prefix_that_repeats(written: tuple[str, Path]) -> None:
     drive = driver(folder)
     drive.run(A, GENERATED)
 
-    row, found = drive.begin(A[:5])
+    row, start = drive.begin(A[:5])
     if name in REWINDABLE:
-        assert (found.left, found.reason) == (1, CacheReason.NONE)
+        assert (start.left, start.reason) == (1, CacheReason.NONE)
         assert drive.prefix.next_stop(row) is None
     else:
-        assert (found.left, found.reason) == (5, CacheReason.NON_TRIMMABLE_DIVERGENCE)
+        assert (start.left, start.reason) == (5, CacheReason.NON_TRIMMABLE_DIVERGENCE)
         assert drive.prefill(row, A[:5]) == [4]
     drive.prefix.leave(row, ())
     assert drive.run(A[:5]).left == 1
@@ -193,13 +193,13 @@ def test_the_last_states_of_generated_text_are_kept(written: tuple[str, Path]) -
     held = len(prompt) + len(generated) - 1
     for departs in (held, held - 1, held - GRID_TOKENS, 200):
         said = (*prompt, *generated)[:departs]
-        row, found = drive.begin((*said, 1, 1))
+        row, start = drive.begin((*said, 1, 1))
         expected = departs if departs == held else departs // GRID_TOKENS * GRID_TOKENS
         if name in REWINDABLE:
             expected = departs
         elif departs < held // GRID_TOKENS * GRID_TOKENS - (ROLLING_KEPT - 1) * GRID_TOKENS:
             expected = len(prompt) - 1
-        assert found.cached == expected
+        assert start.cached == expected
         drive.prefix.leave(row, (), sound=False)
 
 
@@ -228,8 +228,8 @@ def test_a_row_whose_beginning_was_evicted_leaves_no_gap(written: tuple[str, Pat
     prompt = tokens_of(1, 100)
     drive.run(prompt, GENERATED)
     longer = (*prompt, *tokens_of(2, 100))
-    row, found = drive.begin(longer)
-    assert found.cached >= 99
+    row, start = drive.begin(longer)
+    assert start.cached >= 99
     drive.prefix.shrink(0)
     drive.prefill(row, longer)
     drive.prefix.leave(row, ())
@@ -273,9 +273,9 @@ def test_a_chat_that_outgrows_the_budget_keeps_its_beginning(tmp_path: Path) -> 
     folder = write_dense_model(tmp_path)
     drive = driver(folder, budget_nbytes=200 * token_nbytes(folder))
     chat = tokens_of(1, CONTEXT)
-    found = [drive.run(chat[:turn]).cached for turn in range(60, 460, 50)]
+    cached_counts = [drive.run(chat[:turn]).cached for turn in range(60, 460, 50)]
 
-    assert found == [0, 59, 109, 159, 200, 200, 200, 200]
+    assert cached_counts == [0, 59, 109, 159, 200, 200, 200, 200]
     assert drive.prefix.nbytes <= drive.prefix.budget_nbytes
 
 
@@ -287,10 +287,10 @@ def test_states_that_could_not_stay_evict_nothing(tmp_path: Path, name: str) -> 
     drive = driver(folder, budget_nbytes=150 * token_nbytes(folder) + states_nbytes)
     chat = tokens_of(1, CONTEXT)
     turns = range(50, 470, 40)
-    found = [drive.run(chat[:turn], chat[turn : turn + 10]).cached for turn in turns]
+    cached_counts = [drive.run(chat[:turn], chat[turn : turn + 10]).cached for turn in turns]
 
-    assert found == sorted(found)
-    assert found[3] == 50 + 2 * 40 + 9
+    assert cached_counts == sorted(cached_counts)
+    assert cached_counts[3] == 50 + 2 * 40 + 9
 
 
 def test_what_running_rows_captured_leaves_no_room_for_others(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_second_look_up_names_why_it_found_no_more(tmp_path: Path) -> None:
     assert drive.run((*prompt, *tokens_of(2, 9))).reason is CacheReason.NONE
     assert drive.run((*prompt[:50], *tokens_of(3, 9))).reason is CacheReason.DIVERGED
     drive.prefix.shrink(0)
-    found = drive.run((*prompt[:70], *tokens_of(4, 9)))
-    assert (found.cached, found.reason) == (0, CacheReason.EVICTED)
-    found = drive.run((*prompt[:70], *tokens_of(5, 9)))
-    assert (found.cached, found.reason) == (70, CacheReason.DIVERGED)
+    start = drive.run((*prompt[:70], *tokens_of(4, 9)))
+    assert (start.cached, start.reason) == (0, CacheReason.EVICTED)
+    start = drive.run((*prompt[:70], *tokens_of(5, 9)))
+    assert (start.cached, start.reason) == (70, CacheReason.DIVERGED)

@@ -8,7 +8,7 @@ import pytest
 
 from mlxd_shared.domain.requests import Sampling
 from tests.real_inputs import real_input
-from tests.support.effort import IN_FULL, spread
+from tests.support.effort import IN_FULL, spread_evenly
 from tests.support.engines import GREEDY
 from tests.support.remembering import answer_of, remembering
 
@@ -28,7 +28,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "sampling"), spread(CASES, 2))
+@pytest.mark.parametrize(("model", "sampling"), spread_evenly(CASES, 2))
 def test_a_story_goes_on_alike(model: str, sampling: Sampling) -> None:
     """A draw depends on its position alone: a turn has the tokens of an engine that starts anew.
 

@@ -120,22 +120,22 @@ def feed(
     return read, mx.stack(expected)
 
 
-def farthest(found: mx.array, expected: mx.array) -> float:
+def farthest(actual: mx.array, expected: mx.array) -> float:
     """The largest difference."""
-    value = mx.abs(found - expected).max().item()
+    value = mx.abs(actual - expected).max().item()
     assert isinstance(value, float)
     return value
 
 
-def assert_close(found: mx.array, expected: mx.array) -> None:
+def assert_close(actual: mx.array, expected: mx.array) -> None:
     """Equal to what float32 sums differ by."""
-    assert farthest(found, expected) < 1e-4
+    assert farthest(actual, expected) < 1e-4
 
 
 def test_what_a_step_unpacks_is_what_the_fit_reckons() -> None:
     """All rows, but where products read packed integers within an arena: on Metal alone."""
     by_device = [
-        QuantizedKVCache(kv_heads=2, head_dim=64, dtype=it, kv=KVFormat.Q8) for it in TYPES
+        QuantizedKVCache(kv_heads=2, head_dim=64, dtype=dtype, kv=KVFormat.Q8) for dtype in TYPES
     ]
     cuda = mx.cuda.is_available()
     here = DeviceKind.CPU if runs_cpu() else DeviceKind.CUDA if cuda else DeviceKind.METAL
@@ -173,19 +173,19 @@ def test_unpacking_by_bytes_is_dequantising(kv: KVFormat, dtype: mx.Dtype, head_
     packing = Packing(kv, head_dim=head_dim)
     stored = packing.pack(random(2, 3, 5, head_dim, seed=1, dtype=dtype))
     expected = mx.dequantize(*stored.arrays, group_size=packing.group, bits=packing.bits)
-    found = packing.unpack(stored)
+    unpacked = packing.unpack(stored)
 
-    assert found.dtype == expected.dtype == dtype
+    assert unpacked.dtype == expected.dtype == dtype
     tolerance = {mx.float32: 1e-6, mx.float16: 4e-3, mx.bfloat16: 4e-2}[dtype]
-    assert farthest(found, expected) <= tolerance
+    assert farthest(unpacked, expected) <= tolerance
 
 
 @pytest.mark.parametrize(("kv", "error_max"), [(KVFormat.Q8, 0.02), (KVFormat.Q4, 0.4)])
 def test_what_is_packed_is_near_what_was_given(kv: KVFormat, error_max: float) -> None:
     """About a step of a group's range at most: 6 sigma over 255, or over 15."""
     packing = Packing(kv, head_dim=HEAD_DIM)
-    given = random(4, 50, HEAD_DIM, seed=3)
-    assert farthest(packing.unpack(packing.pack(given)), given) < error_max
+    array = random(4, 50, HEAD_DIM, seed=3)
+    assert farthest(packing.unpack(packing.pack(array)), array) < error_max
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_bits_survive_snapshots_and_moves(kv: KVFormat) -> None:
     assert_same(cache.read(neighbour, 0, 30), other)
 
 
-def assert_same(found: tuple[mx.array, ...], expected: tuple[mx.array, ...]) -> None:
+def assert_same(actual: tuple[mx.array, ...], expected: tuple[mx.array, ...]) -> None:
     """Equal to the last bit."""
-    assert all(mx.array_equal(*pair).item() for pair in zip(found, expected, strict=True))
+    assert all(mx.array_equal(*pair).item() for pair in zip(actual, expected, strict=True))
 
 
 def test_a_snapshot_is_compact() -> None:
@@ -326,12 +326,12 @@ def test_a_trained_model_answers_nearly_the_same(kv: KVFormat, error_max: float)
 
 def answers(model: Model, kv: KVFormat) -> mx.array:
     """Return the logits after a prompt of 100 tokens, and after one more."""
-    made = model.new_caches(kv=kv, context_max=1024)
-    caches = RowCaches(made, context_max=1024, rows_max=1)
+    layers = model.new_caches(kv=kv, context_max=1024)
+    caches = RowCaches(layers, context_max=1024, rows_max=1)
     row = RowId(0)
     caches.join(row, tokens=101)
-    found = []
+    logits = []
     for batch in (Batch.prefill(range(10, 110), 0, row), Batch.decode([110], [100], [row])):
-        found.append(model.logits(model.forward(batch, caches)[-1:]))
-        mx.eval(found, *caches.state())
-    return mx.concatenate(found)
+        logits.append(model.logits(model.forward(batch, caches)[-1:]))
+        mx.eval(logits, *caches.state())
+    return mx.concatenate(logits)

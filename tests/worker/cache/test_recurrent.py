@@ -61,21 +61,21 @@ def plan_of(places: tuple[Place, ...], *, width: int, chunk: Chunk | None) -> St
     )
 
 
-def filled(values: Sequence[float]) -> tuple[mx.array, mx.array]:
+def filled_states(values: Sequence[float]) -> tuple[mx.array, mx.array]:
     """Return states of as many rows, each full of its value."""
     column = mx.array(list(values), dtype=mx.float32)
-    made = [
+    arrays = [
         mx.broadcast_to(
             column.reshape(-1, *[1] * len(state.shape)), (len(values), *state.shape)
         ).astype(state.dtype)
         for state in (TAIL, STATE)
     ]
-    return made[0], made[1]
+    return arrays[0], arrays[1]
 
 
 def put(cache: RecurrentCache, plan: StepPlan, values: Sequence[float]) -> None:
     """Write states full of `values` and evaluate."""
-    cache.put(plan, filled(values))
+    cache.put(plan, filled_states(values))
     mx.eval(list(cache.arrays().values()))
 
 
@@ -142,9 +142,9 @@ def test_rows_side_by_side_find_their_states_in_one_piece() -> None:
     mx.eval(list(cache.arrays().values()))
     (kept,) = cache.arrays().values()
 
-    (found,) = cache.states(plan)
+    (states,) = cache.states(plan)
 
-    assert found is kept
+    assert states is kept
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -211,7 +211,7 @@ def test_any_rows_keep_their_states_and_never_more_than_theirs(seed: int) -> Non
             free.append(chosen[0])
             held[at] = held.pop(chosen[0])
         elif verb == "write" and chosen:
-            cache.write(chosen[0], 0, step, tuple(filled([step])))
+            cache.write(chosen[0], 0, step, tuple(filled_states([step])))
             held[chosen[0]] = step
         elif verb == "step" and chosen:
             tail, state = cache.states(batch(chosen))
@@ -344,7 +344,7 @@ def test_states_of_another_form_are_refused(single: bool) -> None:
     cache = cache_of()
     rows = [place(FIRST, 1)] if single else [place(FIRST, 1), place(SECOND, 1)]
     plan = one_row(rows[0]) if single else batch(rows)
-    tail, state = filled([4] * len(rows))
+    tail, state = filled_states([4] * len(rows))
     wrong = [
         (tail,),
         (tail, state, state),

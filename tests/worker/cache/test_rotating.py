@@ -82,7 +82,7 @@ class Pair:
         self.keys[slot] = self.keys[slot][:, :length]
         self.values[slot] = self.values[slot][:, :length]
 
-    def held(self, slot: int) -> list[int]:
+    def list_held(self, slot: int) -> list[int]:
         """Return the positions that the cache holds of a slot, in order, as their tags say."""
         keys, values = self.cache.read(self.place(slot), 0, self.length(slot))
         tags = cast("list[float]", keys[0, 0, :, 0].tolist())
@@ -170,7 +170,7 @@ def test_every_pass_reads_the_window_and_nothing_else(
             pair.batch(slots, width)
         for slot in range(pair.slots):
             length = pair.length(slot)
-            assert pair.held(slot) == list(range(max(0, length - window), length))
+            assert pair.list_held(slot) == list(range(max(0, length - window), length))
 
 
 def test_a_chunk_after_a_wrap_finds_the_last_positions_in_order() -> None:
@@ -183,7 +183,7 @@ def test_a_chunk_after_a_wrap_finds_the_last_positions_in_order() -> None:
     pair.chunk(0, 2)
 
     assert pair.length(0) == 11
-    assert pair.held(0) == [7, 8, 9, 10]
+    assert pair.list_held(0) == [7, 8, 9, 10]
 
 
 def test_a_row_rewinds_until_its_window_has_wrapped() -> None:
@@ -194,7 +194,7 @@ def test_a_row_rewinds_until_its_window_has_wrapped() -> None:
     pair.rewind(0, 2)
     pair.chunk(0, 3)
 
-    assert pair.held(0) == [0, 1, 2, 3, 4]
+    assert pair.list_held(0) == [0, 1, 2, 3, 4]
     rewinds = pair.cache.rewinds
     assert (rewinds(8, 0), rewinds(8, 7), rewinds(9, 9)) == (True, True, True)
     assert (rewinds(9, 8), rewinds(9, 0), rewinds(10, 3)) == (False, False, False)
@@ -215,7 +215,7 @@ def test_what_was_read_can_be_put_back(length: int) -> None:
         pair.keys[slot], pair.values[slot] = keys, values
 
     assert kept[0].shape == (1, KV_HEADS, min(length, 8), HEAD_DIM)
-    assert pair.held(0) == pair.held(2) == list(range(max(0, length - 8), length))
+    assert pair.list_held(0) == pair.list_held(2) == list(range(max(0, length - 8), length))
     pair.batch([2, 0])
     pair.chunk(2, 5)
     pair.chunk(0, 20)
@@ -288,7 +288,7 @@ def test_clearing_leaves_nothing_of_a_poisoned_row() -> None:
 
     pair.cache.clear(pair.place(0))
 
-    assert pair.held(1) == [2, 3, 4, 5]
+    assert pair.list_held(1) == [2, 3, 4, 5]
     for array in pair.cache.arrays().values():
         assert not mx.any(array[0]).item()
 

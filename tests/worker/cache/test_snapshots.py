@@ -25,7 +25,7 @@ MIXED = Subject("mixed", (standard(), None, rotating(48), Recurrent()))
 
 
 @pytest.fixture
-def made(watched: Callable[[Counting], None]) -> Pair:
+def cache_pair(watched: Callable[[Counting], None]) -> Pair:
     """Return standard layers without rows; fails the test that leaves a snapshot open."""
     new = pair(STANDARD)
     watched(new.caches.contents)
@@ -41,7 +41,7 @@ def row_of(into: Pair, tokens: int, *, reserved: int = 1000) -> RowId:
     return row
 
 
-def kept(into: Pair, row: RowId, start: int = 0) -> Snapshot:
+def keep(into: Pair, row: RowId, start: int = 0) -> Snapshot:
     """Return a snapshot of a row's standard layers that the test itself closes."""
     snapshot = into.caches.contents.snapshot(row, Kind.STANDARD, start)
     assert snapshot is not None
@@ -55,11 +55,11 @@ def grown_nbytes(act: Callable[[], object]) -> int:
     return mx.get_active_memory() - before_nbytes
 
 
-def test_ten_tokens_of_a_large_arena_cost_ten_tokens(made: Pair) -> None:
+def test_ten_tokens_of_a_large_arena_cost_ten_tokens(cache_pair: Pair) -> None:
     """A lazy snapshot owns nothing; copied out, exactly its own tokens, by MLX's count too."""
-    row = row_of(made, 700)
+    row = row_of(cache_pair, 700)
     lazies: list[Snapshot] = []
-    assert grown_nbytes(lambda: lazies.append(kept(made, row, 690))) == 0
+    assert grown_nbytes(lambda: lazies.append(keep(cache_pair, row, 690))) == 0
     assert lazies[0].nbytes == 0
 
     grown = grown_nbytes(lazies[0].materialise)
@@ -69,25 +69,25 @@ def test_ten_tokens_of_a_large_arena_cost_ten_tokens(made: Pair) -> None:
 
 
 @pytest.mark.parametrize("heads_and_slots", ["one row", "several rows"])
-def test_a_snapshot_keeps_no_arena_alive(made: Pair, heads_and_slots: str) -> None:
+def test_a_snapshot_keeps_no_arena_alive(cache_pair: Pair, heads_and_slots: str) -> None:
     """When the last row leaves its arena is really freed; what was kept stays, and costs itself."""
     empty_nbytes = live_nbytes()
-    row = row_of(made, 100)
+    row = row_of(cache_pair, 100)
     if heads_and_slots == "several rows":
-        made.leave(row_of(made, 50))
-    snapshot = kept(made, row, 40)
+        cache_pair.leave(row_of(cache_pair, 50))
+    snapshot = keep(cache_pair, row, 40)
 
-    made.leave(row)
+    cache_pair.leave(row)
 
-    assert made.caches.nbytes == 0
+    assert cache_pair.caches.nbytes == 0
     assert snapshot.nbytes == 60 * TOKEN_NBYTES * LAYERS
     assert abs(mx.get_active_memory() - empty_nbytes - snapshot.nbytes) < 4 << 10
     snapshot.close()
 
 
-def test_halves_of_a_snapshot_own_their_own_halves(made: Pair) -> None:
+def test_halves_of_a_snapshot_own_their_own_halves(cache_pair: Pair) -> None:
     """Closing the large side of an owned split gives the large side's bytes back."""
-    snapshot = kept(made, row_of(made, 500))
+    snapshot = keep(cache_pair, row_of(cache_pair, 500))
     snapshot.materialise()
     left, right = snapshot.split(5)
     assert left is not None
@@ -98,10 +98,10 @@ def test_halves_of_a_snapshot_own_their_own_halves(made: Pair) -> None:
     assert grown_nbytes(left.close) == -5 * TOKEN_NBYTES * LAYERS
 
 
-def test_many_layers_are_copied_out_in_one_evaluation(made: Pair) -> None:
+def test_many_layers_are_copied_out_in_one_evaluation(cache_pair: Pair) -> None:
     """Reading is lazy in every layer, so that one evaluation copies all of them."""
-    row = row_of(made, 300)
-    snapshot = kept(made, row)
+    row = row_of(cache_pair, 300)
+    snapshot = keep(cache_pair, row)
 
     states: list[object] = []
     assert grown_nbytes(lambda: states.append(snapshot.read())) == 0
@@ -110,29 +110,29 @@ def test_many_layers_are_copied_out_in_one_evaluation(made: Pair) -> None:
     snapshot.close()
 
 
-def test_the_hook_tells_the_bytes_that_were_added(made: Pair) -> None:
+def test_the_hook_tells_the_bytes_that_were_added(cache_pair: Pair) -> None:
     """Bytes counted at birth plus what the hook said are what is owned, whoever caused the copy."""
-    row = row_of(made, 20)
-    snapshot = kept(made, row, 4)
-    told: list[int] = []
-    snapshot.on_materialise = told.append
+    row = row_of(cache_pair, 20)
+    snapshot = keep(cache_pair, row, 4)
+    added_nbytes: list[int] = []
+    snapshot.on_materialise = added_nbytes.append
 
-    assert made.restore(row, [], 10)
-    made.append([row], 1)
+    assert cache_pair.restore(row, [], 10)
+    cache_pair.append([row], 1)
     snapshot.materialise()
 
-    assert told == [snapshot.nbytes] == [16 * TOKEN_NBYTES * LAYERS]
-    assert made.caches.contents.nbytes == snapshot.nbytes
+    assert added_nbytes == [snapshot.nbytes] == [16 * TOKEN_NBYTES * LAYERS]
+    assert cache_pair.caches.contents.nbytes == snapshot.nbytes
     snapshot.close()
 
 
-def test_a_second_close_is_an_error(made: Pair) -> None:
+def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
     """A snapshot ends once: closed, split up or merged; after that every use of it is refused."""
-    row = row_of(made, 9)
-    closed, divided, first, second = (kept(made, row, start) for start in (0, 0, 5, 0))
+    row = row_of(cache_pair, 9)
+    closed, divided, first, second = (keep(cache_pair, row, start) for start in (0, 0, 5, 0))
     closed.close()
     left, right = divided.split(5)
-    whole = made.caches.contents.book.merge(left, first)
+    whole = cache_pair.caches.contents.book.merge(left, first)
     assert whole is not None
     assert right is not None
 
@@ -144,10 +144,10 @@ def test_a_second_close_is_an_error(made: Pair) -> None:
         with pytest.raises(SnapshotError):
             ended.split(2)
         with pytest.raises(SnapshotError):
-            made.caches.contents.restore(row, [ended], 9)
+            cache_pair.caches.contents.restore(row, [ended], 9)
     for each in (whole, right, second):
         each.close()
-    assert made.caches.contents.live == 0
+    assert cache_pair.caches.contents.live == 0
 
 
 def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
@@ -199,10 +199,10 @@ def early_nbytes(kind: Kind) -> int:
     return 6 * TOKEN_NBYTES if kind is Kind.ROTATING else (3 * 6 + 6 * 6) * 4
 
 
-def test_nothing_is_split_into_nothing(made: Pair) -> None:
+def test_nothing_is_split_into_nothing(cache_pair: Pair) -> None:
     """split(None) is (None, None); a split at or beyond an end leaves the snapshot as it is."""
     assert split(None, 4) == (None, None)
-    snapshot = kept(made, row_of(made, 8), 2)
+    snapshot = keep(cache_pair, row_of(cache_pair, 8), 2)
     for at in (-1, 0, 2):
         assert split(snapshot, at) == (None, snapshot)
     for at in (8, 9):
@@ -210,33 +210,37 @@ def test_nothing_is_split_into_nothing(made: Pair) -> None:
     snapshot.close()
 
 
-def test_a_merge_with_nothing_closes_the_other(made: Pair) -> None:
+def test_a_merge_with_nothing_closes_the_other(cache_pair: Pair) -> None:
     """An edge of which half is unknown is unknown: None comes back and nothing leaks."""
-    book, row = made.caches.contents.book, row_of(made, 8)
-    for parent, child in [(kept(made, row), None), (None, kept(made, row)), (None, None)]:
+    book, row = cache_pair.caches.contents.book, row_of(cache_pair, 8)
+    for parent, child in [
+        (keep(cache_pair, row), None),
+        (None, keep(cache_pair, row)),
+        (None, None),
+    ]:
         assert book.merge(parent, child) is None
         assert all(each.closed for each in (parent, child) if each is not None)
 
 
-def test_what_reaches_no_further_than_its_start_is_not_kept(made: Pair) -> None:
+def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) -> None:
     """A snapshot at or below its start is None; a negative start is 0."""
-    contents = made.caches.contents
-    row, empty = row_of(made, 8), row_of(made, 0)
+    contents = cache_pair.caches.contents
+    row, empty = row_of(cache_pair, 8), row_of(cache_pair, 0)
     assert contents.snapshot(row, Kind.STANDARD, 8) is None
     assert contents.snapshot(row, Kind.STANDARD, 9) is None
     assert contents.snapshot(empty, Kind.STANDARD, -5) is None
     assert contents.snapshots(empty, 0) == {}
 
-    snapshot = kept(made, row, -3)
+    snapshot = keep(cache_pair, row, -3)
 
     assert (snapshot.start, snapshot.stop) == (0, 8)
     snapshot.close()
 
 
-def test_rows_and_offsets_that_cannot_be_are_refused(made: Pair) -> None:
+def test_rows_and_offsets_that_cannot_be_are_refused(cache_pair: Pair) -> None:
     """A negative target, one beyond what is reserved, unknown rows and kinds, a wrong start."""
-    contents, row = made.caches.contents, row_of(made, 8, reserved=100)
-    snapshot = kept(made, row)
+    contents, row = cache_pair.caches.contents, row_of(cache_pair, 8, reserved=100)
+    snapshot = keep(cache_pair, row)
     for mistake in (
         lambda: contents.restore(row, [snapshot], -1),
         lambda: contents.restore(row, [snapshot], 257),
@@ -245,7 +249,7 @@ def test_rows_and_offsets_that_cannot_be_are_refused(made: Pair) -> None:
         lambda: contents.snapshot(row, Kind.RECURRENT, 0),
         lambda: contents.appending(row, 7, 9),
         lambda: contents.appending(row, 8, 7),
-        lambda: contents.joined(row),
+        lambda: contents.join(row),
         lambda: contents.leaving(RowId(9)),
         lambda: contents.free(RowId(9)),
     ):
@@ -292,10 +296,10 @@ def test_a_pass_must_not_run_past_a_capture_of_a_state() -> None:
     mixed.end()
 
 
-def test_a_schedule_is_taken_before_anything_else_may_happen(made: Pair) -> None:
+def test_a_schedule_is_taken_before_anything_else_may_happen(cache_pair: Pair) -> None:
     """A second schedule, or a restore, while captures are outstanding is a mistake."""
-    contents, row = made.caches.contents, row_of(made, 4)
-    made.schedule(row, [6])
+    contents, row = cache_pair.caches.contents, row_of(cache_pair, 4)
+    cache_pair.schedule(row, [6])
     assert contents.next_stop(row) is None
 
     for mistake in (lambda: contents.schedule(row, [8]), lambda: contents.restore(row, [], 2)):
@@ -338,21 +342,21 @@ def test_a_freed_row_is_empty_and_usable() -> None:
 
 def test_a_leak_is_found() -> None:
     """The end of a program, and of a watched test, fails where a snapshot is open still."""
-    made = pair(STANDARD)
-    snapshot = kept(made, row_of(made, 4))
+    cache_pair = pair(STANDARD)
+    snapshot = keep(cache_pair, row_of(cache_pair, 4))
 
     with pytest.raises(AssertionError, match="snapshot"):
-        made.end()
+        cache_pair.end()
     with pytest.raises(AssertionError, match="left open"), watching() as watch:
-        watch(made.caches.contents)
+        watch(cache_pair.caches.contents)
     snapshot.close()
 
 
-def test_contents_name_each_array_once(made: Pair) -> None:
+def test_contents_name_each_array_once(cache_pair: Pair) -> None:
     """The ledger finds every owned array under its own name, and nothing else."""
-    contents: RowContents = made.caches.contents
-    row = row_of(made, 12)
-    first, second = kept(made, row), kept(made, row, 6)
+    contents: RowContents = cache_pair.caches.contents
+    row = row_of(cache_pair, 12)
+    first, second = keep(cache_pair, row), keep(cache_pair, row, 6)
     assert contents.arrays() == {}
 
     first.materialise()

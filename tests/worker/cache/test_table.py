@@ -50,7 +50,7 @@ def table_of(
     )
 
 
-def joined(table: RowTable, row: RowId, tokens: int) -> list[Change]:
+def join_row(table: RowTable, row: RowId, tokens: int) -> list[Change]:
     """Join a row for which there must be room."""
     changes = table.join(row, tokens=tokens)
     assert changes is not None
@@ -103,9 +103,9 @@ def test_short_rows_share_a_block() -> None:
     """The first row of a class opens room for more, and these cost nothing; a long one none."""
     table = table_of(rows_max=16)
 
-    assert joined(table, A, 10) == [Open(ArenaId(0), capacity=256, slots=16)]
-    assert joined(table, B, 200) == []
-    assert joined(table, C, 4096) == [Open(ArenaId(1), capacity=4096, slots=1)]
+    assert join_row(table, A, 10) == [Open(ArenaId(0), capacity=256, slots=16)]
+    assert join_row(table, B, 200) == []
+    assert join_row(table, C, 4096) == [Open(ArenaId(1), capacity=4096, slots=1)]
     assert table.rows == (A, B, C)
 
 
@@ -115,7 +115,7 @@ def test_a_join_opens_what_was_foretold() -> None:
     for number, tokens in enumerate([1, 4000, 4000, 300, 5, 4000, 2000]):
         expected, closed = table.opened_by_join(tokens)
         assert closed == ()
-        assert joined(table, RowId(number), tokens) == ([] if expected is None else [expected])
+        assert join_row(table, RowId(number), tokens) == ([] if expected is None else [expected])
         table.tend()
 
 
@@ -123,17 +123,17 @@ def test_a_freed_slot_is_reused_cleared() -> None:
     """The next row takes a freed slot without growth, and does not see what was in it."""
     table = table_of()
     for row in (A, B):
-        joined(table, row, 10)
+        join_row(table, row, 10)
 
     assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0))]
     assert table.place(B) == Place(ArenaId(0), 256, 1)
-    assert joined(table, C, 10) == [Clear(Place(ArenaId(0), 256, 0))]
+    assert join_row(table, C, 10) == [Clear(Place(ArenaId(0), 256, 0))]
 
 
 def test_the_last_row_releases_its_arena() -> None:
     """An arena without rows is given back at once."""
     table = table_of()
-    joined(table, A, 10)
+    join_row(table, A, 10)
 
     assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0)), Close(ArenaId(0))]
     assert (table.arenas, table.spares) == ((), ())
@@ -142,13 +142,13 @@ def test_the_last_row_releases_its_arena() -> None:
 def test_the_last_row_leaves_a_spare() -> None:
     """Where spares are kept, the next arena of its shape is made of the one without rows."""
     table = table_of(keeps_spares=True)
-    joined(table, A, 10)
+    join_row(table, A, 10)
 
     assert table.leave(A) == [Free(Place(ArenaId(0), 256, 0))]
     assert table.arenas == ()
     (spare,) = table.spares
     assert table.opened_by_join(10) == (None, ())
-    assert joined(table, B, 10) == [
+    assert join_row(table, B, 10) == [
         Reuse(ArenaId(0), ArenaId(1), capacity=256, slots=spare.slots),
         Clear(Place(ArenaId(1), 256, 0)),
     ]
@@ -159,7 +159,7 @@ def test_rest_closes_spares() -> None:
     """Spares go when asked, all of them, the oldest first."""
     table = table_of(rows_max=1, keeps_spares=True)
     for tokens in (10, 300):
-        joined(table, A, tokens)
+        join_row(table, A, tokens)
         table.leave(A)
 
     assert table.rest() == [Close(ArenaId(0)), Close(ArenaId(1))]
@@ -169,14 +169,14 @@ def test_rest_closes_spares() -> None:
 def test_spares_make_room_for_arenas() -> None:
     """Spares never keep an arena from opening, and with it never exceed the bound."""
     table = table_of(rows_max=1, keeps_spares=True)
-    joined(table, A, 10)
+    join_row(table, A, 10)
     table.leave(A)
 
     assert table.opened_by_join(4000) == (
         Open(ArenaId(1), capacity=4096, slots=1),
         (Open(ArenaId(0), capacity=256, slots=1),),
     )
-    assert joined(table, A, 4000) == [Close(ArenaId(0)), Open(ArenaId(1), capacity=4096, slots=1)]
+    assert join_row(table, A, 4000) == [Close(ArenaId(0)), Open(ArenaId(1), capacity=4096, slots=1)]
 
 
 def test_a_join_opens_for_those_that_are_coming() -> None:
@@ -201,8 +201,8 @@ def test_a_crossing_row_opens_for_those_that_follow() -> None:
 def test_a_full_class_moves_one_row_a_step() -> None:
     """A join that finds its class full opens a larger arena; the others follow, one a `tend`."""
     table = table_of(rows_max=8)
-    joined(table, A, 4000)
-    assert joined(table, B, 4000) == [Open(ArenaId(1), capacity=4096, slots=2)]
+    join_row(table, A, 4000)
+    assert join_row(table, B, 4000) == [Open(ArenaId(1), capacity=4096, slots=2)]
     assert (table.moving, shapes(table)) == (True, [(4096, 1, 1), (4096, 2, 1)])
 
     assert table.join(C, tokens=4000) is None  # the free slot is A's
@@ -212,7 +212,7 @@ def test_a_full_class_moves_one_row_a_step() -> None:
     ]
     assert (table.moving, shapes(table)) == (False, [(4096, 2, 2)])
     assert table.tend() == []
-    assert joined(table, C, 4000) == [Open(ArenaId(2), capacity=4096, slots=4)]
+    assert join_row(table, C, 4000) == [Open(ArenaId(2), capacity=4096, slots=4)]
 
 
 def test_where_both_do_not_fit_an_arena_is_added() -> None:
@@ -231,7 +231,7 @@ def test_crossing_a_class_moves_the_row_alone() -> None:
     """The row goes to the larger class; its slot is free at once, its neighbours stay."""
     table = table_of()
     for row in (A, B):
-        joined(table, row, 256)
+        join_row(table, row, 256)
 
     assert table.reserve({A: 256, B: 100}) == []
     assert table.reserve({A: 257}) == [
@@ -246,7 +246,7 @@ def test_rows_that_cross_together_find_room_together() -> None:
     """Eight rows that cross in one step open one arena for all of them, and move once each."""
     table = table_of(rows_max=64)
     for number in range(9):
-        joined(table, RowId(number), 2048)
+        join_row(table, RowId(number), 2048)
         table.tend()
     while table.tend():
         pass
@@ -317,7 +317,7 @@ def test_a_row_without_other_room_goes_where_there_is_some() -> None:
 def test_lengths_out_of_range_are_refused(tokens: int) -> None:
     """No row is shorter than one token or longer than the context, and nothing has changed then."""
     table = table_of()
-    joined(table, A, 1)
+    join_row(table, A, 1)
 
     with pytest.raises(RowError, match="4096 possible"):
         table.join(B, tokens=tokens)
@@ -329,7 +329,7 @@ def test_lengths_out_of_range_are_refused(tokens: int) -> None:
 def test_rows_are_known_once() -> None:
     """Joining twice, leaving twice, and one row too many are the caller's bugs."""
     table = table_of(rows_max=2)
-    joined(table, A, 1)
+    join_row(table, A, 1)
 
     with pytest.raises(RowError, match="joined twice"):
         table.join(A, tokens=1)
@@ -337,7 +337,7 @@ def test_rows_are_known_once() -> None:
         table.leave(B)
     with pytest.raises(RowError, match="not in the table"):
         table.reserve({A: 1, B: 4000})
-    joined(table, B, 1)
+    join_row(table, B, 1)
     with pytest.raises(RowError, match="2 rows already"):
         table.join(C, tokens=1)
 

@@ -46,7 +46,7 @@ class Shadow:
                 case Reuse(spare, arena, capacity, slots):
                     assert self.arenas.pop(spare) == Open(spare, capacity, slots)
                     self.arenas[arena] = Open(arena, capacity, slots)
-                    self.dirty = {_renamed(place, spare, arena) for place in self.dirty}
+                    self.dirty = {_rename(place, spare, arena) for place in self.dirty}
                 case Close(arena):
                     assert all(place.arena != arena for place in self.content)
                     del self.arenas[arena]
@@ -73,7 +73,7 @@ class Shadow:
         self.content[place] = row
 
 
-def _renamed(place: Place, spare: ArenaId, arena: ArenaId) -> Place:
+def _rename(place: Place, spare: ArenaId, arena: ArenaId) -> Place:
     return Place(arena, place.capacity, place.slot) if place.arena == spare else place
 
 

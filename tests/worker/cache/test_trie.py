@@ -48,11 +48,11 @@ def test_prefix_lookahead_0(stand: Stand) -> None:
     stand.put(*A, 20)
     prompt = key_of((1, 2, 3, 4, 5, 10, 11, 12))
 
-    found = stand.trie.match(prompt, limit=7)
+    match = stand.trie.match(prompt, limit=7)
 
-    assert found.count == 5
-    assert length(prompt) - found.count == 3
-    (held,) = found.parts(Kind.STANDARD)
+    assert match.count == 5
+    assert length(prompt) - match.count == 3
+    (held,) = match.parts(Kind.STANDARD)
     assert (held.start, held.held[:5]) == (0, tags(Kind.STANDARD, (1, 2, 3, 4, 5), 0))
 
 
@@ -60,10 +60,10 @@ def test_prefix_lookahead_0_of_states(hybrid: Stand) -> None:
     """The same where states cannot follow: all 8 are left, and the branch at 5 is known."""
     hybrid.put(*A, 20)
 
-    found = hybrid.trie.match(key_of((1, 2, 3, 4, 5, 10, 11, 12)), limit=7)
+    match = hybrid.trie.match(key_of((1, 2, 3, 4, 5, 10, 11, 12)), limit=7)
 
-    assert [state.stop for state in found.parts(Kind.RECURRENT) if state.stop <= found.count] == []
-    assert found.count == 5, "where to capture a state for whoever shares as much"
+    assert [state.stop for state in match.parts(Kind.RECURRENT) if state.stop <= match.count] == []
+    assert match.count == 5, "where to capture a state for whoever shares as much"
 
     hybrid.put(1, 2, 3, 4, 5)
     again = hybrid.trie.match(key_of((1, 2, 3, 4, 5, 10, 11, 12)), limit=7)
@@ -82,10 +82,10 @@ def test_repeat_1_to_5_of_states(hybrid: Stand) -> None:
     """A repeated prompt without a capture in it has all 5 left and is pending at 4."""
     hybrid.put(1, 2, 3, 4, 5)
 
-    found = hybrid.trie.match(key_of((1, 2, 3, 4, 5)), limit=4)
+    match = hybrid.trie.match(key_of((1, 2, 3, 4, 5)), limit=4)
 
-    assert [state.stop for state in found.parts(Kind.RECURRENT)] == [5], "beyond what is wanted"
-    assert found.count == 4
+    assert [state.stop for state in match.parts(Kind.RECURRENT)] == [5], "beyond what is wanted"
+    assert match.count == 4
 
 
 def test_fault_12_a_match_inside_an_edge_is_exact(stand: Stand) -> None:
@@ -106,8 +106,8 @@ def test_fault_5_a_capture_behind_a_branch_spans_its_edge(stand: Stand) -> None:
 
     assert stand.ends() == {tuple(range(25)), tuple(range(40)), (*range(25), 90, 91, 92)}
     assert stand.match(*range(25), 90, 91, 92) == 28
-    found = stand.trie.match(key_of((*range(25), 90, 91, 92)))
-    held = [tag for snapshot in found.parts(Kind.STANDARD) for tag in snapshot.held]
+    match = stand.trie.match(key_of((*range(25), 90, 91, 92)))
+    held = [tag for snapshot in match.parts(Kind.STANDARD) for tag in snapshot.held]
     assert tuple(held) == tags(Kind.STANDARD, (*range(25), 90, 91, 92), 0)
 
 
@@ -118,10 +118,10 @@ def test_fault_5_47k_tokens_of_which_46k_match() -> None:
     snapshot = Snapshot(stand.book, Kind.STANDARD, 0, len(tokens), tokens)
     stand.trie.insert(key_of(tokens), {Kind.STANDARD: snapshot})
 
-    found = stand.trie.match(key_of((*tokens[:46_000], *tokens[:1000])))
+    match = stand.trie.match(key_of((*tokens[:46_000], *tokens[:1000])))
 
-    assert found.count == 46_000
-    held = [tag for snapshot in found.parts(Kind.STANDARD) for tag in snapshot.held]
+    assert match.count == 46_000
+    held = [tag for snapshot in match.parts(Kind.STANDARD) for tag in snapshot.held]
     assert tuple(held[:46_000]) == tokens[:46_000]
 
 

@@ -12,7 +12,7 @@ STATE_NBYTES = NBYTES[Kind.RECURRENT]
 A = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def passed(stand: Stand) -> dict[Tokens, tuple[int, int]]:
+def pass_nodes(stand: Stand) -> dict[Tokens, tuple[int, int]]:
     """Return how often and when each node was last used."""
     return {tokens_of(n): (n.passed.count, n.passed.last) for n in stand.trie.nodes()}
 
@@ -56,11 +56,11 @@ def test_fault_11_only_what_was_used_is_touched(stand: Stand) -> None:
     stand.put(1, 2, 3, 4)
     stand.put(1, 2, 7, 8)
     stand.put(9, 9)
-    before = passed(stand)
+    before = pass_nodes(stand)
 
     stand.use(1, 2, 7, 8)
 
-    after = passed(stand)
+    after = pass_nodes(stand)
     assert {tokens for tokens in after if after[tokens] != before[tokens]} == {(1, 2), (1, 2, 7, 8)}
 
 
@@ -82,7 +82,7 @@ def test_a_miss_passes_time_and_touches_nothing(stand: Stand) -> None:
     stand.use(1, 2, 3, used=0)
     stand.use(1, 2, 3)
 
-    assert passed(stand) == {(1, 2, 3): (2, 2)}
+    assert pass_nodes(stand) == {(1, 2, 3): (2, 2)}
 
 
 def test_more_than_the_match_cannot_be_used(stand: Stand) -> None:
@@ -100,7 +100,7 @@ def test_what_lies_behind_a_use_keeps_its_own_history(stand: Stand) -> None:
     stand.use(1, 2, 3, 50, used=3)
     stand.put(1, 2, 3, 50)
 
-    assert passed(stand) == {(1, 2, 3): (3, 2), A: (2, 1), (1, 2, 3, 50): (1, 2)}
+    assert pass_nodes(stand) == {(1, 2, 3): (3, 2), A: (2, 1), (1, 2, 3, 50): (1, 2)}
 
 
 def test_a_split_beyond_a_partial_use_leaves_both_sides_right(stand: Stand) -> None:
@@ -110,9 +110,9 @@ def test_a_split_beyond_a_partial_use_leaves_both_sides_right(stand: Stand) -> N
     stand.put(*A[:6], 50)
     stand.put(*A[:3], 60)
 
-    assert passed(stand)[A[:3]] == (2, 1)
-    assert passed(stand)[A[:6]] == (1, 0)
-    assert passed(stand)[A] == (1, 0)
+    assert pass_nodes(stand)[A[:3]] == (2, 1)
+    assert pass_nodes(stand)[A[:6]] == (1, 0)
+    assert pass_nodes(stand)[A] == (1, 0)
 
 
 def test_a_split_before_the_end_of_a_partial_use_makes_both_recent(stand: Stand) -> None:
@@ -122,7 +122,7 @@ def test_a_split_before_the_end_of_a_partial_use_makes_both_recent(stand: Stand)
     stand.put(*A[:3], 50)
     stand.put(*A[:6], 60)
 
-    uses = passed(stand)
+    uses = pass_nodes(stand)
     assert (uses[A[:3]], uses[A[:6]], uses[A]) == ((2, 1), (2, 1), (1, 0))
 
 
@@ -133,9 +133,9 @@ def test_a_shorter_use_after_a_longer_one_spares_no_more(stand: Stand) -> None:
     stand.use(*A, used=3)
     stand.put(*A[:4], 50)
 
-    assert passed(stand)[A] == (3, 2)
+    assert pass_nodes(stand)[A] == (3, 2)
     stand.put(*A[:6], 60)
-    assert passed(stand)[A] == (1, 0)
+    assert pass_nodes(stand)[A] == (1, 0)
 
 
 def test_a_whole_use_ends_what_was_spared(stand: Stand) -> None:
@@ -145,7 +145,7 @@ def test_a_whole_use_ends_what_was_spared(stand: Stand) -> None:
     stand.use(*A)
     stand.put(*A[:5], 50)
 
-    assert passed(stand)[A] == (3, 2)
+    assert pass_nodes(stand)[A] == (3, 2)
 
 
 def test_a_merge_keeps_the_mark_and_the_later_use(stand: Stand) -> None:
@@ -172,7 +172,7 @@ def test_a_merge_remembers_that_its_end_is_older(stand: Stand) -> None:
 
     stand.put(1, 2, 3, 60)
 
-    assert (passed(stand)[1, 2, 3], passed(stand)[A]) == ((2, 1), (1, 0))
+    assert (pass_nodes(stand)[1, 2, 3], pass_nodes(stand)[A]) == ((2, 1), (1, 0))
 
 
 def test_eviction_takes_states_before_what_hangs_behind_them(hybrid: Stand) -> None:
@@ -237,10 +237,10 @@ def test_eviction_says_what_went(stand: Stand) -> None:
 def test_a_node_may_go_while_its_row_runs_on(stand: Stand) -> None:
     """A match already made can be read from though the trie has let its nodes go since."""
     stand.put(*A)
-    found = stand.trie.match(key_of(A))
+    match = stand.trie.match(key_of(A))
     stand.trie.evict(0)
 
-    assert found.count == 8
+    assert match.count == 8
     assert put(stand.trie, stand.book, (*A, 9), start=0) is not None
     assert stand.match(*A, 9) == 9
 

@@ -112,29 +112,29 @@ class Pair:
     def request(self, prompt: Tokens, step: Step) -> None:
         """Look a prompt up, see what would be restored, and touch exactly that."""
         limit = max(len(prompt) - 1, 0)
-        found = self.trie.match(key_of(prompt), limit=limit)
-        assert found.count == self.longest(prompt[:limit])
-        self.check_restored(found, prompt)
-        used = step.which % (found.count + 1)
+        match = self.trie.match(key_of(prompt), limit=limit)
+        assert match.count == self.longest(prompt[:limit])
+        self.check_restored(match, prompt)
+        used = step.which % (match.count + 1)
         before = {id(node): (node.passed, node.landed) for node in self.trie.nodes()}
-        self.trie.touch(found, used=used)
+        self.trie.touch(match, used=used)
         self.now += 1
         for node in self.trie.nodes():
             passed, landed = before[id(node)]
-            on_path = node in found.path
+            on_path = node in match.path
             assert (node.passed != passed) == (on_path and node.start < used)
             assert (node.landed != landed) == (on_path and node.stop == used)
 
-    def check_restored(self, found: Match[Kind, Snapshot], prompt: Tokens) -> None:
+    def check_restored(self, match: Match[Kind, Snapshot], prompt: Tokens) -> None:
         """What the path holds joins to the matched tokens' own contents."""
         for kind in self.kinds:
-            parts = found.parts(kind)
+            parts = match.parts(kind)
             if kind.sliceable:
                 held = tuple(tag for part in parts for tag in part.held)
-                assert held[: found.count] == tags(kind, prompt[: found.count], 0)
+                assert held[: match.count] == tags(kind, prompt[: match.count], 0)
             else:
                 for state in parts:
-                    if state.stop <= found.count:
+                    if state.stop <= match.count:
                         assert state.held == tags(kind, prompt[: state.stop], 0)
 
     def keep(self, tokens: Tokens, step: Step) -> None:
@@ -248,11 +248,11 @@ class Pair:
 
     def in_trie(self) -> set[Tokens]:
         """Return every prefix of which the trie knows the end."""
-        found: set[Tokens] = set()
+        prefixes: set[Tokens] = set()
         for node in self.trie.nodes():
             tokens = tokens_of(node)
-            found |= {tokens[:i] for i in range(node.start + 1, node.stop + 1)}
-        return found
+            prefixes |= {tokens[:i] for i in range(node.start + 1, node.stop + 1)}
+        return prefixes
 
     def compare(self) -> None:
         """Assert that both sides keep the same prefixes, states and marks."""

@@ -16,7 +16,7 @@ from tests.bench.mooncake import (
     replay,
 )
 from tests.real_inputs import real_input
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 
 SLICE = 3000
 CHANCE = 0.005
@@ -25,7 +25,7 @@ CHANCE = 0.005
 
 @pytest.mark.parametrize(
     ("percent", "of_lru", "of_clairvoyant"),
-    spread([(5, 1, 0.2), (15, 1, 0.55), (40, 1 - CHANCE, 0.85)], 1),
+    spread_evenly([(5, 1, 0.2), (15, 1, 0.55), (40, 1 - CHANCE, 0.85)], 1),
 )
 def test_a_real_trace_saves_more_than_by_recency(
     percent: int, of_lru: float, of_clairvoyant: float
@@ -33,21 +33,21 @@ def test_a_real_trace_saves_more_than_by_recency(
     """On a quarter of the trace ours saves more than LRU where room is short, else as much."""
     prompts = read_trace(real_input(*TRACE))[:SLICE]
 
-    found = compare(prompts, distinct_blocks(prompts) * percent // 100)
+    hits = compare(prompts, distinct_blocks(prompts) * percent // 100)
 
-    assert found["ours"] >= of_lru * found["lru"]
-    assert found["ours"] >= of_clairvoyant * found["clairvoyant"]
+    assert hits["ours"] >= of_lru * hits["lru"]
+    assert hits["ours"] >= of_clairvoyant * hits["clairvoyant"]
 
 
-@pytest.mark.parametrize(("percent", "least"), spread([(5, 0.4), (15, 0.75), (40, 0.95)], 1))
+@pytest.mark.parametrize(("percent", "least"), spread_evenly([(5, 0.4), (15, 0.75), (40, 0.95)], 1))
 def test_made_up_chats_lose_nothing_to_recency(percent: int, least: float) -> None:
     """Where uses tell nothing of the next one, ours is as good as LRU but for chance."""
     prompts = made_chats(600, seed=2)
 
-    found = compare(prompts, distinct_blocks(prompts) * percent // 100)
+    hits = compare(prompts, distinct_blocks(prompts) * percent // 100)
 
-    assert found["ours"] >= (1 - CHANCE) * found["lru"]
-    assert found["ours"] >= least * found["clairvoyant"]
+    assert hits["ours"] >= (1 - CHANCE) * hits["lru"]
+    assert hits["ours"] >= least * hits["clairvoyant"]
 
 
 def test_a_replay_without_a_budget_saves_all_that_repeats() -> None:

@@ -251,8 +251,8 @@ class Stand:
 
     def use(self, *tokens: int, used: int | None = None) -> None:
         """Make a request of the trie."""
-        found = self.trie.match(key_of(tokens))
-        self.trie.touch(found, used=found.count if used is None else used)
+        match = self.trie.match(key_of(tokens))
+        self.trie.touch(match, used=match.count if used is None else used)
 
     def ends(self) -> set[Tokens]:
         """Return all nodes, by the tokens up to their ends."""

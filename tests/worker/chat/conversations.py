@@ -58,7 +58,7 @@ def assistant(content: str | None, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
-def called(name: str, arguments: object, call_id: str = "abc123def") -> dict[str, Any]:
+def tool_call(name: str, arguments: object, call_id: str = "abc123def") -> dict[str, Any]:
     return {
         "id": call_id,
         "type": "function",
@@ -66,7 +66,7 @@ def called(name: str, arguments: object, call_id: str = "abc123def") -> dict[str
     }
 
 
-def answered(content: str, call_id: str = "abc123def") -> dict[str, Any]:
+def tool_answer(content: str, call_id: str = "abc123def") -> dict[str, Any]:
     return {"role": "tool", "content": content, "tool_call_id": call_id, "name": "get_weather"}
 
 
@@ -108,27 +108,32 @@ def plain_cases() -> list[Case]:
 def tool_cases(*, as_text: bool) -> list[Case]:
     """Conversations with tools; `as_text`: the arguments of calls are JSON text."""
 
-    def given(value: dict[str, Any]) -> object:
+    def as_given(value: dict[str, Any]) -> object:
         return json.dumps(value, ensure_ascii=False) if as_text else value
 
-    one = [user("Weather?"), assistant(None, tool_calls=[called("get_weather", given(ARGUMENTS))])]
-    done = [*one, answered('{"t": 21, "sky": "<clear> & blue"}')]
+    one = [
+        user("Weather?"),
+        assistant(None, tool_calls=[tool_call("get_weather", as_given(ARGUMENTS))]),
+    ]
+    done = [*one, tool_answer('{"t": 21, "sky": "<clear> & blue"}')]
     two = [
         user("Weather, and the time?"),
         assistant(
             "I look both up.",
             tool_calls=[
-                called("get_weather", given({"place": "Bern"})),
-                called("now", given({}), "ghi456jkl"),
+                tool_call("get_weather", as_given({"place": "Bern"})),
+                tool_call("now", as_given({}), "ghi456jkl"),
             ],
         ),
-        answered("rain"),
-        {**answered("12:00", "ghi456jkl"), "name": "now"},
+        tool_answer("rain"),
+        {**tool_answer("12:00", "ghi456jkl"), "name": "now"},
     ]
     thought = [
         user("Weather?"),
-        assistant("", reasoning_content="A tool.", tool_calls=[called("get_weather", given({}))]),
-        answered("sun"),
+        assistant(
+            "", reasoning_content="A tool.", tool_calls=[tool_call("get_weather", as_given({}))]
+        ),
+        tool_answer("sun"),
         assistant("Sunny."),
         user("Thanks"),
     ]

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.render_process import answered
+from mlxd_worker.chat.render_process import answer_job
 from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.worker.chat.conversations import CLOCK, SIMPLE
-from tests.worker.chat.test_control_tokens import made
+from tests.worker.chat.test_control_tokens import make_raw
 from tests.worker.chat.test_templates import NAMES, SPECIAL, TOKENIZERS, template_of
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID
 
@@ -54,16 +54,16 @@ CHATS = {
 }
 
 
-def rendered(template: str, chat: Chat) -> str | None:
+def render_ours(template: str, chat: Chat) -> str | None:
     """Return what we make of a conversation; None where we refuse it, with a typed error."""
     job = chat_format(template).job(replace(chat, now_s=time.time()))
-    asked = {
+    request_job = {
         "template": job.template,
         "variables": json.loads(json.dumps(job.variables)),
         "now_s": job.now_s,
         "continues": job.continues,
     }
-    outcome = answered(asked)
+    outcome = answer_job(request_job)
     if "text" not in outcome:
         return None
     text: str = outcome["text"]
@@ -72,7 +72,7 @@ def rendered(template: str, chat: Chat) -> str | None:
 
 @functools.lru_cache(maxsize=2)
 def chat_format(template: str) -> ChatFormat:
-    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     return ChatFormat(ChatTemplate(template, template, tuple(SPECIAL.items())), tokenizer)
 
 
@@ -80,7 +80,7 @@ def chat_format(template: str) -> ChatFormat:
 def hugging() -> Any:
     """Return a tokenizer of the reference, which only lends its special tokens' names."""
     made_one: Any = PreTrainedTokenizerFast
-    return made_one(tokenizer_object=made("level"), **SPECIAL)
+    return made_one(tokenizer_object=make_raw("level"), **SPECIAL)
 
 
 def references(template: str, chat: Chat, *, filler: str | None = None) -> list[str]:
@@ -160,7 +160,7 @@ def test_every_conversation_is_rendered_as_the_reference_does(name: str) -> None
     template = template_of(name)
     compared = 0
     for kind, chat in CHATS.items():
-        ours, theirs = rendered(template, chat), references(template, chat)
+        ours, theirs = render_ours(template, chat), references(template, chat)
         alone = any(m.tool_calls and not m.content for m in chat.messages)
         if name in NONE_ALONE and alone:
             assert ours is not None, kind

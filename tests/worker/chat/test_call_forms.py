@@ -11,11 +11,11 @@ from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.call_forms import CallForm, CallForms, Missing, call_forms
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.render_process import answered
+from mlxd_worker.chat.render_process import answer_job
 from mlxd_worker.chat.template_files import TOOL_FILE, ChatTemplate
 from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.text.tokenizer import Tokenizer
-from tests.worker.chat.test_control_tokens import made
+from tests.worker.chat.test_control_tokens import make_raw
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID
 
 CALL = ChatMessage("assistant", tool_calls=(ToolCall("f", '{"k": "v"}'),))
@@ -63,7 +63,7 @@ CONTENTS = {
 
 
 def format_of(template: str, tool_template: str | None = None) -> ChatFormat:
-    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     tools = template if tool_template is None else tool_template
     file = "" if tool_template is None else TOOL_FILE
     return ChatFormat(ChatTemplate(template, tools, (), tool_file=file), tokenizer)
@@ -72,7 +72,7 @@ def format_of(template: str, tool_template: str | None = None) -> ChatFormat:
 def outcome_of(template: str, *messages: ChatMessage, **more: Any) -> dict[str, Any]:
     """Return what the process that renders says of a conversation."""
     job = format_of(template).job(Chat(messages, now_s=0.0, **more))
-    found = answered(
+    outcome = answer_job(
         {
             "template": job.template,
             "variables": json.loads(json.dumps(job.variables)),
@@ -80,7 +80,7 @@ def outcome_of(template: str, *messages: ChatMessage, **more: Any) -> dict[str, 
             "continues": job.continues,
         }
     )
-    return {k: v.replace(job.nonce, "") if isinstance(v, str) else v for k, v in found.items()}
+    return {k: v.replace(job.nonce, "") if isinstance(v, str) else v for k, v in outcome.items()}
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
@@ -171,7 +171,7 @@ def test_a_client_is_told_the_file_that_fails() -> None:
     job = wanted.job(Chat((USER,), tools_json=('{"name": "f"}',)))
     assert job.file == TOOL_FILE
     assert wanted.job(Chat((USER,))).file == "chat_template.jinja"
-    outcome = answered(
+    outcome = answer_job(
         {"template": job.template, "variables": job.variables, "now_s": 0.0, "continues": False}
     )
 

@@ -87,10 +87,12 @@ async def test_a_resumed_chat_goes_on_with_the_same_parts(worker: WorkerProcess)
     seed = types_pb2.SamplingOptions(temperature=0, seed=whole[0].seed)
     for cut in range(1, len(ids), 5):
         before = [m for m in whole if m.offset + len(m.token_ids) <= cut]
-        told = ids[: sum(len(m.token_ids) for m in before)]
-        if not told:
+        ids_before = ids[: sum(len(m.token_ids) for m in before)]
+        if not ids_before:
             continue
-        rest = await answer(worker, sampling=seed, resume_from=len(told), resume_token_ids=told)
+        rest = await answer(
+            worker, sampling=seed, resume_from=len(ids_before), resume_token_ids=ids_before
+        )
         assert parts_of([*before, *rest]) == expected
 
 
@@ -140,12 +142,12 @@ async def test_the_next_turn_of_a_chat_costs_its_new_tokens(tmp_path: Path) -> N
     write_template(folder)
     async with running_worker() as process:
         await process.load(folder)
-        asked = chat("Tell me of the old king who lived by the sea. " * 8, tools_json=[])
-        first = await generate(process, chat=asked, max_tokens=40)
+        conversation = chat("Tell me of the old king who lived by the sea. " * 8, tools_json=[])
+        first = await generate(process, chat=conversation, max_tokens=40)
         text = text_of(first)
-        asked.messages.add(role="assistant", content=text)
-        asked.messages.add(role="user", content="And then?")
-        second = (await generate(process, chat=asked, max_tokens=8))[-1].usage
+        conversation.messages.add(role="assistant", content=text)
+        conversation.messages.add(role="user", content="And then?")
+        second = (await generate(process, chat=conversation, max_tokens=8))[-1].usage
 
     before = first[-1].usage
     assert before.cached_tokens == 0

@@ -38,7 +38,7 @@ SPELLED = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<s>", "</s>", "
 
 
 @functools.cache
-def made(kind: str) -> RawTokenizer:
+def make_raw(kind: str) -> RawTokenizer:
     """Return a small tokenizer with control tokens, special ones and others."""
     raw = with_bos(byte_level() if kind == "level" else byte_fallback())
     raw.add_special_tokens(
@@ -62,7 +62,7 @@ def chat_format(kind: str) -> ChatFormat:
         raw = real_raw(kind)
         special = tuple(SPECIAL.items())
     else:
-        template, raw, special = CHATML, made(kind), (("bos_token", "<s>"),)
+        template, raw, special = CHATML, make_raw(kind), (("bos_token", "<s>"),)
     tokenizer = Tokenizer(raw, bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     return ChatFormat(ChatTemplate(template, template, special), tokenizer)
 
@@ -156,7 +156,7 @@ def test_ids_of_ordinary_content_are_the_whole_texts(kind: str, text: str) -> No
     """Edges that could be a part of a control token change no id."""
     prompt = prompt_of(chat_format(kind), user(text))
     if not any(spelling in text for spelling in SPELLED):
-        assert list(prompt.ids) == plainly(made(kind), prompt.text)
+        assert list(prompt.ids) == plainly(make_raw(kind), prompt.text)
 
 
 @pytest.mark.parametrize("kind", ["level", "fallback"])
@@ -206,10 +206,10 @@ def test_an_answer_may_hold_the_marks_of_its_own_model() -> None:
     think = wanted.control.ids_of(["</think>"])
     said = "<think>hm</think>yes"
     answer = Chat((ChatMessage("assistant", said),), add_generation_prompt=False)
-    asked = Chat((ChatMessage("user", said),), add_generation_prompt=False)
+    conversation = Chat((ChatMessage("user", said),), add_generation_prompt=False)
 
     assert sum(i in think for i in prompt_of(wanted, answer).ids) == 1
-    assert not any(i in think for i in prompt_of(wanted, asked).ids)
+    assert not any(i in think for i in prompt_of(wanted, conversation).ids)
 
 
 @pytest.mark.parametrize("kind", ["level", "fallback"])
@@ -224,7 +224,7 @@ def test_bos_comes_once(kind: str) -> None:
 def test_a_text_full_of_control_tokens_is_read_in_little_time() -> None:
     """It takes as long as other texts: nobody can have the worker busy with one message."""
     begin_s = time.thread_time()
-    marked = chat_format("level").control.marked("<s>" * 300_000, "123")
+    marked = chat_format("level").control.mark("<s>" * 300_000, "123")
     assert time.thread_time() - begin_s < 5
     assert marked == "<123s>" * 300_000
 
@@ -242,7 +242,7 @@ def test_a_prompt_full_of_control_tokens_is_read_in_little_time() -> None:
 def test_a_prompt_that_no_context_holds_is_not_encoded() -> None:
     """What a template makes of little is measured like what people write."""
     template = ChatTemplate("", "", ())
-    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     wanted = ChatFormat(template, tokenizer, chars_max=100)
     assert wanted.prompt(f"{'x' * 100}{'123' * 9}", "123").ids
     with pytest.raises(InvalidRequest) as caught:
@@ -255,7 +255,7 @@ def test_a_mark_at_a_persons_end_opens_no_reasoning() -> None:
     """Only the template, or an answer that goes on, has the model think."""
     chat = Chat((ChatMessage("user", "<think>"),), add_generation_prompt=False)
     template = ChatTemplate("{{ messages[0].content }}{# <think> #}", "", ())
-    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     wanted = ChatFormat(template, tokenizer)
     prompt = prompt_of(wanted, chat)
     assert prompt.text == "<think>"

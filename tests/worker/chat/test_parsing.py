@@ -24,7 +24,7 @@ BOTH = Called("get_weather", '{"place": "7", "days": 2}')
 NOW = Called("now", "{}")
 
 
-def thought(text: str) -> Said:
+def make_thought(text: str) -> Said:
     return Said(text, reasoning=True)
 
 
@@ -58,7 +58,7 @@ SAMPLES = {
         HERMES,
         f"<think>\nWell.\n\n</think>\n\nI look.\n<tool_call>\n{CALL}\n</tool_call>\n"
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-        (thought("Well."), Said("I look."), BERN, NOW),
+        (make_thought("Well."), Said("I look."), BERN, NOW),
     ),
     "hermes text only": Sample(
         HERMES, "\n a < b, <tool> and <think>x</think>  \n", (
@@ -66,9 +66,9 @@ SAMPLES = {
         ),
     ),
     "opened by the prompt": Sample(
-        HERMES, "\nWell.</think>Yes", (thought("Well."), Said("Yes")), prompt="...<think>\n"
+        HERMES, "\nWell.</think>Yes", (make_thought("Well."), Said("Yes")), prompt="...<think>\n"
     ),
-    "reasoning cut": Sample(HERMES, "<think>So far </th", (thought("So far </th"),)),
+    "reasoning cut": Sample(HERMES, "<think>So far </th", (make_thought("So far </th"),)),
     "call without its end": Sample(HERMES, f"<tool_call>{CALL}", (BERN,)),
     "call cut": Sample(
         HERMES, 'Hm.\n<tool_call>{"name": "get', (Said('Hm.\n<tool_call>{"name": "get'),)
@@ -102,7 +102,7 @@ SAMPLES = {
         "\n<think>Hm.</think>\nOk\n<tool_call>get_weather\n<arg_key>place</arg_key>\n"
         "<arg_value>7</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
         "<tool_call>now</tool_call>",
-        (thought("Hm."), Said("Ok"), BOTH, NOW),
+        (make_thought("Hm."), Said("Ok"), BOTH, NOW),
     ),
     "mistral list": Sample(
         MISTRAL, f'[TOOL_CALLS][{CALL}, {{"name": "now", "arguments": {{}}}}]', (BERN, NOW)
@@ -111,7 +111,7 @@ SAMPLES = {
         MISTRAL,
         '[THINK]Hm.[/THINK]Ok[TOOL_CALLS]get_weather[ARGS]{"place": "Bern"}'
         "[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}",
-        (thought("Hm."), Said("Ok"), BERN, NOW),
+        (make_thought("Hm."), Said("Ok"), BERN, NOW),
     ),
     "mistral, no call": Sample(MISTRAL, "a [TOOL_CALLS][1] b", (Said("a [TOOL_CALLS][1] b"),)),
     "deepseek fenced": Sample(
@@ -119,7 +119,7 @@ SAMPLES = {
         "Hm.</think>\n\nOk<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather"
         '\n```json\n{"place": "Bern"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
         "<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        (thought("Hm."), Said("Ok"), BERN, NOW),
+        (make_thought("Hm."), Said("Ok"), BERN, NOW),
         prompt="<think>\n",
     ),
     "deepseek bare": Sample(
@@ -134,7 +134,7 @@ SAMPLES = {
         '<｜DSML｜parameter name="place" string="true">7</｜DSML｜parameter>\n'
         '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
         '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
-        (thought("Hm."), Said("Ok"), BOTH, NOW),
+        (make_thought("Hm."), Said("Ok"), BOTH, NOW),
         prompt="<think>",
     ),
     "dsml of V4": Sample(
@@ -178,7 +178,7 @@ SAMPLES = {
         HARMONY,
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
         ' to=functions.get_weather <|constrain|>json<|message|>{"place": "Bern"}<|call|>',
-        (thought("Hm."), BERN),
+        (make_thought("Hm."), BERN),
     ),
     "harmony, recipient first": Sample(
         HARMONY,
@@ -201,7 +201,7 @@ SAMPLES = {
 }  # fmt: skip
 
 
-def joined(pieces: list[Piece]) -> list[Piece]:
+def join_pieces(pieces: list[Piece]) -> list[Piece]:
     """Return pieces with what adjoins and is of a kind made one."""
     whole: list[Piece] = []
     for piece in pieces:
@@ -213,11 +213,11 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     return whole
 
 
-def parsed(sample: Sample, texts: list[str], *, ends: bool = True) -> list[Piece]:
+def parse_pieces(sample: Sample, texts: list[str], *, ends: bool = True) -> list[Piece]:
     """Return what an answer that comes in these pieces is made of."""
     parser = sample.wanted.parser(TOOLS, prompt=sample.prompt)
-    found = [piece for text in texts for piece in parser.push(text)]
-    return joined(found + parser.finish() if ends else found)
+    pieces = [piece for text in texts for piece in parser.push(text)]
+    return join_pieces(pieces + parser.finish() if ends else pieces)
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -230,10 +230,10 @@ def test_an_answer_is_told_apart(name: str) -> None:
     """Whole or letter by letter, and at every place where it may be cut in two."""
     sample = SAMPLES[name]
     expected = list(sample.pieces)
-    assert parsed(sample, [sample.text]) == expected
-    assert parsed(sample, list(sample.text)) == expected
+    assert parse_pieces(sample, [sample.text]) == expected
+    assert parse_pieces(sample, list(sample.text)) == expected
     for place in range(len(sample.text)):
-        assert parsed(sample, [sample.text[:place], sample.text[place:]]) == expected
+        assert parse_pieces(sample, [sample.text[:place], sample.text[place:]]) == expected
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -242,9 +242,9 @@ def test_what_was_told_depends_on_the_text_alone(name: str, places: list[int], e
     """At any moment, not only at the end: so a stream that is resumed goes on as it was."""
     sample = SAMPLES[name]
     text = sample.text[: end % (len(sample.text) + 1)]
-    told = parsed(sample, [text], ends=False)
-    assert parsed(sample, cut(text, places), ends=False) == told
-    assert parsed(sample, cut(text, places)) == parsed(sample, [text])
+    pieces = parse_pieces(sample, [text], ends=False)
+    assert parse_pieces(sample, cut(text, places), ends=False) == pieces
+    assert parse_pieces(sample, cut(text, places)) == parse_pieces(sample, [text])
 
 
 UNREADABLE = {
@@ -278,7 +278,7 @@ UNREADABLE = {
 def test_what_is_no_whole_call_is_text(name: str) -> None:
     """Neither what no JSON can carry nor what the answer's end cut off becomes a call."""
     wanted, text = UNREADABLE[name]
-    assert parsed(Sample(wanted, text, ()), [text]) == [Said(text)]
+    assert parse_pieces(Sample(wanted, text, ()), [text]) == [Said(text)]
 
 
 def test_values_that_are_no_json_are_text() -> None:
@@ -286,7 +286,7 @@ def test_values_that_are_no_json_are_text() -> None:
     values = ("2", "NaN", "-Infinity", "1e999", '"\\ud800"', "[1", "[" * 2000 + "]" * 2000)
     for value in values:
         call = f"<tool_call>now<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
-        (piece,) = parsed(Sample(GLM, call, ()), [call])
+        (piece,) = parse_pieces(Sample(GLM, call, ()), [call])
         assert isinstance(piece, Called)
         assert json.loads(piece.arguments_json) == {"a": 2 if value == "2" else value}
 
@@ -294,7 +294,7 @@ def test_values_that_are_no_json_are_text() -> None:
 FORMATS = [PLAIN, HERMES, CODER, GLM, MISTRAL, DEEPSEEK, DSML, DSML_4, KIMI, LLAMA, HARMONY]
 
 
-@pytest.mark.parametrize("wanted", FORMATS, ids=lambda it: it.family.name)
+@pytest.mark.parametrize("wanted", FORMATS, ids=lambda sample_format: sample_format.family.name)
 @given(data=st.data())
 def test_nothing_is_lost_of_any_text(wanted: OutputFormat, data: st.DataObject) -> None:
     """Marks in any order: cut anyhow it is the same, and every letter between marks comes out."""
@@ -302,11 +302,13 @@ def test_nothing_is_lost_of_any_text(wanted: OutputFormat, data: st.DataObject) 
     drawn = data.draw(st.lists(bits, max_size=12))
     text, letters = "".join(drawn), "".join(bit for bit in drawn if bit in {"x", "y z"})
     sample = Sample(wanted, text, ())
-    pieces = parsed(sample, [text])
-    assert parsed(sample, list(text)) == pieces
-    told = "".join(p.text if isinstance(p, Said) else p.name + p.arguments_json for p in pieces)
+    pieces = parse_pieces(sample, [text])
+    assert parse_pieces(sample, list(text)) == pieces
+    told_text = "".join(
+        p.text if isinstance(p, Said) else p.name + p.arguments_json for p in pieces
+    )
     for letter in "xyz":
-        assert told.count(letter) >= letters.count(letter)
+        assert told_text.count(letter) >= letters.count(letter)
 
 
 def test_without_tools_a_call_is_text() -> None:
@@ -321,11 +323,11 @@ def test_without_tools_a_call_is_text() -> None:
 def test_an_answer_that_goes_on_begins_in_the_middle() -> None:
     """What was said before decides whether the rest is thought or text."""
     thinking = HERMES.parser(TOOLS, prompt="", continued="<think>so")
-    assert joined(thinking.push(" far</think>Yes")) == [thought("far"), Said("Yes")]
+    assert join_pieces(thinking.push(" far</think>Yes")) == [make_thought("far"), Said("Yes")]
     telling = HERMES.parser(TOOLS, prompt="", continued="<think>so</think>Ye")
-    assert joined(telling.push("s <think>")) == [Said("s <think>")]
+    assert join_pieces(telling.push("s <think>")) == [Said("s <think>")]
     final = HARMONY.parser(TOOLS, prompt="", continued="Ye")
-    assert joined(final.push("s")) == [Said("s")]
+    assert join_pieces(final.push("s")) == [Said("s")]
 
 
 def test_parts_are_numbered_and_calls_have_ids_of_their_own() -> None:
@@ -346,7 +348,7 @@ def test_parts_are_numbered_and_calls_have_ids_of_their_own() -> None:
     assert parts == read("a", list(text))
     assert [*parts] == [0, 1, 2, 3]
     ids = [parts[2].split(":")[0], parts[3].split(":")[0]]
-    assert all(len(it) == 9 and it.isalnum() for it in ids)
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
     assert len({*ids, read("b", [text])[2].split(":")[0]}) == 3
 
 
@@ -374,5 +376,5 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_known_by_its_template(name: str) -> None:
     """What a real template writes says how its model answers."""
-    found = output_format(template_of(name))
-    assert (found.family.name, found.think is not None) == FAMILIES[name]
+    output = output_format(template_of(name))
+    assert (output.family.name, output.think is not None) == FAMILIES[name]

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from mlxd_worker.chat.parsing.registry import OutputFormat
-from tests.worker.chat.test_parsing import CODER, DEEPSEEK, GLM, HARMONY, HERMES, Sample, parsed
+from tests.worker.chat.test_parsing import (
+    CODER,
+    DEEPSEEK,
+    GLM,
+    HARMONY,
+    HERMES,
+    Sample,
+    parse_pieces,
+)
 
 MANY = 20_000
 TIMES = 8
@@ -41,9 +49,9 @@ def test_time_grows_with_length_alone(name: str) -> None:
     wanted, texts = HOSTILE[name]
 
     def took_s(count: int) -> float:
-        given = texts(count)
+        pieces = texts(count)
         begin_s = time.thread_time()
-        parsed(Sample(wanted, "", ()), given)
+        parse_pieces(Sample(wanted, "", ()), pieces)
         return time.thread_time() - begin_s
 
     def grows_little() -> bool:

@@ -25,12 +25,12 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
 )
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
-from mlxd_worker.chat.render_process import answered
+from mlxd_worker.chat.render_process import answer_job
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.busy_threads import busy_threads
-from tests.worker.chat.test_control_tokens import made
+from tests.worker.chat.test_control_tokens import make_raw
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID
 
 DOUBLING = (
@@ -44,7 +44,7 @@ HELLO = Chat((ChatMessage("user", "hello"),), now_s=86_400.0 * 200)
 
 
 def format_of(template: str) -> ChatFormat:
-    tokenizer = Tokenizer(made("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
+    tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     return ChatFormat(ChatTemplate(template, template, ()), tokenizer)
 
 
@@ -58,14 +58,14 @@ async def room() -> AsyncIterator[RenderRoom]:
 
 async def trouble(room: RenderRoom, template: str, chat: Chat = HELLO) -> MlxdError:
     with pytest.raises(MlxdError) as caught:
-        await room.rendered(format_of(template), chat)
+        await room.render(format_of(template), chat)
     return caught.value
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_conversation_is_rendered_at_the_time_it_is_told(room: RenderRoom) -> None:
     """The template's clock is the request's, so that every worker renders the same."""
-    prompt = await room.rendered(
+    prompt = await room.render(
         format_of("{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"), HELLO
     )
     assert prompt.text == "20 Jul 1970: hello"
@@ -84,7 +84,7 @@ async def test_a_rendering_waits_for_no_other_work_on_threads() -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "words"),
     [
         ("{{ 'ab' * 100000000000 }}", "memory"),
         (DOUBLING, "its rendering"),
@@ -101,13 +101,13 @@ async def test_a_rendering_waits_for_no_other_work_on_threads() -> None:
         ),
     ],
 )
-async def test_a_hostile_template_is_stopped(room: RenderRoom, template: str, told: str) -> None:
+async def test_a_hostile_template_is_stopped(room: RenderRoom, template: str, words: str) -> None:
     """Whatever it tries, it ends with an error that names the field, and the next one is served."""
     error = await trouble(room, template)
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "chat"
-    assert told in error.violations[0].description
-    assert (await room.rendered(format_of("fine"), HELLO)).text == "fine"
+    assert words in error.violations[0].description
+    assert (await room.render(format_of("fine"), HELLO)).text == "fine"
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -118,7 +118,7 @@ async def test_a_template_that_does_not_end_is_stopped(template: str) -> None:
     try:
         error = await trouble(hurried, template)
         hurried._limit_s = LONG_S  # which a process that is started anew has, too
-        assert (await hurried.rendered(format_of("fine"), HELLO)).text == "fine"
+        assert (await hurried.render(format_of("fine"), HELLO)).text == "fine"
     finally:
         await hurried.close()
     assert isinstance(error, InvalidRequest)
@@ -171,7 +171,7 @@ def test_any_template_gives_a_text_or_says_what_is_wrong(bits: list[str]) -> Non
         "now_s": 0.0,
         "continues": False,
     }
-    answer = answered(job)
+    answer = answer_job(job)
     assert answer.keys() in ({"text"}, {"kind", "problem", "line", "field"})
 
 
@@ -212,17 +212,17 @@ async def test_who_leaves_gives_no_turn_away() -> None:
     """A rendering that nobody waits for any more keeps its turn to its end, and no longer."""
     narrow = HeldRoom()
     try:
-        left = asyncio.ensure_future(narrow.rendered(format_of("gone"), HELLO))
-        begun = asyncio.ensure_future(narrow.rendered(format_of("fine"), HELLO))
+        left = asyncio.ensure_future(narrow.render(format_of("gone"), HELLO))
+        begun = asyncio.ensure_future(narrow.render(format_of("fine"), HELLO))
         await asyncio.sleep(0)  # one renders, the other waits
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
         with pytest.raises(QueueFull):
-            await narrow.rendered(format_of("fine"), HELLO)
+            await narrow.render(format_of("fine"), HELLO)
         narrow.go.set()
         assert (await begun).text == "fine"
-        assert (await narrow.rendered(format_of("fine"), HELLO)).text == "fine"
+        assert (await narrow.render(format_of("fine"), HELLO)).text == "fine"
     finally:
         narrow.go.set()
         await narrow.close()
@@ -235,7 +235,7 @@ async def test_so_many_wait_and_no_more() -> None:
     try:
         wanted = format_of("fine")
         first, second, third = await asyncio.gather(
-            *(crowded.rendered(wanted, HELLO) for _ in range(3)), return_exceptions=True
+            *(crowded.render(wanted, HELLO) for _ in range(3)), return_exceptions=True
         )
     finally:
         await crowded.close()
@@ -249,7 +249,7 @@ async def test_a_long_prompt_is_looked_at_by_threads_alone(room: RenderRoom) -> 
     """The loop calls nothing of its text but what tells whether it is ASCII, and hands the ids on
     as they came: it makes no object of each."""
     wanted = format_of("{{ messages[0].content * 30000 }}")
-    prompt = await room.rendered(wanted, HELLO)  # all is started
+    prompt = await room.render(wanted, HELLO)  # all is started
     assert len(prompt.ids) > 16 * 1024
     calls: list[str] = []
 
@@ -264,7 +264,7 @@ async def test_a_long_prompt_is_looked_at_by_threads_alone(room: RenderRoom) -> 
 
     sys.setprofile(note)
     try:
-        prompt = await room.rendered(wanted, HELLO)
+        prompt = await room.render(wanted, HELLO)
     finally:
         sys.setprofile(None)
     assert set(calls) <= {"isascii"}
@@ -277,7 +277,7 @@ async def test_a_long_prompt_is_looked_at_by_threads_alone(room: RenderRoom) -> 
 async def test_a_room_that_closes_ends_what_it_renders() -> None:
     """However long that would take; whoever waits, or comes later, is told why."""
     closing = RenderRoom(limit_s=LONG_S)
-    rendering = asyncio.ensure_future(closing.rendered(format_of(ENDLESS), HELLO))
+    rendering = asyncio.ensure_future(closing.render(format_of(ENDLESS), HELLO))
 
     def begin() -> None:
         while not closing._children._children:
@@ -285,7 +285,7 @@ async def test_a_room_that_closes_ends_what_it_renders() -> None:
 
     await asyncio.to_thread(begin)
     await closing.close()
-    for asked in (rendering, asyncio.ensure_future(closing.rendered(format_of("fine"), HELLO))):
+    for task in (rendering, asyncio.ensure_future(closing.render(format_of("fine"), HELLO))):
         with pytest.raises(ShuttingDown):
-            await asked
+            await task
     assert not closing._children._children

@@ -23,21 +23,33 @@ def folder_of(place: Path, **files: str) -> Path:
     return place
 
 
-def found(place: Path, **files: str) -> tuple[str, str, str] | None:
+def find_template(place: Path, **files: str) -> tuple[str, str, str] | None:
     template = read_template(folder_of(place, **files))
     return None if template is None else (template.text, template.tool_text, template.file)
 
 
 def test_the_first_file_that_has_one_says_it(tmp_path: Path) -> None:
     """The file of its own, the tokenizer's settings, then what processors had before."""
-    assert found(tmp_path) is None
+    assert find_template(tmp_path) is None
     processor = json.dumps({"chat_template": "p"})
-    assert found(tmp_path, chat_template__json=processor) == ("p", "p", "chat_template.json")
+    assert find_template(tmp_path, chat_template__json=processor) == (
+        "p",
+        "p",
+        "chat_template.json",
+    )
     settings = json.dumps({"chat_template": NAMED})
-    assert found(tmp_path, tokenizer_config__json=settings) == ("d", "t", "tokenizer_config.json")
-    assert found(tmp_path, chat_template__jinja="a\r\nb") == ("a\nb", "a\nb", "chat_template.jinja")
+    assert find_template(tmp_path, tokenizer_config__json=settings) == (
+        "d",
+        "t",
+        "tokenizer_config.json",
+    )
+    assert find_template(tmp_path, chat_template__jinja="a\r\nb") == (
+        "a\nb",
+        "a\nb",
+        "chat_template.jinja",
+    )
     extra = {"additional_chat_templates___tool_use__jinja": "u"}
-    assert found(tmp_path, **extra) == ("a\nb", "u", "chat_template.jinja")
+    assert find_template(tmp_path, **extra) == ("a\nb", "u", "chat_template.jinja")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +69,7 @@ def test_the_first_file_that_has_one_says_it(tmp_path: Path) -> None:
 def test_what_is_wrong_names_its_file(tmp_path: Path, name: str, text: str, file: str) -> None:
     """No template, no text, or too much of it."""
     with pytest.raises(InvalidModel) as caught:
-        found(tmp_path, **{name: text})
+        find_template(tmp_path, **{name: text})
     assert caught.value.file == file
 
 

@@ -37,13 +37,13 @@ def template_of(name: str) -> str:
 def reference(template: str, case: Case, **more: Any) -> str:
     """Return what the reference renderer makes of a conversation."""
     messages, tools, options = case
-    given: dict[str, Any] = {"tools": tools, **SPECIAL, **options, **more}
-    texts: Any = render_jinja_template([messages], chat_template=template, **given)[0]
+    variables: dict[str, Any] = {"tools": tools, **SPECIAL, **options, **more}
+    texts: Any = render_jinja_template([messages], chat_template=template, **variables)[0]
     text: str = texts[0]
     return text
 
 
-def aliased(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_aliases(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as the product gives them: reasoning by both of its names."""
     return [
         {"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m
@@ -54,10 +54,10 @@ def aliased(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def ours(template: str, case: Case) -> str:
     """Return what our renderer makes of it."""
     messages, tools, options = case
-    given = {
-        "documents": None, "tools": tools, **SPECIAL, **options, "messages": aliased(messages),
+    variables = {
+        "documents": None, "tools": tools, **SPECIAL, **options, "messages": with_aliases(messages),
     }  # fmt: skip
-    return render(template, given, now_s=time.time(), chars_max=PROMPT_CHARS_MAX)
+    return render(template, variables, now_s=time.time(), chars_max=PROMPT_CHARS_MAX)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *TOKENIZERS])

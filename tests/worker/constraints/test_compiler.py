@@ -17,7 +17,7 @@ from mlxd_shared.wire.status import to_status
 from mlxd_worker.constraints.compiler import Constraints, _source_of
 from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
 from mlxd_worker.engine.masks.limits import reason
-from tests.support.constrained import accepts, compiled, demo_constraints, demo_tokenizer
+from tests.support.constrained import accepts, compile_format, demo_constraints, demo_tokenizer
 
 HANGS = (
     sys.executable,
@@ -35,7 +35,7 @@ def choice(text: str) -> ResponseFormat:
 
 def test_a_choice_is_one_of_its_texts() -> None:
     """Signs mean themselves, and one text may begin another."""
-    constraint = compiled(FormatKind.CHOICE, choices=("yes", "yes.*", "ja\n", "è\\"))
+    constraint = compile_format(FormatKind.CHOICE, choices=("yes", "yes.*", "ja\n", "è\\"))
 
     assert [t for t in ("yes", "yes.*", "ja\n", "è\\") if not accepts(constraint, t)] == []
     assert [t for t in ("", "ye", "yes.", "yesss", "ja") if accepts(constraint, t)] == []
@@ -43,7 +43,7 @@ def test_a_choice_is_one_of_its_texts() -> None:
 
 def test_any_object_is_an_object() -> None:
     """The kind without a schema takes every object and nothing else."""
-    constraint = compiled(FormatKind.JSON_OBJECT)
+    constraint = compile_format(FormatKind.JSON_OBJECT)
 
     assert accepts(constraint, '{"a": [1, {"b": null}], "c": "é\\n"}')
     assert not accepts(constraint, "[]")
@@ -55,11 +55,11 @@ def test_kept_formats_are_bounded_by_count() -> None:
     first = constraints.compile(choice("first"))
     for index in range(config.CONSTRAINTS_KEPT_MAX - 1):
         constraints.compile(choice(f"x{index}"))
-    assert constraints.kept(choice("first")) is first
+    assert constraints.find_kept(choice("first")) is first
     constraints.compile(choice("one more"))
 
-    assert constraints.kept(choice("first")) is first, "it was used since"
-    assert constraints.kept(choice("x0")) is None
+    assert constraints.find_kept(choice("first")) is first, "it was used since"
+    assert constraints.find_kept(choice("x0")) is None
 
 
 def test_kept_formats_are_bounded_by_their_texts() -> None:
@@ -71,11 +71,11 @@ def test_kept_formats_are_bounded_by_their_texts() -> None:
     )
     constraints.compile(large)
     constraints.compile(large)
-    assert constraints.kept(large) is not None
+    assert constraints.find_kept(large) is not None
     constraints.compile(other)
 
-    assert constraints.kept(large) is None
-    assert constraints.kept(other) is not None
+    assert constraints.find_kept(large) is None
+    assert constraints.find_kept(other) is not None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_kept_formats_are_bounded_by_their_texts() -> None:
 def test_a_bad_format_is_refused_by_its_field(kind: FormatKind, text: str, problem: str) -> None:
     """The field on the wire, and the place in it."""
     with pytest.raises(InvalidRequest) as caught:
-        compiled(kind, text)
+        compile_format(kind, text)
 
     (violation,) = caught.value.violations
     assert violation.field == f"response_format.{kind.value}"
@@ -175,13 +175,13 @@ def test_a_trial_that_does_not_end_well_is_a_refusal(
 def test_trials_that_are_closed_end_and_try_nothing_more() -> None:
     """A trial under way is told as the server's stop, not as the grammar's fault."""
     trials = Trials(HANGS)
-    told: list[type[BaseException]] = []
+    error_types: list[type[BaseException]] = []
 
     def run() -> None:
         try:
             trials.run('start: "a"', limit_s=60)
         except (TrialError, ShuttingDown) as error:
-            told.append(type(error))
+            error_types.append(type(error))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -190,7 +190,7 @@ def test_trials_that_are_closed_end_and_try_nothing_more() -> None:
     trials.close()
     thread.join()
     run()
-    assert told == [ShuttingDown] * 2
+    assert error_types == [ShuttingDown] * 2
 
 
 def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:

@@ -15,7 +15,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.formats import FormatKind
 from mlxd_worker.constraints.gbnf import GrammarError, to_lark
 from mlxd_worker.engine.masks.constraint import Constraint
-from tests.support.constrained import accepts, compiled, demo_tokenizer
+from tests.support.constrained import accepts, compile_format, demo_tokenizer
 
 Known = dict[str, frozenset[str]]
 ALPHABET = "ab"
@@ -55,17 +55,17 @@ def _leaf(text: str) -> Item:
     return Item(text, lambda known: known[text])
 
 
-def _marked(item: Item, mark: str) -> Item:
+def _mark(item: Item, mark: str) -> Item:
     """Return an item with what stands behind it."""
     low, high = {"": (1, 1), "*": (0, None), "+": (1, None), "?": (0, 1), "{1,2}": (1, 2)}[mark]
-    return Item(item.text + mark, lambda known: _repeated(item.words(known), low, high))
+    return Item(item.text + mark, lambda known: _repeat(item.words(known), low, high))
 
 
 def _sequence(items: list[Item]) -> Item:
     return Item(
         " ".join(item.text for item in items),
         lambda known: functools.reduce(
-            _joined, (item.words(known) for item in items), frozenset([""])
+            _join, (item.words(known) for item in items), frozenset([""])
         ),
     )
 
@@ -77,22 +77,22 @@ def _choice(options: list[Item]) -> Item:
     )
 
 
-def _joined(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+def _join(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
     return frozenset(a + b for a in first for b in second if len(a) + len(b) <= LENGTH_MAX)
 
 
-def _repeated(words: frozenset[str], low: int, high: int | None) -> frozenset[str]:
-    now = functools.reduce(_joined, [words] * low, frozenset([""]))
+def _repeat(words: frozenset[str], low: int, high: int | None) -> frozenset[str]:
+    now = functools.reduce(_join, [words] * low, frozenset([""]))
     result = set(now)
     for _ in range(low, LENGTH_MAX + 1 if high is None else high):
-        now = _joined(now, words)
+        now = _join(now, words)
         result |= now
     return frozenset(result)
 
 
 RULES = ("root", "x", "y")
 atoms = st.sampled_from(['"a"', '"b"', '"ab"', '"aba"', "[ab]", "[b]", "x", "y", "root"]).map(_leaf)
-items = st.builds(_marked, atoms, st.sampled_from(["", "", "", "*", "+", "?", "{1,2}"]))
+items = st.builds(_mark, atoms, st.sampled_from(["", "", "", "*", "+", "?", "{1,2}"]))
 sequences = st.lists(items, min_size=1, max_size=3).map(_sequence)
 bodies = st.lists(sequences, min_size=1, max_size=3).map(_choice)
 grammars = st.fixed_dictionaries(dict.fromkeys(RULES, bodies))
@@ -110,10 +110,10 @@ def _complete(constraint: Constraint, token_ids: list[int]) -> bool:
     return read == len(token_ids) and matcher.native.is_accepting()
 
 
-def _compiled(grammar: str) -> Constraint | None:
+def _compile(grammar: str) -> Constraint | None:
     """Return a grammar's constraint; None where texts are read in too many ways at once."""
     try:
-        return compiled(FormatKind.EBNF_GRAMMAR, grammar)
+        return compile_format(FormatKind.EBNF_GRAMMAR, grammar)
     except InvalidRequest as error:
         if "Too many items" in str(error):
             return None
@@ -126,7 +126,7 @@ def test_a_grammar_accepts_its_words_and_no_others(grammar: dict[str, Item]) -> 
     """Every short word is accepted if, and only if, the rules can make it."""
     expected = language(grammar)
     assume(expected)
-    constraint = _compiled("".join(f"{name} ::= {body.text}\n" for name, body in grammar.items()))
+    constraint = _compile("".join(f"{name} ::= {body.text}\n" for name, body in grammar.items()))
     assume(constraint is not None)
     assert constraint is not None
 
@@ -156,7 +156,7 @@ def test_a_grammar_accepts_its_words_and_no_others(grammar: dict[str, Item]) -> 
 )
 def test_longer_lexemes_lose_no_text(grammar: str, good: list[str], bad: list[str]) -> None:
     """What begins like another alternative, or contains its end, is read to its own end."""
-    constraint = compiled(FormatKind.EBNF_GRAMMAR, grammar)
+    constraint = compile_format(FormatKind.EBNF_GRAMMAR, grammar)
 
     assert [text for text in good if not accepts(constraint, text)] == []
     assert [text for text in bad if accepts(constraint, text)] == []

@@ -36,7 +36,7 @@ leaves = st.sampled_from(
 )  # fmt: skip
 
 
-def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def nest_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return schemas that are made of others."""
     two = st.lists(inner, min_size=1, max_size=3)
     members = st.dictionaries(st.sampled_from("ab"), inner, min_size=1)
@@ -50,10 +50,10 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-schemas = st.recursive(leaves, nested, max_leaves=6)
+schemas = st.recursive(leaves, nest_schemas, max_leaves=6)
 
 
-def accepted(constraint: Constraint) -> list[Any]:
+def accepted_values(constraint: Constraint) -> list[Any]:
     """Return the values that are accepted, their members in some order."""
     return [
         value
@@ -69,7 +69,7 @@ def orders(value: Any) -> list[Any]:
     return [dict(members) for members in itertools.permutations(value.items())]
 
 
-def compiled(wanted: Any) -> Constraint | None:
+def compile_schema(wanted: Any) -> Constraint | None:
     """Return a schema's constraint; None where it is not served, or nothing matches it."""
     try:
         return schema(json.dumps(wanted))
@@ -81,9 +81,9 @@ def compiled(wanted: Any) -> Constraint | None:
 @given(wanted=st.one_of(schemas, st.builds(lambda s: {"oneOf": s}, st.lists(leaves, min_size=2))))
 def test_what_is_accepted_matches(wanted: Any) -> None:
     """Of some values no other is accepted; without oneOf none is left out; or it is refused."""
-    constraint, judge = compiled(wanted), Judge(wanted)
+    constraint, judge = compile_schema(wanted), Judge(wanted)
     if constraint is not None:
-        taken = accepted(constraint)
+        taken = accepted_values(constraint)
         right = [value for value in VALUES if judge.accepts(value)]
         assert [value for value in taken if value not in right] == []
         assert taken == right or "oneOf" in json.dumps(wanted)
@@ -121,7 +121,7 @@ def test_common_shapes_are_served(wanted: Any) -> None:
     right = [value for value in VALUES if judge.accepts(value)]
 
     assert right
-    assert accepted(constraint) == right
+    assert accepted_values(constraint) == right
 
 
 def test_an_option_is_kept_from_what_another_requires() -> None:
@@ -131,7 +131,7 @@ def test_an_option_is_kept_from_what_another_requires() -> None:
     ]
     constraint = schema(json.dumps({"oneOf": options}))
 
-    assert accepted(constraint) == [{"a": 1}, {"a": 1, "c": []}]
+    assert accepted_values(constraint) == [{"a": 1}, {"a": 1, "c": []}]
     assert accepts(constraint, '{"b": 1}')
     assert not accepts(constraint, '{"a": 1, "b": 1}')
     assert not accepts(constraint, '{"a": 1, "b": "x"}'), "valid, but left out"

@@ -17,8 +17,8 @@ from mlxd_worker.constraints.patterns import (
     search_pattern,
     whole_pattern,
 )
-from tests.support.constrained import accepts, compiled, schema
-from tests.support.ecma import found, written_found, written_matches
+from tests.support.constrained import accepts, compile_format, schema
+from tests.support.ecma import finds, written_found, written_matches
 
 TEXTS = (
     "", "a", "b", "ab", "ba", "aab", "abab", "-", "]", "^", "a-b", "A1_", "é", " ", "\t", "\n",
@@ -47,8 +47,8 @@ def test_an_expression_is_found_where_the_language_says(pattern: str) -> None:
         assert "^ " in str(error) or "nothing to repeat" in str(error)  # noqa: PT017 - one of many
         return
     for text in TEXTS:
-        assert written_found(searched, text) == found(pattern, text), text
-        assert written_matches(matched, text) == found(f"^(?:{pattern})$", text), text
+        assert written_found(searched, text) == finds(pattern, text), text
+        assert written_matches(matched, text) == finds(f"^(?:{pattern})$", text), text
 
 
 EXPRESSIONS = (
@@ -60,11 +60,11 @@ EXPRESSIONS = (
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
 def test_the_library_reads_what_is_written(pattern: str) -> None:
     """A compiled expression accepts the texts that the language's own engine matches."""
-    constraint = compiled(FormatKind.REGEX, pattern)
+    constraint = compile_format(FormatKind.REGEX, pattern)
     strings = schema(json.dumps({"type": "string", "pattern": pattern}))
     for text in (*TEXTS, "a.b@c", "abc", "éé", "é\U0001f600", 'a"', '"', "\\\\"):
-        assert accepts(constraint, text) == found(f"^(?:{pattern})$", text), text
-        assert accepts(strings, json.dumps(text, ensure_ascii=False)) == found(pattern, text), text
+        assert accepts(constraint, text) == finds(f"^(?:{pattern})$", text), text
+        assert accepts(strings, json.dumps(text, ensure_ascii=False)) == finds(pattern, text), text
 
 
 @pytest.mark.parametrize("pattern", [r"a\x01b", r"a[\x01\x7f]?b", r"a[\x7f]b"])

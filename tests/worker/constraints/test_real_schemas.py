@@ -14,13 +14,13 @@ REFUSED_MAX = 0.02
 def test_a_sample_of_real_schemas() -> None:
     """98 % compile; valid instances are accepted, invalid ones and invalid output are not."""
     outcomes = shard(real_input(*DATA), 7, STEP, WALKS)
-    compiled = [found for found in outcomes if not found.refused]
+    compiled = [outcome for outcome in outcomes if not outcome.refused]
 
     assert len(outcomes) >= 60
     assert len(outcomes) - len(compiled) <= REFUSED_MAX * len(outcomes)
     assert [
-        found.name for found in compiled if not found.right and found.name not in LEFT_OUT
+        outcome.name for outcome in compiled if not outcome.right and outcome.name not in LEFT_OUT
     ] == []
-    assert [t for found in compiled for t in found.tests if t.as_written and not t.label] == []
-    assert [output for found in compiled for output in found.invalid] == []
-    assert sum(found.walks["complete"] for found in compiled) >= len(compiled)
+    assert [t for outcome in compiled for t in outcome.tests if t.as_written and not t.label] == []
+    assert [output for outcome in compiled for output in outcome.invalid] == []
+    assert sum(outcome.walks["complete"] for outcome in compiled) >= len(compiled)

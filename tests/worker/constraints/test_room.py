@@ -48,14 +48,14 @@ async def test_a_format_is_compiled_once_for_all_who_ask() -> None:
     """Streams that ask for the same format share one compilation; later ones find it kept."""
     trials, constraints = HeldTrials(), fresh()
     room = CompileRoom(trials=trials)
-    asking = [asyncio.create_task(room.compiled(constraints, one("a"))) for _ in range(5)]
+    asking = [asyncio.create_task(room.compile(constraints, one("a"))) for _ in range(5)]
     await asyncio.to_thread(trials.begun.acquire)
     trials.go.set()
-    found = await asyncio.gather(*asking)
+    constraints_made = await asyncio.gather(*asking)
 
     assert len(trials.sources) == 1
-    assert len(set(map(id, found))) == 1
-    assert await room.compiled(constraints, one("a")) is found[0]
+    assert len(set(map(id, constraints_made))) == 1
+    assert await room.compile(constraints, one("a")) is constraints_made[0]
 
 
 @pytest.mark.asyncio
@@ -64,7 +64,7 @@ async def test_a_format_waits_for_no_other_work_on_threads() -> None:
     trials = HeldTrials()
     trials.go.set()
     async with busy_threads():
-        assert await CompileRoom(trials=trials).compiled(fresh(), one("a"))
+        assert await CompileRoom(trials=trials).compile(fresh(), one("a"))
 
 
 @pytest.mark.asyncio
@@ -72,12 +72,12 @@ async def test_compilations_and_those_who_wait_are_bounded() -> None:
     """So many at once, so many more in line, and no others; a client that leaves stops nothing."""
     trials, constraints = HeldTrials(), fresh()
     room = CompileRoom(compiles_max=2, waiting_max=1, trials=trials)
-    asking = [asyncio.create_task(room.compiled(constraints, one(t))) for t in "abc"]
+    asking = [asyncio.create_task(room.compile(constraints, one(t))) for t in "abc"]
     for _ in range(2):
         await asyncio.to_thread(trials.begun.acquire)
     assert len(trials.sources) == 2
     with pytest.raises(QueueFull, match="response formats to compile"):
-        await room.compiled(constraints, one("d"))
+        await room.compile(constraints, one("d"))
     asking[0].cancel()
     trials.go.set()
     await asyncio.gather(*asking[1:])
@@ -85,7 +85,7 @@ async def test_compilations_and_those_who_wait_are_bounded() -> None:
     assert len(trials.sources) == 3
     with pytest.raises(asyncio.CancelledError):
         await asking[0]
-    assert constraints.kept(one("a")) or await room.compiled(constraints, one("a"))
+    assert constraints.find_kept(one("a")) or await room.compile(constraints, one("a"))
 
 
 @pytest.mark.asyncio
@@ -94,12 +94,12 @@ async def test_nobody_waits_longer_than_the_bound() -> None:
     trials, constraints = HeldTrials(), fresh()
     room = CompileRoom(wait_s=0.05, trials=trials)
     with pytest.raises(InvalidRequest) as caught:
-        await room.compiled(constraints, one("a"))
+        await room.compile(constraints, one("a"))
     assert caught.value.violations[0].field == "response_format.regex"
     trials.go.set()
     patient = CompileRoom(trials=trials)
 
-    assert await patient.compiled(constraints, one("a"))
+    assert await patient.compile(constraints, one("a"))
 
 
 @pytest.mark.asyncio
@@ -108,11 +108,11 @@ async def test_a_bad_format_is_told_to_each_who_asks() -> None:
     constraints, room = fresh(), CompileRoom(trials=HeldTrials())
     bad = ResponseFormat(FormatKind.REGEX, "(")
     results = await asyncio.gather(
-        *(room.compiled(constraints, bad) for _ in range(3)), return_exceptions=True
+        *(room.compile(constraints, bad) for _ in range(3)), return_exceptions=True
     )
 
     assert [type(result) for result in results] == [InvalidRequest] * 3
-    assert constraints.kept(bad) is None
+    assert constraints.find_kept(bad) is None
 
 
 @pytest.mark.asyncio
@@ -120,15 +120,15 @@ async def test_nothing_is_compiled_in_a_room_that_is_closed() -> None:
     """Whoever asks then, or still waits for a turn, is told that the worker stops."""
     trials, constraints = HeldTrials(), fresh()
     room = CompileRoom(compiles_max=1, trials=trials)
-    under_way = asyncio.create_task(room.compiled(constraints, one("a")))
+    under_way = asyncio.create_task(room.compile(constraints, one("a")))
     await asyncio.to_thread(trials.begun.acquire)
-    waiting = asyncio.create_task(room.compiled(constraints, one("b")))
+    waiting = asyncio.create_task(room.compile(constraints, one("b")))
     await room.close()
     trials.go.set()
 
     with pytest.raises(ShuttingDown):
         await waiting
     with pytest.raises(ShuttingDown):
-        await room.compiled(constraints, one("c"))
+        await room.compile(constraints, one("c"))
     await under_way
     assert len(trials.sources) == 1

@@ -16,7 +16,7 @@ from mlxd_worker.constraints.vocabulary import token_bytes
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.real_inputs import REAL_INPUTS, real_input
 from tests.support.constrained import demo_tokenizer
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 
 NAMES = (
     "gpt-neox-20b", "gpt-oss", "gpt2", "mistral-v3", "olmo2-dolma2", "phi-3-mini", "qwen3",
@@ -25,7 +25,9 @@ NAMES = (
 YES = ResponseFormat(FormatKind.CHOICE, choices=(" yes", "no"))
 
 
-def made(spellings: list[str], *, special: int, decoder: decoders.Decoder | None) -> Tokenizer:
+def make_tokenizer(
+    spellings: list[str], *, special: int, decoder: decoders.Decoder | None
+) -> Tokenizer:
     """Return a tokenizer of these spellings, of which one is special and ends the text."""
     raw = RawTokenizer(models.WordLevel({text: i for i, text in enumerate(spellings)}, "?"))
     raw.add_special_tokens([AddedToken(spellings[special], special=True)])
@@ -41,10 +43,10 @@ def sentencepiece() -> Tokenizer:
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
         decoders.Strip(" ", 1, 0),
     ]  # fmt: skip
-    return made(spellings, special=0, decoder=decoders.Sequence(steps))
+    return make_tokenizer(spellings, special=0, decoder=decoders.Sequence(steps))
 
 
-def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
+def spell_output(tokenizer: Tokenizer, ids: list[int]) -> str:
     """Return the text of a stream under a constraint."""
     decoder = tokenizer.detokenizer(anchored=True)
     return "".join(decoder.push(i) for i in ids) + decoder.finish()
@@ -58,7 +60,7 @@ def check(tokenizer: Tokenizer, *, tries: int) -> None:
         some = rng.choices(ids, k=rng.randint(1, 12))
         expected = b"".join(pieces[i] for i in some).decode("utf-8", "replace")
         if "\ufffd" not in expected:  # some decoders let one bad byte spoil good ones before it
-            assert spelled(tokenizer, some) == expected, some
+            assert spell_output(tokenizer, some) == expected, some
 
 
 def test_bytes_are_the_text_of_the_demo_model() -> None:
@@ -70,10 +72,10 @@ def test_bytes_are_the_text_where_blanks_are_marked() -> None:
     """Marked blanks, bytes as tokens, and no blank lost where the text begins."""
     check(sentencepiece(), tries=100)
 
-    assert spelled(sentencepiece(), [1]) == " yes"
+    assert spell_output(sentencepiece(), [1]) == " yes"
 
 
-@pytest.mark.parametrize("name", spread(NAMES, 4))
+@pytest.mark.parametrize("name", spread_evenly(NAMES, 4))
 def test_bytes_are_the_text_of_real_tokenizers(name: str) -> None:
     """The vocabularies of eight model families."""
     raw = lzma.decompress(real_input("tokenizers", name, "tokenizer.json.xz").read_bytes())
@@ -98,7 +100,7 @@ def test_special_tokens_and_padding_have_no_bytes() -> None:
     assert (len(narrow.pieces), narrow.eos_ids) == (5, (0,))
 
 
-def _allowed(mask: bytes) -> set[int]:
+def _allowed_ids(mask: bytes) -> set[int]:
     return {i for i in range(len(mask) * 8) if mask[i >> 3] >> (i & 7) & 1}
 
 
@@ -107,12 +109,12 @@ def test_all_spellings_of_a_byte_are_allowed_and_nothing_else() -> None:
     matcher = Constraints(sentencepiece(), 64).compile(YES).start()
 
     assert len(matcher.mask()) == 8
-    assert _allowed(matcher.mask()) == {1, 2, 3, 5}
+    assert _allowed_ids(matcher.mask()) == {1, 2, 3, 5}
     matcher.accept(3)
-    assert _allowed(matcher.mask()) == {4}
+    assert _allowed_ids(matcher.mask()) == {4}
     matcher.accept(4)
     assert (matcher.native.is_accepting(), matcher.is_over) == (True, True)
-    assert _allowed(matcher.mask()) == {0}
+    assert _allowed_ids(matcher.mask()) == {0}
 
 
 @pytest.mark.parametrize("vocab_size", [32, 33, 64])
@@ -126,12 +128,12 @@ def test_a_model_without_an_end_needs_none(vocab_size: int) -> None:
         matcher.accept(token_id)
 
     assert matcher.is_over
-    assert not {i for i in _allowed(matcher.mask()) if i < vocab_size}
+    assert not {i for i in _allowed_ids(matcher.mask()) if i < vocab_size}
 
 
 def test_a_decoder_that_joins_tokens_its_own_way_is_refused() -> None:
     """Where a token has no bytes of its own, no format is served, and the reason is told."""
     for decoder in (None, decoders.WordPiece()):
-        constraints = Constraints(made(["a", "b", "</s>"], special=2, decoder=decoder), 3)
+        constraints = Constraints(make_tokenizer(["a", "b", "</s>"], special=2, decoder=decoder), 3)
         with pytest.raises(InvalidRequest, match="not with this model"):
             constraints.compile(YES)

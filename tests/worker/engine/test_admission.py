@@ -36,12 +36,12 @@ class Mixed:
     nbytes_max: int
 
 
-def mixed(
+def make_mixed(
     *, rows_max: int, context_max: int, kv: KVFormat, keeps_spares: bool, whole: bool = True
 ) -> Mixed:
     """Return such caches, and what a load reserves for them."""
     layers = [AttentionGeometry(HEADS, WIDTH)] * whole + [AttentionGeometry(HEADS, WIDTH, WINDOW)]
-    made = [layer.new_cache(mx.float32, kv=kv, context_max=context_max) for layer in layers]
+    layer_caches = [layer.new_cache(mx.float32, kv=kv, context_max=context_max) for layer in layers]
     each = 2 * HEADS * WIDTH
     sizes = CacheSizes(
         kv_values_per_token=each * whole,
@@ -49,8 +49,12 @@ def mixed(
         head_dim=WIDTH,
         windows=(WindowedLayers(WINDOW, each),),
     )
-    held = sizes.held(context_max=context_max, rows_max=rows_max, kv_format=kv, on_cpu=runs_cpu())
-    caches = RowCaches(made, context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares)
+    held = sizes.most_held(
+        context_max=context_max, rows_max=rows_max, kv_format=kv, on_cpu=runs_cpu()
+    )
+    caches = RowCaches(
+        layer_caches, context_max=context_max, rows_max=rows_max, keeps_spares=keeps_spares
+    )
     return Mixed(caches, held.nbytes(FLOAT_NBYTES))
 
 
@@ -67,7 +71,7 @@ def test_what_is_reserved_holds_any_rows(
 ) -> None:
     """However rows come, grow and leave: no join and no growth exceeds what the load reserved."""
     draws = random.Random(seed)
-    its = mixed(
+    its = make_mixed(
         rows_max=rows_max,
         context_max=context_max,
         kv=kv,
@@ -106,7 +110,7 @@ def test_an_engine_stays_within_what_is_reserved(memory: str, tmp_path: Path) ->
     folder = MEMORIES[memory](tmp_path)
     tiny = tiny_engine(folder, rows_max=3, context_length=512)
     sizes = inspect_model(folder).footprint.caches
-    held = sizes.held(context_max=512, rows_max=3, kv_format=KVFormat.MODEL, on_cpu=runs_cpu())
+    held = sizes.most_held(context_max=512, rows_max=3, kv_format=KVFormat.MODEL, on_cpu=runs_cpu())
     nbytes_max = held.nbytes(FLOAT_NBYTES)
     tiny.engine.limits = replace(tiny.engine.limits, kv_nbytes_max=nbytes_max)
     for n, length in enumerate([5, 300, 250, 20, 511, 260, 1]):

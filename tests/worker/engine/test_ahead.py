@@ -101,7 +101,7 @@ class Served:
         self.aheads = 0
         self._streams = 0
 
-    def submit(self, prompt: tuple[int, ...], **given: Any) -> Collected:
+    def submit(self, prompt: tuple[int, ...], **options: Any) -> Collected:
         """Submit a greedy stream of 12 tokens unless told otherwise."""
         self._streams += 1
         sink = Collected()
@@ -115,7 +115,7 @@ class Served:
             "submitted_s": time.monotonic(),
         }
         request = Submit(
-            stream=StreamId(self._streams), prompt=prompt, sink=sink, **{**values, **given}
+            stream=StreamId(self._streams), prompt=prompt, sink=sink, **{**values, **options}
         )
         self.engine.submit(request)
         return sink
@@ -133,7 +133,7 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(write_model(tmp_path_factory.mktemp("model"), config_with()))
 
 
-def mixed(served: Served) -> list[Collected]:
+def serve_mixed(served: Served) -> list[Collected]:
     """Serve streams that join, end in different ways, cross a class, and are cancelled."""
     first = served.submit((1, 2, 3), max_tokens=30)
     served.steps(5)
@@ -158,10 +158,10 @@ def test_streams_are_the_same_a_step_ahead(
     ahead = Served(model, kind)
     plain = Served(model, CompiledModel if kind is InPlace else kind, never_ahead)
 
-    told, expected = mixed(ahead), mixed(plain)
+    sinks, expected = serve_mixed(ahead), serve_mixed(plain)
 
-    assert [sink.drawn for sink in told] == [sink.drawn for sink in expected]
-    assert [sink.reason for sink in told] == [sink.reason for sink in expected]
+    assert [sink.drawn for sink in sinks] == [sink.drawn for sink in expected]
+    assert [sink.reason for sink in sinks] == [sink.reason for sink in expected]
     assert ahead.aheads > 5  # how many depends on how long prompts take, by the clock
     assert plain.aheads == 0
     ahead.caches.rest()
@@ -169,7 +169,7 @@ def test_streams_are_the_same_a_step_ahead(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"sampling": replace(GREEDY, presence_penalty=0.5)},
         {"top_logprobs": 2},
@@ -180,11 +180,11 @@ def test_streams_are_the_same_a_step_ahead(
 )
 @pytest.mark.parametrize("kind", [pytest.param(InPlace, id="dispatched"), MADE_UP])
 def test_no_step_is_under_way_that_needs_the_token_before(
-    model: Model, kind: Callable[[Model, RowCaches], Passes], given: dict[str, Any]
+    model: Model, kind: Callable[[Model, RowCaches], Passes], options: dict[str, Any]
 ) -> None:
     """What the host must decide first keeps all rows of its step from running ahead."""
     served = Served(model, kind)
-    served.submit((1, 2, 3), **given)
+    served.submit((1, 2, 3), **options)
     served.steps(1)
     assert not served.stepper.ahead
     served.steps(50)
@@ -271,10 +271,10 @@ def test_rows_that_sink_wait_for_what_is_under_way(model: Model) -> None:
             rested.append(self.ahead)
             super().rest()
 
-    def watched(model: Passes, caches: RowCaches) -> Stepper:
+    def make_watched(model: Passes, caches: RowCaches) -> Stepper:
         return joined_as_chosen(model, caches, Watched(model, caches, lead=Lead.MADE_UP))
 
-    served = Served(model, itself, watched)
+    served = Served(model, itself, make_watched)
     for n in range(ROWS_MAX - 1):
         served.submit((n, 3), max_tokens=8)
     stays = served.submit((9, 3), max_tokens=60)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.support.batch_mixes import Mix, Tally, compare, mixes
 from tests.support.effort import examples
 from tests.support.near_ties import NEAR_TIE, slack_of
-from tests.support.trained import MODELS, Trained, trained
+from tests.support.trained import MODELS, Trained, train_model
 
 STREAMS = 30
 MIXES = 4
@@ -18,7 +18,7 @@ CHECKED = examples(12, few=4)
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Trained:
     """Each trained model."""
-    return trained(request.param)
+    return train_model(request.param)
 
 
 def test_a_row_is_the_same_in_any_batch(model: Trained) -> None:

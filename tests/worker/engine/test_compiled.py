@@ -75,15 +75,15 @@ class Pair:
         """Decode a token of each row on both; return by how much the hidden rows differ."""
         tokens = [(5 * row + self.offsets[row]) % 61 for row in rows]
         offsets = [self.offsets[row] for row in rows]
-        found = []
+        hidden_states = []
         for model, caches in ((self.plain, self.plain_caches), (self.compiled, self.caches)):
             caches.reserve_all({row: self.offsets[row] + 1 for row in rows})
             hidden = model.forward(Batch.decode(tokens, offsets, rows), caches)
             mx.eval(hidden, caches.state())
-            found.append(hidden)
+            hidden_states.append(hidden)
         for row in rows:
             self.offsets[row] += 1
-        return difference(*found)
+        return difference(*hidden_states)
 
 
 class Able(Probe):

@@ -73,9 +73,9 @@ def joining(folder: Path) -> LlamaModel:
 def stand(folder: Path) -> Stand:
     """Return a random model with all rows where they stand."""
     model = joining(write_model(folder, config_with()))
-    made = Stand(model, caches_of(model))
-    made.ready()
-    return made
+    rig = Stand(model, caches_of(model))
+    rig.ready()
+    return rig
 
 
 def test_passes_give_joined_what_they_give_apart(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_passes_give_joined_what_they_give_apart(tmp_path: Path) -> None:
         expected.append(apart.model.forward(batch, apart.caches))
         mx.eval(expected[-1], apart.caches.state())
 
-    found = joined.model.forward_joined([joined.decode(), *joined.chunks()], joined.caches)
-    mx.eval(found, joined.caches.state())
+    outputs = joined.model.forward_joined([joined.decode(), *joined.chunks()], joined.caches)
+    mx.eval(outputs, joined.caches.state())
 
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, outputs, strict=True):
         assert one.shape == other.shape
         assert difference(one, other) < TOLERANCE
     for name, array in apart.caches.arrays().items():
@@ -101,18 +101,18 @@ def test_joined_passes_write_in_place(tmp_path: Path) -> None:
     """A joined pass needs much less than one arena's keys: nothing is copied."""
     config = config_with(max_position_embeddings=8192)
     model = joining(write_model(tmp_path, config))
-    made = Stand(model, RowCaches(model.new_caches(), context_max=8192, rows_max=64))
+    rig = Stand(model, RowCaches(model.new_caches(), context_max=8192, rows_max=64))
     for row in (*DECODING, *JOINING):
-        assert made.caches.join(row, tokens=4000, coming=64)
-    one_array = next(iter(made.caches.arrays().values())).nbytes
+        assert rig.caches.join(row, tokens=4000, coming=64)
+    one_array = next(iter(rig.caches.arrays().values())).nbytes
     before = live_nbytes()
 
     batches = [
         Batch.decode([1, 2, 3], [0, 0, 0], list(DECODING)),
         *[Batch.prefill([4, 5, 6], 0, row) for row in JOINING],
     ]
-    hidden = made.model.forward_joined(batches, made.caches)
-    mx.eval(hidden, made.caches.state())
+    hidden = rig.model.forward_joined(batches, rig.caches)
+    mx.eval(hidden, rig.caches.state())
 
     assert mx.get_peak_memory() - before < one_array / 2
 
@@ -157,7 +157,7 @@ class Counted(Probe):
         return self._model.forward_joined(batches, caches)
 
 
-def counted(folder: Path) -> tuple[TinyEngine, Counted]:
+def count_passes(folder: Path) -> tuple[TinyEngine, Counted]:
     """Return an engine on a clock that stands still, so that little ever seems to wait."""
     write_tiny_model(folder)
     model = Counted(joining(folder))
@@ -170,7 +170,7 @@ def test_a_prompt_goes_along_with_the_steps_of_others(tmp_path: Path) -> None:
     """While a row decodes a prompt has a few tokens in each of its passes, the last one and the
     draw after it among them; both get the tokens of their lone runs.
     """
-    tiny, model = counted(tmp_path)
+    tiny, model = count_passes(tmp_path)
     first, second = prompt_of(1, 3), prompt_of(2, 2 * JOINED_TOKENS + 8)
     _, one = tiny.submit(first, max_tokens=30)
     tiny.engine.step()
@@ -188,7 +188,7 @@ def test_a_prompt_goes_along_with_the_steps_of_others(tmp_path: Path) -> None:
 
 def test_several_short_prompts_go_along_together(tmp_path: Path) -> None:
     """Prompts share what a pass takes along, up to so many."""
-    tiny, model = counted(tmp_path)
+    tiny, model = count_passes(tmp_path)
     tiny.submit(prompt_of(1, 3), max_tokens=30)
     tiny.engine.step()
     prompts = [prompt_of(number, 4) for number in range(2, 7)]
@@ -203,7 +203,7 @@ def test_several_short_prompts_go_along_together(tmp_path: Path) -> None:
 
 def test_a_row_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     """Where the first draw of a prompt cannot be made up, the others' step goes on."""
-    tiny, _ = counted(tmp_path)
+    tiny, _ = count_passes(tmp_path)
     _, good = tiny.submit(prompt_of(1, 3), max_tokens=6)
     tiny.engine.step()
     _, bad = tiny.submit(prompt_of(2, 6), min_tokens=Faulty(0))

@@ -23,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ids", "text", "reason"),
+    ("limits", "ids", "text", "reason"),
     [
         ({"eos": True, "min_tokens": 3}, [2, 3, 4], "234", FinishReason.EOS),
         ({"eos": True, "min_tokens": 4}, [2, 3, 4, 0, 1, 2, 3, 4], "23401234", FinishReason.EOS),
@@ -39,17 +39,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
     ],
 )  # fmt: skip
 def test_no_end_before_so_many_tokens(
-    tiny: TinyEngine, asked: dict[str, Any], ids: list[int], text: str, reason: FinishReason
+    tiny: TinyEngine, limits: dict[str, Any], ids: list[int], text: str, reason: FinishReason
 ) -> None:
     """By hand: another token is drawn for an end, and a stop string that ends too early is text."""
-    given = {
-        "eos_ids": frozenset({EOS}) if asked.get("eos") else frozenset(),
-        "stop_token_ids": frozenset(asked.get("stop_ids", ())),
-        "stop": asked.get("stop", ()),
-        "min_tokens": asked["min_tokens"],
-        "max_tokens": asked.get("max_tokens", 50),
+    options = {
+        "eos_ids": frozenset({EOS}) if limits.get("eos") else frozenset(),
+        "stop_token_ids": frozenset(limits.get("stop_ids", ())),
+        "stop": limits.get("stop", ()),
+        "min_tokens": limits["min_tokens"],
+        "max_tokens": limits.get("max_tokens", 50),
     }
-    sink = tiny.alone([1], **given)
+    sink = tiny.alone([1], **options)
 
     assert (sink.ids, sink.text, sink.reason) == (ids, text, reason)
     assert sink.finished.usage.completion_tokens == len(ids)

@@ -187,7 +187,7 @@ samplings = st.builds(
 some_logits = st.lists(st.floats(-3, 3, width=32), min_size=TOKENS, max_size=TOKENS)
 
 
-def drawn(logits: NDArray[np.floating[Any]], sampling: Sampling) -> int:
+def draw_first(logits: NDArray[np.floating[Any]], sampling: Sampling) -> int:
     """Return what the sampler draws first."""
     return int(np.array(sample(mx.array(logits[None].astype(np.float32)), [Draw(sampling, 0)]))[0])
 
@@ -201,7 +201,7 @@ def test_pushes_within_the_slack_change_nothing(
     the others does not change it.
     """
     step = step_of(logits, sampling)
-    token = drawn(step.logits, sampling)
+    token = draw_first(step.logits, sampling)
     assert slack_of(step, [token]) < ROUNDING
     slack = min(slack_of(step, [other]) for other in range(TOKENS) if other != token)
     most = min((slack - ROUNDING) / 2, 1.0) * (sampling.temperature or 1)
@@ -209,7 +209,7 @@ def test_pushes_within_the_slack_change_nothing(
 
     for _ in range(PUSHES):
         push = [draws.choice([-most, most, draws.uniform(-most, most)]) for _ in logits]
-        assert drawn(step.logits + np.array(push), sampling) == token
+        assert draw_first(step.logits + np.array(push), sampling) == token
 
 
 def pushes(step: Step, by: float) -> Iterator[NDArray[np.float64]]:
@@ -229,9 +229,9 @@ def test_pushes_beyond_the_slack_change_the_draw(logits: list[float], sampling: 
     comes before it likewise where a nucleus ends, gives another token.
     """
     step = step_of(logits, sampling)
-    token = drawn(step.logits, sampling)
+    token = draw_first(step.logits, sampling)
     slack = min(slack_of(step, [other]) for other in range(TOKENS) if other != token)
     assume(slack < 20)
 
     by = (slack * 1.01 + ROUNDING) * (sampling.temperature or 1)
-    assert any(drawn(pushed, sampling) != token for pushed in pushes(step, by))
+    assert any(draw_first(pushed, sampling) != token for pushed in pushes(step, by))

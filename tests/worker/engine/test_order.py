@@ -53,10 +53,10 @@ def steps_to_first(tiny: TinyEngine, sink: Collected) -> int:
 def test_waiting_streams_join_by_priority_deadline_and_age(folder: Path, clock: Clock) -> None:
     """With one row: higher priority first, then the earlier deadline, then the older one."""
     tiny = tiny_engine(folder, rows_max=1, clock=clock)
-    given = [(0, None), (0, None), (0, 500.0), (1, None), (-1, 150.0), (0, 400.0), (1, 900.0)]
+    orders = [(0, None), (0, None), (0, 500.0), (1, None), (-1, 150.0), (0, 400.0), (1, 900.0)]
     sinks = [
         tiny.submit(prompt_of(n, 3), max_tokens=2, priority=priority, deadline_s=deadline_s)[1]
-        for n, (priority, deadline_s) in enumerate(given)
+        for n, (priority, deadline_s) in enumerate(orders)
     ]
 
     assert order_of_first(tiny, sinks) == [6, 3, 5, 2, 0, 1, 4]

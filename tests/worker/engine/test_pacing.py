@@ -40,11 +40,11 @@ class Machine:
         while left and (tokens := self.pacer.chunk(left, self.now_s)):
             took_s = self.start_s + tokens * self.token_s
             self.now_s += took_s
-            self.pacer.prefilled(tokens, took_s)
+            self.pacer.learn_prefill(tokens, took_s)
             left -= tokens
         if decoding:
             self.now_s += self.decode_s
-            self.pacer.decoded(self.decode_s)
+            self.pacer.learn_step(self.decode_s)
         return wanted - left, self.now_s - begun_s
 
 
@@ -73,8 +73,8 @@ def test_a_crumb_is_left_for_the_next_step() -> None:
     assert pacer.chunk(5, 0.0) == 5
 
 
-@pytest.mark.parametrize(("fits", "over", "given"), [(70, 32, 102), (70, 33, 70), (40, 21, 40)])
-def test_a_prompt_is_ended_rather_than_left_in_crumbs(fits: int, over: int, given: int) -> None:
+@pytest.mark.parametrize(("fits", "over", "width"), [(70, 32, 102), (70, 33, 70), (40, 21, 40)])
+def test_a_prompt_is_ended_rather_than_left_in_crumbs(fits: int, over: int, width: int) -> None:
     """A step goes beyond its time by a crumb, or half of what fits, where that ends a prompt."""
     its = machine()
     for _ in range(3):
@@ -83,15 +83,15 @@ def test_a_prompt_is_ended_rather_than_left_in_crumbs(fits: int, over: int, give
     its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
 
     room_s = TARGET_S - its.decode_s
-    assert its.pacer.chunk(fits + over, its.now_s + room_s - (fits + 0.5) * its.token_s) == given
+    assert its.pacer.chunk(fits + over, its.now_s + room_s - (fits + 0.5) * its.token_s) == width
 
 
 @pytest.mark.parametrize(("waiting", "gentle"), [(0, True), (40, True), (193, False)])
 def test_only_little_goes_by_gently(waiting: int, *, gentle: bool) -> None:
     """However fast prompts are, so many tokens are not read in the smallest pieces."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.prefilled(CHUNK, CHUNK * 1e-5)
-    pacer.decoded(0.02)
+    pacer.learn_prefill(CHUNK, CHUNK * 1e-5)
+    pacer.learn_step(0.02)
     pacer.begin_step(0.0, decoding=True, waiting_tokens=waiting)
     assert pacer.gentle is gentle
 
@@ -99,7 +99,7 @@ def test_only_little_goes_by_gently(waiting: int, *, gentle: bool) -> None:
 def test_what_was_never_measured_is_not_little() -> None:
     """Before any prompt was timed nobody knows that it would be little, so it is timed."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.decoded(0.02)
+    pacer.learn_step(0.02)
     pacer.begin_step(0.0, decoding=True, waiting_tokens=40)
     assert not pacer.gentle
 
@@ -155,8 +155,8 @@ def test_without_knowledge_a_step_has_the_floor() -> None:
 def test_prefill_always_goes_on(token_s: float, decode_s: float, late_s: float) -> None:
     """However slow decoding and the machine are, a step has at least the floor, or what is left."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
-    pacer.prefilled(CHUNK, CHUNK * token_s)
-    pacer.decoded(decode_s)
+    pacer.learn_prefill(CHUNK, CHUNK * token_s)
+    pacer.learn_step(decode_s)
     for wanted in (1, 7, 4000):
         pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
         assert CHUNK >= pacer.chunk(wanted, late_s) >= min(wanted, CHUNK_FLOOR_TOKENS)
@@ -178,8 +178,8 @@ def test_one_outlier_changes_little() -> None:
     its.step(CHUNK, decoding=False)
     for _ in range(20):
         before, _ = its.step(4000, decoding=True)
-    its.pacer.prefilled(before, 60.0)
-    its.pacer.decoded(60.0)
+    its.pacer.learn_prefill(before, 60.0)
+    its.pacer.learn_step(60.0)
 
     assert its.pacer.prefill_token_s < OUTLIER * its.token_s
     assert its.pacer.decode_step_s < OUTLIER * its.decode_s
@@ -203,11 +203,11 @@ def test_a_clock_that_stands_still_is_no_fault() -> None:
     """Measurements of nothing at all leave the pacer as one that knows nothing."""
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
     for _ in range(3):
-        pacer.prefilled(10, 0.0)
-        pacer.decoded(0.0)
+        pacer.learn_prefill(10, 0.0)
+        pacer.learn_step(0.0)
     pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
     assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
-    pacer.prefilled(10, 1.0)
+    pacer.learn_prefill(10, 1.0)
     assert pacer.prefill_token_s > 0.0
 
 
@@ -216,8 +216,8 @@ def test_widths_are_few_where_shapes_are_bounded() -> None:
     widths = chunk_widths(CHUNK)
     assert widths == (32, 64, 128, 256, 512)
     pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, widths=widths)
-    pacer.prefilled(1000, 1.0)
-    pacer.decoded(0.02)
+    pacer.learn_prefill(1000, 1.0)
+    pacer.learn_step(0.02)
     for spent_s in (0.0, 0.01, 0.03, 0.06, 0.2):
         pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
         assert pacer.chunk(4000, spent_s) in widths

@@ -266,12 +266,12 @@ def test_every_look_up_is_logged_and_counted(standard: Path) -> None:
         scene.tiny.alone((*prompt[:30], *tokens_of(2, 10)), request_id="r-2")
         counts = scene.tiny.prefix.counts
 
-        told = [
+        events = [
             (log["event"], log["request_id"], log["total"], log["cached"], log["left"])
             for log in logs
             if log["event"].startswith("prefix")
         ]
-        assert told == [("prefix miss", "r-1", 50, 0, 50), ("prefix hit", "r-2", 40, 30, 10)]
+        assert events == [("prefix miss", "r-1", 50, 0, 50), ("prefix hit", "r-2", 40, 30, 10)]
         assert dict(counts.lookups) == {
             (False, CacheReason.NONE): 1,
             (True, CacheReason.DIVERGED): 1,

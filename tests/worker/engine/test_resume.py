@@ -20,7 +20,7 @@ from mlxd_worker.engine.request import Failed
 from mlxd_worker.models.base import Model
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
-from tests.support.effort import examples, spread
+from tests.support.effort import examples, spread_evenly
 from tests.support.engine_programs import FORMATS
 from tests.support.engines import GREEDY, Collected, TinyEngine, engine_on
 from tests.support.remembering import MEMORIES, tokens_of
@@ -117,49 +117,49 @@ class Resumed:
         )
         self.tally = Tally()
 
-    def check(self, asked: Asked) -> None:
+    def check(self, case: Asked) -> None:
         """Run a stream whole, then from each of its cuts."""
-        prompt = tokens_of(7, asked.length)
-        given = self._given(asked)
-        if asked.stops:
-            text = self.cold.alone(prompt, **given).text
+        prompt = tokens_of(7, case.length)
+        options = self._arguments_for(case)
+        if case.stops:
+            text = self.cold.alone(prompt, **options).text
             # One holds text back in vain, the other ends the stream.
-            given["stop"] = (text[3:5] + "\0", text[-4:] or "none")
-        whole = self.cold.alone(prompt, **given)
-        tiny = self.warm if asked.warm else self.cold
-        if asked.warm:
-            tiny.alone(prompt, **given)
+            options["stop"] = (text[3:5] + "\0", text[-4:] or "none")
+        whole = self.cold.alone(prompt, **options)
+        tiny = self.warm if case.warm else self.cold
+        if case.warm:
+            tiny.alone(prompt, **options)
         possible = cuts_of(whole)
-        for part in asked.cuts if possible else ():
+        for part in case.cuts if possible else ():
             cut = possible[int(part * len(possible))]
             others = [
                 tiny.submit(tokens_of(20 + n, 40 * n + 3), max_tokens=12)[1]
-                for n in range(asked.neighbours)
+                for n in range(case.neighbours)
             ]
             for _ in range(2):
                 tiny.engine.step()
-            resumed = resumed_prompt(prompt, whole, cut, by_steps=asked.by_steps)
-            _, rest = tiny.submit(**resumed, **given)
+            resumed = resumed_prompt(prompt, whole, cut, by_steps=case.by_steps)
+            _, rest = tiny.submit(**resumed, **options)
             tiny.run()
             compare_resumed(whole, rest, cut=cut, tally=self.tally)
             assert all(len(sink.ids) == 12 for sink in others)
 
-    def _given(self, asked: Asked) -> dict[str, Any]:
-        ends = frozenset((EOS_ID,)) if asked.ends or asked.wanted else frozenset()
+    def _arguments_for(self, case: Asked) -> dict[str, Any]:
+        ends = frozenset((EOS_ID,)) if case.ends or case.wanted else frozenset()
         constraint = None
-        if asked.wanted is not None:
-            kept = self._constraints.kept(asked.wanted)
-            constraint = kept or self._constraints.compile(asked.wanted)
+        if case.wanted is not None:
+            kept = self._constraints.find_kept(case.wanted)
+            constraint = kept or self._constraints.compile(case.wanted)
         return {
-            "sampling": asked.sampling,
-            "max_tokens": asked.max_tokens,
-            "min_tokens": min(asked.min_tokens, asked.max_tokens or 99),
+            "sampling": case.sampling,
+            "max_tokens": case.max_tokens,
+            "min_tokens": min(case.min_tokens, case.max_tokens or 99),
             "eos_ids": ends,
-            "stop_token_ids": frozenset(range(40, 60)) if asked.ends else frozenset(),
-            "top_logprobs": asked.top_logprobs,
+            "stop_token_ids": frozenset(range(40, 60)) if case.ends else frozenset(),
+            "top_logprobs": case.top_logprobs,
             "constraint": constraint,
-            "speculation_depth": asked.guesses,
-            "skip_special_tokens": asked.skip_special,
+            "speculation_depth": case.guesses,
+            "skip_special_tokens": case.skip_special,
         }
 
 
@@ -173,8 +173,8 @@ def test_any_stream_goes_on_from_any_cut(memory: str, tmp_path: Path) -> None:
 
     @settings(max_examples=examples(25, few=4))
     @given(asked_streams)
-    def check(asked: Asked) -> None:
-        resumed.check(asked)
+    def check(case: Asked) -> None:
+        resumed.check(case)
 
     check()
     tally = resumed.tally
@@ -202,14 +202,14 @@ def constraint(folder: Path) -> Constraint:
     return Constraints(tokenizer, tokenizer.vocab_size).compile(wanted)
 
 
-def at_cuts(tiny: TinyEngine, prompt: tuple[int, ...], **given: Any) -> Collected:
+def at_cuts(tiny: TinyEngine, prompt: tuple[int, ...], **options: Any) -> Collected:
     """Check the cuts of one stream; return the whole one."""
-    whole = tiny.alone(prompt, **given)
+    whole = tiny.alone(prompt, **options)
     tally = Tally()
-    for cut in spread(cuts_of(whole), CUTS):
+    for cut in spread_evenly(cuts_of(whole), CUTS):
         for by_steps in (False, True):
             resumed = resumed_prompt(prompt, whole, cut, by_steps=by_steps)
-            rest = tiny.alone(**resumed, **given)
+            rest = tiny.alone(**resumed, **options)
             compare_resumed(whole, rest, cut=cut, tally=tally)
     assert tally.diverged == 0, str(tally)
     return whole
@@ -229,7 +229,7 @@ def test_characters_of_several_tokens_are_completed(tiny: TinyEngine) -> None:
     assert "☀" in whole.text
 
 
-@pytest.mark.parametrize("seed", spread(range(3), 1))
+@pytest.mark.parametrize("seed", spread_evenly(range(3), 1))
 def test_text_that_may_become_a_stop_string_is_held_back_again(tiny: TinyEngine, seed: int) -> None:
     """Whether a stop string is completed behind the cut, or never, or may not end it yet."""
     sampling = replace(HOT, seed=seed)
@@ -244,7 +244,7 @@ def test_text_that_may_become_a_stop_string_is_held_back_again(tiny: TinyEngine,
     at_cuts(tiny, (5, 6), sampling=sampling, max_tokens=40, **early)
 
 
-@pytest.mark.parametrize("seed", spread(range(3), 1))
+@pytest.mark.parametrize("seed", spread_evenly(range(3), 1))
 def test_a_constraint_goes_on_where_it_stood(
     tiny: TinyEngine, constraint: Constraint, seed: int
 ) -> None:
@@ -273,18 +273,20 @@ def refusal(sink: Collected) -> tuple[str, str]:
 
 def test_tokens_that_cannot_have_come_are_named(tiny: TinyEngine, constraint: Constraint) -> None:
     """The first of them, and why; rows beside it and the next request do not notice."""
-    given: dict[str, Any] = {"constraint": constraint, "eos_ids": frozenset((EOS_ID,))}
+    options: dict[str, Any] = {"constraint": constraint, "eos_ids": frozenset((EOS_ID,))}
     _, beside = tiny.submit((5, 6), max_tokens=30)
-    whole = tiny.alone((3, 4), max_tokens=400, **given)
+    whole = tiny.alone((3, 4), max_tokens=400, **options)
 
     wrong = [*whole.ids[:2], 100]
     for index, ids in ((2, wrong), (0, [BOS_ID, *whole.ids[:2]]), (1, [whole.ids[0], BOS_ID])):
-        field, words = refusal(tiny.alone((3, 4, *ids), resumed=len(ids), max_tokens=400, **given))
+        field, words = refusal(
+            tiny.alone((3, 4, *ids), resumed=len(ids), max_tokens=400, **options)
+        )
         assert field == f"resume_token_ids[{index}]"
         assert "response_format" in words
-        forced = tiny.alone((3, 4), forced=tuple(ids), max_tokens=400, **given)
+        forced = tiny.alone((3, 4), forced=tuple(ids), max_tokens=400, **options)
         assert refusal(forced) == (field, words)
-    ended = tiny.alone((3, 4, *whole.ids), resumed=len(whole.ids), max_tokens=400, **given)
+    ended = tiny.alone((3, 4, *whole.ids), resumed=len(whole.ids), max_tokens=400, **options)
     assert refusal(ended)[0] == f"resume_token_ids[{len(whole.ids) - 1}]"
     plain = tiny.alone((5, 6), max_tokens=30)
     assert plain.ids == beside.ids
@@ -331,12 +333,12 @@ def test_near_ties_of_resumed_streams_are_counted(tiny: TinyEngine) -> None:
     """Two tokens that a bias makes equal are too near to call at each draw; others are not told."""
     first = tiny.alone((5, 6), top_logprobs=2, max_tokens=2)
     best, other = first.logprobs[1].top
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "sampling": replace(GREEDY, logit_bias=((other.token_id, best.logprob - other.logprob),)),
         "max_tokens": 2,
     }
 
-    resumed = tiny.alone((5, 6, *first.ids[:1]), resumed=1, **given)
+    resumed = tiny.alone((5, 6, *first.ids[:1]), resumed=1, **options)
     assert resumed.finished.usage.near_ties == 1
-    fresh = tiny.alone((5, 6, *first.ids[:1]), **{**given, "max_tokens": 1})
+    fresh = tiny.alone((5, 6, *first.ids[:1]), **{**options, "max_tokens": 1})
     assert fresh.finished.usage.near_ties == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.effort import examples
 from tests.support.resuming import Tally, compare_resumed, cuts_of
-from tests.support.trained import MODELS, Trained, trained
+from tests.support.trained import MODELS, Trained, train_model
 
 STREAMS = examples(40, few=4)
 CUTS = 3
@@ -18,7 +18,7 @@ PREFIX_NBYTES = 1 << 28
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Trained:
     """Each trained model."""
-    return trained(request.param)
+    return train_model(request.param)
 
 
 def test_streams_go_on_from_any_cut(model: Trained) -> None:

@@ -36,24 +36,24 @@ def naive_cut(text: str, stops: tuple[str, ...]) -> Piece:
 
 def naive_cut_at(text: str, end: int, stops: tuple[str, ...]) -> Piece | None:
     """Return the text before the longest stop string that ends here, if one does."""
-    found = [stop for stop in stops if text[:end].endswith(stop)]
-    if not found:
+    ends = [stop for stop in stops if text[:end].endswith(stop)]
+    if not ends:
         return None
-    stop = max(found, key=len)
+    stop = max(ends, key=len)
     return Piece(text[: end - len(stop)], stop)
 
 
 def run(pieces: list[str], stops: tuple[str, ...], tail: str = "") -> tuple[list[Piece], Piece]:
     """Stream the pieces; return what each gave, and all of it as one piece."""
     stream = TextStream(TableDecoder(pieces, tail), stops)
-    given: list[Piece] = []
+    pushed: list[Piece] = []
     for token_id in range(len(pieces)):
-        given.append(stream.push(token_id))
-        if given[-1].stop is not None:
+        pushed.append(stream.push(token_id))
+        if pushed[-1].stop is not None:
             break
     else:
-        given.append(stream.finish())
-    return given, Piece("".join(piece.text for piece in given), given[-1].stop)
+        pushed.append(stream.finish())
+    return pushed, Piece("".join(piece.text for piece in pushed), pushed[-1].stop)
 
 
 words = st.text(ALPHABET, min_size=1, max_size=5)
@@ -87,19 +87,19 @@ def test_a_stop_string_counts_from_where_it_may(
 ) -> None:
     """One that ends too early is text; the first that ends later counts, wherever it began."""
     stream = TextStream(TableDecoder([*early, *later]), stops)
-    given = [stream.push(token_id, may_end=False) for token_id in range(len(early))]
+    pieces = [stream.push(token_id, may_end=False) for token_id in range(len(early))]
     for token_id in range(len(early), len(early) + len(later)):
-        given.append(stream.push(token_id))
-        if given[-1].stop is not None:
+        pieces.append(stream.push(token_id))
+        if pieces[-1].stop is not None:
             break
     else:
-        given.append(stream.finish())
+        pieces.append(stream.finish())
 
     text, too_early = "".join([*early, *later]), len("".join(early))
     ends = range(too_early + 1, len(text) + 1)
     cuts = (naive_cut_at(text, end, stops) for end in ends)
     expected = next((cut for cut in cuts if cut is not None), Piece(text))
-    assert Piece("".join(piece.text for piece in given), given[-1].stop) == expected
+    assert Piece("".join(piece.text for piece in pieces), pieces[-1].stop) == expected
 
 
 @given(

@@ -49,7 +49,7 @@ def queue_of(*requests: Submit) -> WaitingQueue:
     return queue
 
 
-def drained(queue: WaitingQueue) -> list[int]:
+def drain(queue: WaitingQueue) -> list[int]:
     """Return the names of all streams in the order in which they are served."""
     return [queue.pop().stream for _ in range(len(queue))]
 
@@ -66,7 +66,7 @@ def test_priority_then_deadline_then_age() -> None:
         stream(7, priority=-1, deadline_s=1.0),
     )
 
-    assert drained(queue) == [5, 3, 4, 2, 1, 6, 7]
+    assert drain(queue) == [5, 3, 4, 2, 1, 6, 7]
 
 
 def test_age_is_the_requests_own() -> None:
@@ -78,7 +78,7 @@ def test_age_is_the_requests_own() -> None:
     assert queue.oldest is not None
     assert queue.oldest.stream == StreamId(3)
     assert [request.stream for request in queue] == [3, 2, 4, 1]
-    assert drained(queue) == [4, 3, 2, 1]
+    assert drain(queue) == [4, 3, 2, 1]
 
 
 def test_the_oldest_is_served_after_so_many_were_before_it() -> None:
@@ -119,7 +119,7 @@ def test_late_streams_are_taken_out_once() -> None:
     assert queue.take_late(1.9) == []
     assert [request.stream for request in queue.take_late(5.0)] == [3, 1]
     assert queue.take_late(math.inf) == []
-    assert drained(queue) == [2]
+    assert drain(queue) == [2]
 
 
 def test_what_has_left_is_forgotten() -> None:
@@ -131,7 +131,7 @@ def test_what_has_left_is_forgotten() -> None:
         assert not queue.remove(StreamId(number))
         assert max(len(queue._by_rank), len(queue._by_deadline)) <= 2 + STALE_MAX + 1
 
-    assert drained(queue) == [0]
+    assert drain(queue) == [0]
 
 
 def test_everybody_leaves_at_once() -> None:
@@ -222,6 +222,6 @@ def test_turns_among_a_list() -> None:
     chosen = []
     for _ in range(OVERTAKES_MAX + 2):
         chosen.append(turns.first_of("abc", rank=lambda name: (ranks[name],)))
-        turns.taken(by_oldest=chosen[-1] == "a")
+        turns.note_turn(by_oldest=chosen[-1] == "a")
 
     assert chosen == [*"b" * OVERTAKES_MAX, "a", "b"]

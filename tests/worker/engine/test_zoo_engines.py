@@ -39,7 +39,9 @@ def test_chunks_and_company_change_no_text(name: str, tmp_path: Path) -> None:
     engine.run()
 
     alone = tiny_engine(folder, chunk=64)
-    assert [sink.ids for sink in sinks] == [alone.alone(it, max_tokens=12).ids for it in prompts]
+    assert [sink.ids for sink in sinks] == [
+        alone.alone(prompt, max_tokens=12).ids for prompt in prompts
+    ]
 
 
 @pytest.mark.parametrize("name", [*SERVED, "mimo_v2_flash"])

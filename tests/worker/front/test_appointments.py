@@ -20,60 +20,62 @@ ROWS = 8
 
 def busy(*, each_s: float, ends: int = 4 * ROWS + 1, group: int = 1) -> tuple[Appointments, float]:
     """Return what has seen streams end while others waited, `group` at once, and the time then."""
-    made, now_s = Appointments(), 100.0
+    appointments, now_s = Appointments(), 100.0
     for number in range(ends):
         now_s += each_s * group if number % group == 0 else 0.0
-        made.ended(now_s, rows_max=ROWS, others_waited=True)
-    return made, now_s
+        appointments.note_end(now_s, rows_max=ROWS, others_waited=True)
+    return appointments, now_s
 
 
 @pytest.mark.parametrize("group", [1, ROWS])
 @pytest.mark.parametrize("each_s", [0.01, 0.5, 3.0])
 def test_the_interval_is_the_measured_one(each_s: float, group: int) -> None:
     """Whether streams end one by one or a batch at a time, the rate is that of their ends."""
-    made, now_s = busy(each_s=each_s, group=group)
-    assert made.interval_s(now_s, rows_max=ROWS) == pytest.approx(each_s, rel=0.3)
+    appointments, now_s = busy(each_s=each_s, group=group)
+    assert appointments.interval_s(now_s, rows_max=ROWS) == pytest.approx(each_s, rel=0.3)
 
 
 def test_without_measurements_a_guess_is_made() -> None:
     """Nobody has ended yet, or fewer than there are rows: the guess says so many seconds a row."""
-    made, now_s = busy(each_s=9.0, ends=3)
-    assert made.interval_s(now_s, rows_max=ROWS) == GUESS_S / ROWS
+    appointments, now_s = busy(each_s=9.0, ends=3)
+    assert appointments.interval_s(now_s, rows_max=ROWS) == GUESS_S / ROWS
     assert Appointments().give(0.0, rows_max=ROWS) == pytest.approx(GUESS_S * MARGIN)
 
 
 def test_while_nobody_ends_the_guess_grows() -> None:
     """Where streams last longer than guessed, whoever comes back is told a longer time."""
-    made = Appointments()
-    waits_s = [made.give(now_s, rows_max=1) for now_s in (0.0, 2.0, 8.0, 40.0)]
+    appointments = Appointments()
+    waits_s = [appointments.give(now_s, rows_max=1) for now_s in (0.0, 2.0, 8.0, 40.0)]
 
     assert waits_s == pytest.approx([GUESS_S * MARGIN, *(s * MARGIN for s in (2.0, 8.0, 40.0))])
 
 
 def test_idle_time_tells_nothing_of_the_rate() -> None:
     """What was measured before nobody waited any more is forgotten: a pause is no slow rate."""
-    made, now_s = busy(each_s=0.01)
-    made.ended(now_s + 1.0, rows_max=ROWS, others_waited=False)
+    appointments, now_s = busy(each_s=0.01)
+    appointments.note_end(now_s + 1.0, rows_max=ROWS, others_waited=False)
     now_s += 3600.0
     for number in range(4 * ROWS):
-        made.ended(now_s + number * 0.02, rows_max=ROWS, others_waited=True)
+        appointments.note_end(now_s + number * 0.02, rows_max=ROWS, others_waited=True)
 
-    assert made.interval_s(now_s + 4 * ROWS * 0.02, rows_max=ROWS) == pytest.approx(0.02, rel=0.1)
+    assert appointments.interval_s(now_s + 4 * ROWS * 0.02, rows_max=ROWS) == pytest.approx(
+        0.02, rel=0.1
+    )
 
 
 def test_a_server_that_was_not_full_meanwhile_begins_to_guess_anew() -> None:
     """How long streams last is guessed from when it last became full, not from the first time."""
-    made = Appointments()
-    made.give(0.0, rows_max=1)
-    made.ended(1.0, rows_max=1, others_waited=False)
+    appointments = Appointments()
+    appointments.give(0.0, rows_max=1)
+    appointments.note_end(1.0, rows_max=1, others_waited=False)
 
-    assert made.give(1000.0, rows_max=1) == pytest.approx(GUESS_S * MARGIN)
+    assert appointments.give(1000.0, rows_max=1) == pytest.approx(GUESS_S * MARGIN)
 
 
 def test_appointments_are_as_far_apart_as_places_come() -> None:
     """Clients refused together come back one by one, slower than places are given back."""
-    made, now_s = busy(each_s=0.05)
-    waits_s = [made.give(now_s, rows_max=ROWS) for _ in range(100)]
+    appointments, now_s = busy(each_s=0.05)
+    waits_s = [appointments.give(now_s, rows_max=ROWS) for _ in range(100)]
 
     gaps_s = [later - earlier for earlier, later in itertools.pairwise(waits_s)]
     assert gaps_s == pytest.approx([0.05 * MARGIN] * 99)
@@ -86,11 +88,11 @@ def test_appointments_are_as_far_apart_as_places_come() -> None:
 )
 def test_the_more_wait_the_later(each_s: float, refusals: list[float]) -> None:
     """Whoever is refused later comes back later, up to the bound, and every wait is within it."""
-    made, now_s = busy(each_s=each_s)
+    appointments, now_s = busy(each_s=each_s)
     last_s = 0.0
     for pause_s in refusals:
         now_s += pause_s
-        wait_s = made.give(now_s, rows_max=ROWS)
+        wait_s = appointments.give(now_s, rows_max=ROWS)
         assert RETRY_MIN_S <= wait_s <= RETRY_MAX_S
         if wait_s < RETRY_MAX_S / 2:
             assert now_s + wait_s > last_s - 1e-9
@@ -99,8 +101,8 @@ def test_the_more_wait_the_later(each_s: float, refusals: list[float]) -> None:
 
 def test_beyond_the_bound_they_are_spread_all_the_same() -> None:
     """A crowd too large for appointments comes back over minutes, not all at once."""
-    made, now_s = busy(each_s=1.0)
-    waits_s = sorted(made.give(now_s, rows_max=ROWS) for _ in range(1000))[-700:]
+    appointments, now_s = busy(each_s=1.0)
+    waits_s = sorted(appointments.give(now_s, rows_max=ROWS) for _ in range(1000))[-700:]
 
     assert waits_s[0] >= RETRY_MAX_S / 2
     assert len({round(wait_s, 2) for wait_s in waits_s}) > 400

@@ -47,14 +47,14 @@ def test_a_cut_by_the_number_of_tokens_is_told(
     tiny: TinyEngine, constraint: Constraint, seed: int
 ) -> None:
     """Whatever ends before it is complete ends as `length`; what is complete, as by an EOS."""
-    given = {"sampling": sampling(seed), "constraint": constraint, "eos_ids": EOS}
-    whole = tiny.alone([3, 4], max_tokens=400, **given)
+    options = {"sampling": sampling(seed), "constraint": constraint, "eos_ids": EOS}
+    whole = tiny.alone([3, 4], max_tokens=400, **options)
     assert whole.reason is FinishReason.EOS
     assert set(json.loads(whole.text)) == {"a", "b"}
 
     length = whole.finished.usage.completion_tokens
     for max_tokens in range(1, length):
-        cut = tiny.alone([3, 4], max_tokens=max_tokens, **given)
+        cut = tiny.alone([3, 4], max_tokens=max_tokens, **options)
         assert whole.text.startswith(cut.text)
         assert cut.reason is FinishReason.LENGTH or cut.text == whole.text
         if cut.text != whole.text:
@@ -66,12 +66,12 @@ def test_rows_with_and_without_constraints_share_steps(
     tiny: TinyEngine, constraint: Constraint
 ) -> None:
     """Each row draws what it draws alone: a mask concerns its own row."""
-    asked: list[dict[str, Any]] = [
+    options_of_rows: list[dict[str, Any]] = [
         {"sampling": sampling(n), "constraint": constraint if n % 2 else None, "max_tokens": 40}
         for n in range(4)
     ]
-    alone = [tiny.alone([5, 6], eos_ids=EOS, **given).ids for given in asked]
-    together = [tiny.submit([5, 6], eos_ids=EOS, **given)[1] for given in asked]
+    alone = [tiny.alone([5, 6], eos_ids=EOS, **options).ids for options in options_of_rows]
+    together = [tiny.submit([5, 6], eos_ids=EOS, **options)[1] for options in options_of_rows]
     tiny.run()
 
     assert [sink.ids for sink in together] == alone

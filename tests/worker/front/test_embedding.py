@@ -75,8 +75,8 @@ async def test_a_vector_is_pooled_from_the_models_states(
     worker: WorkerProcess, folder: Path, pooling: pb.Pooling.ValueType
 ) -> None:
     """The last token's state, or the mean of all, however the text is cut into chunks."""
-    found = await vectors(worker, *TEXTS, pooling=pooling, normalize=False)
-    for text, vector in zip(TEXTS, found, strict=True):
+    embeddings = await vectors(worker, *TEXTS, pooling=pooling, normalize=False)
+    for text, vector in zip(TEXTS, embeddings, strict=True):
         states = states_of(folder, text)
         mean = [math.fsum(column) / len(states) for column in zip(*states, strict=True)]
         expected = mean if pooling == pb.POOLING_MEAN else states[-1]
@@ -106,14 +106,14 @@ async def test_vectors_do_not_depend_on_company(worker: WorkerProcess) -> None:
         ids += message.token_ids
     assert ids == undisturbed
     assert together is not None
-    found = await together
-    for index, vector in enumerate(found):
+    embeddings = await together
+    for index, vector in enumerate(embeddings):
         assert vector == pytest.approx(alone[index % len(TEXTS)], abs=1e-4)
 
 
 async def test_nothing_of_it_stays(worker: WorkerProcess) -> None:
     """No row, no snapshot and no byte is left of texts, nor of a call that was given up."""
-    before = await worker.swept()
+    before = await worker.sweep()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await worker.inference.Embed(pb.EmbedRequest(texts=[LONG] * 256), timeout=0.1)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -121,7 +121,7 @@ async def test_nothing_of_it_stays(worker: WorkerProcess) -> None:
     await vectors(worker, *TEXTS)
     # Had the worker not come to the call by the first look, it has by now.
     await worker.until(lambda status: status.streams_running + status.streams_waiting == 0)
-    after = await worker.swept()
+    after = await worker.sweep()
     assert list(after.memory.accounts) == list(before.memory.accounts)
     assert abs(after.memory.unaccounted_bytes) < 1 << 12
 

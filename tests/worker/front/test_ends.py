@@ -48,7 +48,7 @@ class Stepped:
         """Wait for something that comes with the worker's own doing."""
         await self.worker.until(lambda _: holds())
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Have the engine's thread answer; what was sent to it before is done then."""
         await self.worker.control.Shrink(
             worker_pb2.ShrinkRequest(
@@ -56,7 +56,7 @@ class Stepped:
             )
         )
 
-    async def left(self) -> int:
+    async def count_left(self) -> int:
         """Return how many calls the worker's event loop has seen end without being complete."""
         got = await self.worker.status.GetStatus(status_pb2.GetStatusRequest())
         return sum(
@@ -96,7 +96,7 @@ def request_of(length: int) -> inference_pb2.GenerateRequest:
     )
 
 
-async def _gone(call: Call) -> None:
+async def _wait_gone(call: Call) -> None:
     """Wait until the call has ended for its client."""
     await call.code()
 
@@ -119,17 +119,17 @@ async def test_a_stream_whose_client_has_gone_takes_one_more_step(
             call.cancel()
         elif how == "disconnect":
             await channel.close()
-        await _gone(call)
-    while not await stepped.left():
+        await _wait_gone(call)
+    while not await stepped.count_left():
         pass
     assert stepped.taken == STEPS_BEFORE
 
     stepped.give(10)
     for _ in range(3):  # each is served between two steps, after the cancel
-        await stepped.settled()
+        await stepped.settle()
 
     status = await worker.fresh_status()
     assert (status.streams_running, status.kv_tokens_used) == (0, 0)
-    swept = await worker.swept()
+    swept = await worker.sweep()
     assert {a.name: a.bytes for a in swept.memory.accounts}["kv"] == 0
     assert stepped.taken == STEPS_BEFORE + 1

@@ -62,7 +62,7 @@ async def test_a_client_that_never_reads_and_disconnects_stops_the_work(
     assert call.done()
 
     freed = await worker.until(lambda status: status.streams_running == 0)
-    assert freed.kv_tokens_used == account(await worker.swept(), "kv") == 0
+    assert freed.kv_tokens_used == account(await worker.sweep(), "kv") == 0
     assert await ids(worker) == before
 
 
@@ -103,7 +103,7 @@ async def test_a_fault_in_the_middle_of_a_stream_reaches_its_client(folder: Path
         call = worker.inference.Generate(greedy())
         got = list((await anext(aiter(call))).token_ids)
         error = await error_of(call)
-        await worker.ended()
+        await worker.wait_ended()
 
         assert got
         assert isinstance(error, InternalError)
@@ -115,7 +115,7 @@ async def test_a_fault_in_the_middle_of_a_stream_reaches_its_client(folder: Path
 @pytest.mark.asyncio
 async def test_memory_is_what_is_held_now(worker: WorkerProcess) -> None:
     """Fault 23: the report follows what is allotted and freed, and estimates nothing."""
-    idle = await worker.swept()
+    idle = await worker.sweep()
     call = worker.inference.Generate(greedy())
     await anext(aiter(call))
     short = await worker.until(lambda status: status.kv_tokens_used > 0)
@@ -124,7 +124,7 @@ async def test_memory_is_what_is_held_now(worker: WorkerProcess) -> None:
     )
     call.cancel()
     kept = await worker.until(lambda status: status.streams_running == 0)
-    freed = await worker.swept()
+    freed = await worker.sweep()
 
     assert account(idle, "kv") == 0 < account(short, "kv")
     assert account(freed, "kv") == 0 < account(kept, "kv")

@@ -98,10 +98,12 @@ async def test_tokenize_and_detokenize_are_bounded_like_prompts(tmp_path: Path) 
     async with running_worker() as worker:
         await worker.load(write_tiny_model(tmp_path / "m", context_max=8192))
         ask, back = worker.inference.Tokenize, worker.inference.Detokenize
-        field, told = await trouble(ask(pb.TokenizeRequest(text="a" * 4_000_000)))
-        assert (field, "4000000 characters; the context of 8192" in told) == ("text", True)
-        field, told = await trouble(back(pb.DetokenizeRequest(token_ids=[5] * 70_000 + [999])))
-        assert (field, "999 is not a token id" in told) == ("token_ids", True)
+        field, description = await trouble(ask(pb.TokenizeRequest(text="a" * 4_000_000)))
+        assert (field, "4000000 characters; the context of 8192" in description) == ("text", True)
+        field, description = await trouble(
+            back(pb.DetokenizeRequest(token_ids=[5] * 70_000 + [999]))
+        )
+        assert (field, "999 is not a token id" in description) == ("token_ids", True)
 
         text = TEXT * 2000
         answer = await ask(pb.TokenizeRequest(text=text))
@@ -123,7 +125,7 @@ async def test_a_flood_of_long_texts_is_refused_beyond_its_account(tmp_path: Pat
         await worker.load(write_tiny_model(tmp_path / "m", context_max=1 << 19))
         request = inference_pb2.TokenizeRequest(text=text)
         calls = [worker.inference.Tokenize(request) for _ in range(floods)]
-        tasks = [asyncio.ensure_future(_ended(call)) for call in calls]
+        tasks = [asyncio.ensure_future(_ending_of(call)) for call in calls]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         refused = next(iter(done)).result()
         assert isinstance(refused, QueueFull)
@@ -138,7 +140,7 @@ async def test_a_flood_of_long_texts_is_refused_beyond_its_account(tmp_path: Pat
         assert len(last.token_ids) - 1 == 2000 * (len(short.token_ids) - 1)  # but for BOS
 
 
-async def _ended(call: Awaitable[object]) -> Exception | None:
+async def _ending_of(call: Awaitable[object]) -> Exception | None:
     """Return what a call was refused for; None where it came to something else."""
     try:
         await call

@@ -125,8 +125,8 @@ async def test_nonsense_under_the_proof_harms_only_itself(
     if request.WhichOneof("prompt") is None:
         request.text = "once upon"
 
-    found = await outcome(worker, request, worker.proof.word(SIZE))
-    assert isinstance(found, (list, *TYPED)), found
+    result = await outcome(worker, request, worker.proof.word(SIZE))
+    assert isinstance(result, (list, *TYPED)), result
     assert await outcome(worker, greedy(max_tokens=4)) == good
     assert worker.process.returncode is None
 

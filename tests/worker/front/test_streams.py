@@ -124,7 +124,7 @@ class Crowd:
         self.outbox.flush(hold=hold)
         await asyncio.sleep(0)
 
-    async def arrived(self, index: int) -> int:
+    async def count_arrived(self, index: int) -> int:
         """Return how many tokens a reader has that it had not been asked for; 0 for none."""
         reader = self.readers[index]
         waiting = asyncio.ensure_future(reader.next())
@@ -140,14 +140,14 @@ async def test_tokens_of_a_crowd_cross_together() -> None:
     """First tokens cross at once; later ones wait for each other, as long as is said, no longer."""
     crowd = Crowd(CROWD_STREAMS)
     await crowd.step(0.0)
-    assert await crowd.arrived(0) == 1
+    assert await crowd.count_arrived(0) == 1
 
     await crowd.step(HOLD_S / 2)
-    assert await crowd.arrived(0) == 0
+    assert await crowd.count_arrived(0) == 0
     await crowd.step(HOLD_S / 2)
-    assert await crowd.arrived(0) == 2
+    assert await crowd.count_arrived(0) == 2
     await crowd.step(HOLD_S)
-    assert await crowd.arrived(0) == 1
+    assert await crowd.count_arrived(0) == 1
 
 
 @pytest.mark.asyncio
@@ -156,7 +156,7 @@ async def test_tokens_of_few_streams_never_wait() -> None:
     crowd = Crowd(CROWD_STREAMS - 1)
     for _ in range(3):
         await crowd.step(HOLD_S / 10)
-        assert await crowd.arrived(0) == 1
+        assert await crowd.count_arrived(0) == 1
 
 
 @pytest.mark.asyncio
@@ -164,12 +164,12 @@ async def test_an_end_waits_for_nobody() -> None:
     """A stream's end crosses at once, behind what was held of it; the others' tokens still wait."""
     crowd = Crowd(CROWD_STREAMS)
     await crowd.step(0.0)
-    assert [await crowd.arrived(index) for index in (0, 1)] == [1, 1]
+    assert [await crowd.count_arrived(index) for index in (0, 1)] == [1, 1]
 
     await crowd.step(HOLD_S / 4)
     await crowd.step(HOLD_S / 4, ends=1)
 
-    assert await crowd.arrived(0) == 0
+    assert await crowd.count_arrived(0) == 0
     last = await crowd.readers[1].next()
     assert isinstance(last, Finished)
     assert last.ids == (101,)
@@ -180,12 +180,12 @@ async def test_nothing_is_held_once_nothing_runs() -> None:
     """What is held goes as soon as the engine has nothing more to do."""
     crowd = Crowd(CROWD_STREAMS)
     await crowd.step(0.0)
-    assert await crowd.arrived(0) == 1
+    assert await crowd.count_arrived(0) == 1
     await crowd.step(HOLD_S / 4)
     crowd.outbox.flush()
     await asyncio.sleep(0)
 
-    assert await crowd.arrived(0) == 1
+    assert await crowd.count_arrived(0) == 1
 
 
 @pytest.mark.asyncio
@@ -210,11 +210,11 @@ async def test_ids_are_held_while_in_flight() -> None:
         assert not streams.idle.is_set()
         with pytest.raises(DuplicateRequest), streams.open("a", rows_max=1):
             pass
-        assert await streams.drained(0.0) == 2
+        assert await streams.drain(0.0) == 2
     with pytest.raises(KeyError), streams.open("a", rows_max=1):
         raise KeyError
     assert streams.idle.is_set()
-    assert await streams.drained(0.0) == 0
+    assert await streams.drain(0.0) == 0
 
 
 @pytest.mark.asyncio

@@ -64,7 +64,7 @@ async def test_an_unload_ends_though_its_caller_leaves(started: Started, folder:
     worker = worker_on(started)
     job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
     assert [step async for step in worker.load(job)][-1].stage == "ready"
-    async with started.held():
+    async with started.hold():
         unload = asyncio.ensure_future(worker.unload())
         await asyncio.sleep(0)
         unload.cancel()
@@ -81,7 +81,7 @@ async def test_a_load_does_not_slip_into_an_unload(started: Started, folder: Pat
     """While an unload is under way a load is refused; it would be forgotten, model and all."""
     worker = worker_on(started)
     job = LoadJob(folder, "tiny", "d" * 64, LoadSpec())
-    async with started.held():
+    async with started.hold():
         unload = asyncio.ensure_future(worker.unload())
         await asyncio.sleep(0)
         with pytest.raises(ModelDraining):
@@ -105,19 +105,19 @@ async def test_an_unload_ends_the_texts_of_its_model(started: Started, folder: P
     long = "a" * (config.TOKENIZE_HERE_BYTES_MAX + 1)
     try:
         reading = asyncio.ensure_future(
-            worker.tokens.encoded(tokenizer, long, field="text", kind="tokenize")
+            worker.tokens.encode(tokenizer, long, field="text", kind="tokenize")
         )
         await asyncio.sleep(0)
         await worker.unload()
-        late = worker.tokens.encoded(tokenizer, "a", field="text", kind="tokenize")
-        for asked in (reading, late):
+        late = worker.tokens.encode(tokenizer, "a", field="text", kind="tokenize")
+        for task in (reading, late):
             with pytest.raises(ModelUnloaded) as caught:
-                await asyncio.wait_for(asked, 60)
+                await asyncio.wait_for(task, 60)
             assert caught.value.model == "tiny"
 
         worker.tokens._command = command
         assert [step async for step in worker.load(job)][-1].stage == "ready"
         anew = worker.loaded.tokenizer
-        assert await worker.tokens.encoded(anew, long, field="text", kind="tokenize")
+        assert await worker.tokens.encode(anew, long, field="text", kind="tokenize")
     finally:
         await worker.tokens.close()

@@ -56,11 +56,11 @@ async def test_the_rest_of_a_stream(worker: WorkerProcess, cut: int) -> None:
         assert ids_of(rest) == ids[cut:]
         assert text_of(whole).endswith(text_of(rest))
         assert (rest[0].model_digest, rest[0].request_id != "") == (DIGEST, True)
-        told, usage = whole[-1].usage, rest[-1].usage
-        assert usage.prompt_tokens == told.prompt_tokens
-        assert usage.completion_tokens == told.completion_tokens == TOKENS
-        assert usage.total_tokens == told.total_tokens
-        assert (usage.seed, usage.near_ties) == (told.seed, 0)
+        usage_of_whole, usage = whole[-1].usage, rest[-1].usage
+        assert usage.prompt_tokens == usage_of_whole.prompt_tokens
+        assert usage.completion_tokens == usage_of_whole.completion_tokens == TOKENS
+        assert usage.total_tokens == usage_of_whole.total_tokens
+        assert (usage.seed, usage.near_ties) == (usage_of_whole.seed, 0)
 
 
 async def test_the_first_message_tells_the_seed(worker: WorkerProcess) -> None:

@@ -222,7 +222,7 @@ async def test_a_client_that_leaves_frees_its_row(worker: WorkerProcess) -> None
     assert ids_of(await neighbour) == ids_of(alone)
     status = await worker.until(lambda s: s.streams_running == 0)
     assert status.kv_tokens_used == 0
-    swept = await worker.swept()
+    swept = await worker.sweep()
     accounts = {account.name: account.bytes for account in swept.memory.accounts}
     assert accounts["kv"] == 0
 
@@ -363,7 +363,7 @@ async def test_no_half_characters(worker: WorkerProcess) -> None:
 async def test_counters_add_up(worker: WorkerProcess) -> None:
     """A stream more is counted by model, code and reason, and so are its tokens."""
 
-    async def counted() -> dict[str, float]:
+    async def read_counts() -> dict[str, float]:
         got = await worker.status.GetStatus(status_pb2.GetStatusRequest())
         return {
             f"{family.name} {sorted(point.labels.items())}": point.value
@@ -377,18 +377,18 @@ async def test_counters_add_up(worker: WorkerProcess) -> None:
 
     await generate(worker)
     await refusal(worker, model="other")
-    before = await counted()
+    before = await read_counts()
     await generate(worker, text="the fox")
     await refusal(worker, model="other")
-    after = await counted()
+    after = await read_counts()
 
-    def grown(name: str, **labels: str) -> float:
+    def growth_of(name: str, **labels: str) -> float:
         return after[key(name, **labels)] - before[key(name, **labels)]
 
-    assert grown("mlxd_requests_total", code="OK", finish_reason="length") == 1
-    assert grown("mlxd_requests_total", code="NOT_FOUND", finish_reason="") == 1
-    assert grown("mlxd_generation_tokens_total") == 12
-    assert grown("mlxd_prompt_tokens_total") > 1
-    assert grown("mlxd_time_to_first_token_seconds") == 1
-    assert grown("mlxd_inter_token_latency_seconds") == 11
-    assert grown("mlxd_queue_time_seconds") == 1
+    assert growth_of("mlxd_requests_total", code="OK", finish_reason="length") == 1
+    assert growth_of("mlxd_requests_total", code="NOT_FOUND", finish_reason="") == 1
+    assert growth_of("mlxd_generation_tokens_total") == 12
+    assert growth_of("mlxd_prompt_tokens_total") > 1
+    assert growth_of("mlxd_time_to_first_token_seconds") == 1
+    assert growth_of("mlxd_inter_token_latency_seconds") == 11
+    assert growth_of("mlxd_queue_time_seconds") == 1

@@ -13,9 +13,9 @@ Unary = Callable[[mx.array], mx.array]
 VALUES = [-mx.inf, -1e30, -104.0, -88.0, -20.0, -1.5, -0.0, 0.0, 1e-7, 3.0, 20.0, 88.0, 1e30]
 
 
-def near(found: mx.array, expected: mx.array) -> bool:
+def near(actual: mx.array, expected: mx.array) -> bool:
     """Tell whether two ways to compute a thing have come to the same."""
-    return bool(mx.allclose(found, expected, rtol=2e-6, atol=1e-7).item())
+    return bool(mx.allclose(actual, expected, rtol=2e-6, atol=1e-7).item())
 
 
 def _silu(array: mx.array) -> mx.array:
@@ -44,12 +44,12 @@ def test_softmax_is_mlx_s_own(dtype: mx.Dtype) -> None:
     scores[1, 0, 0, 1:] = -mx.inf
     scores[2] = scores[2] + 3e4
 
-    found = exponentials.softmax(scores)
+    actual = exponentials.softmax(scores)
 
-    assert found.dtype == dtype
-    assert near(found, mx.softmax(scores, axis=-1, precise=True))
-    assert found[1, 0, 0, 0].item() == 1.0
-    assert mx.all(found[0, 0, 0, 5:] == 0).item()
+    assert actual.dtype == dtype
+    assert near(actual, mx.softmax(scores, axis=-1, precise=True))
+    assert actual[1, 0, 0, 0].item() == 1.0
+    assert mx.all(actual[0, 0, 0, 5:] == 0).item()
 
 
 @pytest.mark.parametrize("beside", [-mx.inf, -3.0, 40.0])
@@ -58,10 +58,10 @@ def test_one_score_more_takes_its_share(beside: float) -> None:
     scores = 5 * mx.random.normal((2, 4, 1, 33), key=mx.random.key(4))
     other = mx.full((1, 4, 1, 1), beside)
 
-    found = exponentials.softmax_beside(scores, other)
+    actual = exponentials.softmax_beside(scores, other)
 
     joined = mx.concatenate([scores, mx.broadcast_to(other, (2, 4, 1, 1))], axis=-1)
-    assert near(found, mx.softmax(joined, axis=-1)[..., :-1])
+    assert near(actual, mx.softmax(joined, axis=-1)[..., :-1])
 
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:

@@ -36,15 +36,15 @@ def test_a_product_is_what_the_numbers_give(group: int, bits: int, rows: int) ->
     """One matrix and several, on whatever device this runs."""
     words, scales, offsets = mx.quantize(random(2, OUTPUTS, group, seed=2), group, bits)
     numbers = mx.dequantize(words, scales, offsets, group, bits)
-    given = random(2, rows, group, seed=3)
+    rows_given = random(2, rows, group, seed=3)
 
     many = packed_product(
-        given, words, scales, offsets, transpose=True, group_size=group, bits=bits
+        rows_given, words, scales, offsets, transpose=True, group_size=group, bits=bits
     )
     one = packed_product(
-        given[0], words[0], scales[0], offsets[0], transpose=True, group_size=group, bits=bits
+        rows_given[0], words[0], scales[0], offsets[0], transpose=True, group_size=group, bits=bits
     )
 
-    expected = given @ numbers.swapaxes(-1, -2)
+    expected = rows_given @ numbers.swapaxes(-1, -2)
     assert mx.allclose(many, expected, rtol=1e-4, atol=1e-3)
     assert mx.allclose(one, expected[0], rtol=1e-4, atol=1e-3)

@@ -72,8 +72,8 @@ def test_the_kernel_agrees_with_separate_operations(outputs: int, inputs: int) -
     assert _apart(row_times(row, matrix, norm=norm, gated=True), expected) < 1e-2
 
 
-def _apart(found: mx.array, expected: mx.array) -> float:
+def _apart(actual: mx.array, expected: mx.array) -> float:
     """Return the distance over the length of what is expected."""
-    difference = found.astype(mx.float32).reshape(-1) - expected
+    difference = actual.astype(mx.float32).reshape(-1) - expected
     apart: Any = (mx.linalg.norm(difference) / mx.linalg.norm(expected)).item()
     return float(apart)

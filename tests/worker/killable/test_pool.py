@@ -34,18 +34,18 @@ def command(*, limit_s: float = LONG_S, memory_nbytes_max: int = GIB) -> tuple[s
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool(command())
-    yield made
-    made.close()
+    child_pool = Pool(command())
+    yield child_pool
+    child_pool.close()
 
 
-def asked(pool: Pool, question: bytes) -> bytes:
+def ask(pool: Pool, question: bytes) -> bytes:
     return pool.ask(question, limit_s=LONG_S)
 
 
 def pid(pool: Pool) -> int:
     """Return whose turn it is."""
-    return int(asked(pool, b"pid"))
+    return int(ask(pool, b"pid"))
 
 
 def is_gone(process_id: int) -> bool:
@@ -61,7 +61,7 @@ def test_answers_are_bytes_and_a_child_is_asked_again(pool: Pool) -> None:
     """Whatever bytes a question has, so has its answer; one child answers one after another."""
     first = pid(pool)
     for text in (b"", b"\n", b"3\nabc", bytes(range(256)) * 1000):
-        assert asked(pool, b"say " + text) == text
+        assert ask(pool, b"say " + text) == text
     assert pid(pool) == first
 
 
@@ -71,15 +71,15 @@ def test_a_late_child_is_killed_and_the_next_question_is_served(pool: Pool) -> N
     with pytest.raises(Late):
         pool.ask(b"hang", limit_s=0.1)
     assert is_gone(first)
-    assert asked(pool, b"say hello") == b"hello"
+    assert ask(pool, b"say hello") == b"hello"
 
 
 @pytest.mark.parametrize("question", [b"die", b"half", b"fill %d" % TOO_MUCH])
 def test_a_question_that_ends_its_child_is_told_apart(pool: Pool, question: bytes) -> None:
     """Killed, gone in the middle of an answer, or beyond its memory: no answer, and not late."""
     with pytest.raises(Died):
-        asked(pool, question)
-    assert asked(pool, b"say hello") == b"hello"
+        ask(pool, question)
+    assert ask(pool, b"say hello") == b"hello"
 
 
 def test_a_child_that_died_idle_does_not_refuse_the_next_question(pool: Pool) -> None:
@@ -88,7 +88,7 @@ def test_a_child_that_died_idle_does_not_refuse_the_next_question(pool: Pool) ->
     os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
 
-    assert asked(pool, b"say hello") == b"hello"
+    assert ask(pool, b"say hello") == b"hello"
 
 
 def test_a_question_that_is_broken_off_ends_its_child(pool: Pool) -> None:
@@ -104,12 +104,12 @@ def test_a_question_that_is_broken_off_ends_its_child(pool: Pool) -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with pytest.raises(Interrupted):
-            asked(pool, b"interrupt")
+            ask(pool, b"interrupt")
     finally:
         signal.signal(signal.SIGUSR1, before)
 
     assert is_gone(first)
-    assert asked(pool, b"say hello") == b"hello"
+    assert ask(pool, b"say hello") == b"hello"
 
 
 @pytest.mark.asyncio
@@ -118,7 +118,7 @@ async def test_who_leaves_a_thread_that_asks_stops_nothing(pool: Pool, tmp_path:
     path = tmp_path / "answer"
     os.mkfifo(path)
     first = pid(pool)
-    asking = asyncio.get_running_loop().run_in_executor(None, asked, pool, b"read " + bytes(path))
+    asking = asyncio.get_running_loop().run_in_executor(None, ask, pool, b"read " + bytes(path))
     task = asyncio.ensure_future(asyncio.shield(asking))
     writing = await asyncio.to_thread(path.open, "wb")  # opens once the child reads
     task.cancel()
@@ -140,7 +140,7 @@ async def test_close_ends_children_idle_and_asked_and_starts_none(
     path = tmp_path / "answer"
     os.mkfifo(path)
     busy = pid(pool)
-    asking = asyncio.get_running_loop().run_in_executor(None, asked, pool, b"read " + bytes(path))
+    asking = asyncio.get_running_loop().run_in_executor(None, ask, pool, b"read " + bytes(path))
     writing = await asyncio.to_thread(path.open, "wb")
     idle = pid(pool)
 
@@ -157,11 +157,11 @@ async def test_close_ends_children_idle_and_asked_and_starts_none(
 class LateTimer(threading.Timer):
     """One that goes off all the same when it is cancelled, and again when it is let."""
 
-    made: ClassVar[list[LateTimer]] = []
+    instances: ClassVar[list[LateTimer]] = []
 
     def __init__(self, interval: float, function: Callable[[], None]) -> None:
         super().__init__(interval, function)
-        self.made.append(self)
+        self.instances.append(self)
 
     def cancel(self) -> None:
         """Go off first, as one does that has begun to."""
@@ -171,11 +171,11 @@ class LateTimer(threading.Timer):
 
 def test_a_timer_that_comes_late_kills_nobody() -> None:
     """Its question is answered: the child is another's by then, who waits for its own answer."""
-    LateTimer.made.clear()
+    LateTimer.instances.clear()
     pool = Pool(command(), timer=LateTimer)
     try:
         first = pid(pool)
-        LateTimer.made[0].function()
+        LateTimer.instances[0].function()
         assert pid(pool) == first
     finally:
         pool.close()
@@ -183,20 +183,20 @@ def test_a_timer_that_comes_late_kills_nobody() -> None:
 
 def test_a_child_that_is_killed_as_it_answers_is_asked_nothing_more(tmp_path: Path) -> None:
     """Its answer is whole, and still it is gone, be it seen or not: the next one has another."""
-    LateTimer.made.clear()
+    LateTimer.instances.clear()
     pool, path = Pool(command(), timer=LateTimer), tmp_path / "answer"
     os.mkfifo(path)
     first = pid(pool)
 
     def answer() -> None:
         with path.open("wb"):  # the child reads it, so the question's timer runs
-            LateTimer.made[-1].function()
+            LateTimer.instances[-1].function()
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
         with pytest.raises(Late):
-            asked(pool, b"read " + bytes(path))
+            ask(pool, b"read " + bytes(path))
         assert is_gone(first)
         assert pid(pool) != first
     finally:
@@ -225,7 +225,7 @@ def test_a_child_bounds_its_own_time() -> None:
     """With nobody's clock but its own, a child ends within a second of its limit."""
     pool = Pool(command(limit_s=0))
     with pytest.raises(Died):
-        asked(pool, b"hang")
+        ask(pool, b"hang")
 
 
 def test_a_child_ends_with_its_input() -> None:
@@ -253,7 +253,7 @@ def test_every_child_is_told_first_what_all_are_told() -> None:
         assert heard == [b"first"]
         pool.rest()
         assert is_gone(child)
-        assert asked(pool, b"say hello") == b"hello"
+        assert ask(pool, b"say hello") == b"hello"
         assert heard == [b"first"] * 2
     finally:
         pool.close()
@@ -267,7 +267,7 @@ def test_what_befalls_a_child_at_first_is_not_the_questions(
     limit_s = 0.1 if is_late else LONG_S
     pool = Pool(command(), first=first(question, limit_s=limit_s))
     with pytest.raises(Unready) as caught:
-        asked(pool, b"say hello")
+        ask(pool, b"say hello")
     assert caught.value.is_late == is_late
     assert not pool._children
     pool.close()
@@ -284,7 +284,7 @@ def test_a_child_whose_first_answer_will_not_do_is_ended() -> None:
 
     pool = Pool(command(), first=first(b"say first", check=refuse))
     with pytest.raises(UselessError):
-        asked(pool, b"die")
+        ask(pool, b"die")
     assert not pool._children
     pool.close()
 

@@ -87,24 +87,24 @@ def libraries(cache: Path) -> list[Path]:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels of another processor")
 def test_the_report_names_the_kernels_in_use(cache: Path) -> None:
     """As OpenBLAS says, not as it was asked: a name that it does not know changes nothing."""
-    asked = {
+    reports = {
         name: run(REPORT, environment(XDG_CACHE_HOME=cache, OPENBLAS_CORETYPE=name))["reason"]
         for name in ("Nehalem", "Sandybridge", "nonsense")
     }
-    assert asked["Nehalem"].endswith("; Nehalem kernels")
-    assert asked["Sandybridge"].endswith("; Sandybridge kernels")
-    assert asked["nonsense"].endswith(" kernels")
-    assert "nonsense" not in asked["nonsense"]
+    assert reports["Nehalem"].endswith("; Nehalem kernels")
+    assert reports["Sandybridge"].endswith("; Sandybridge kernels")
+    assert reports["nonsense"].endswith(" kernels")
+    assert "nonsense" not in reports["nonsense"]
 
 
 def test_the_bundled_library_is_made_once_and_kept(cache: Path, bundled: dict[str, Any]) -> None:
     """The first worker makes the library in the cache folder; the next one opens the same file."""
     path = Path(bundled["path"])
     assert libraries(cache) == [path]
-    made = path.stat()
+    status = path.stat()
     again = run(REPORT, environment(XDG_CACHE_HOME=cache))
     assert again == bundled
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
     assert bundled["version"].startswith("0.3.")
 
 
@@ -114,8 +114,8 @@ def test_every_blas_call_of_mlx_reaches_the_library(cache: Path, bundled: dict[s
     files = importlib.metadata.distribution(backend).files or ()
     mlx = next(Path(str(file.locate())) for file in files if file.name == "libmlx.so")
     wanted = read_dynamic_symbols(mlx).undefined
-    given = read_dynamic_symbols(find_wheel().path).defined
-    names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in given})
+    symbols = read_dynamic_symbols(find_wheel().path).defined
+    names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in symbols})
     assert {"cblas_sgemm", "cblas_dgemm", "sgesdd_", "dgetrf_"} <= set(names)
     code = ORIGINS.replace("NAMES", repr(names))
     answer = run(code, environment(XDG_CACHE_HOME=cache))
@@ -242,14 +242,14 @@ def test_threads_are_as_asked(cache: Path, variables: dict[str, str], threads: i
     assert run(REPORT, environment(XDG_CACHE_HOME=cache, **variables))["threads"] == threads
 
 
-@pytest.mark.parametrize(("given", "used"), [("", SPIN_CYCLES_LOG2), ("24", "24")])
+@pytest.mark.parametrize(("spin", "used"), [("", SPIN_CYCLES_LOG2), ("24", "24")])
 @pytest.mark.usefixtures("bundled")
-def test_idle_threads_sleep_soon_unless_told_otherwise(cache: Path, given: str, used: str) -> None:
+def test_idle_threads_sleep_soon_unless_told_otherwise(cache: Path, spin: str, used: str) -> None:
     """How long idle threads spin is said before the library is loaded; a user's word wins."""
     variables = environment(XDG_CACHE_HOME=cache)
     variables.pop(SPIN_VARIABLE, None)
-    if given:
-        variables[SPIN_VARIABLE] = given
+    if spin:
+        variables[SPIN_VARIABLE] = spin
     ask = f"import os\nprint(json.dumps(os.environ[{SPIN_VARIABLE!r}]))\n"
 
     assert run(REPORT + ask, variables) == used

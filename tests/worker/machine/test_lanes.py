@@ -50,15 +50,15 @@ def test_slots_attended_side_by_side_have_the_bits_of_one_call() -> None:
     queries, keys, values = _random(32, 8, 1), _random(32, 4, 192), _random(32, 4, 192)
     mask = mx.where(mx.arange(192) > 4 * mx.arange(32)[:, None] + 30, -mx.inf, 0.0)[:, None, None]
 
-    found = attend_slots(queries, keys, values, mask, scale=SCALE)
+    attended = attend_slots(queries, keys, values, mask, scale=SCALE)
     exponents = (queries.reshape(32, 4, 2, 32) * (SCALE * LOG2_E)) @ keys.swapaxes(-1, -2)
     whole = softmax_of_powers(exponents + mask) @ values
     fused = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=SCALE, mask=mx.broadcast_to(mask, (32, 8, 1, 192))
     )
 
-    assert mx.array_equal(found, whole.reshape(32, 8, 1, 32) if by_powers() else fused)
-    assert mx.allclose(found, fused, rtol=1e-5, atol=1e-6)
+    assert mx.array_equal(attended, whole.reshape(32, 8, 1, 32) if by_powers() else fused)
+    assert mx.allclose(attended, fused, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 2, BLOCK_QUERIES, BLOCK_QUERIES + 1, 3 * BLOCK_QUERIES - 5])
@@ -68,12 +68,12 @@ def test_a_chunk_attended_in_blocks_reads_what_one_call_does(width: int, before:
     length = before + width
     queries, keys, values = _random(1, 8, width), _random(1, 4, 512), _random(1, 4, 512)
 
-    found = attend_chunk(queries, keys, values, length=length, scale=SCALE)
+    attended = attend_chunk(queries, keys, values, length=length, scale=SCALE)
     whole = mx.fast.scaled_dot_product_attention(
         queries, keys[:, :, :length], values[:, :, :length], scale=SCALE, mask="causal"
     )
 
-    assert mx.allclose(found, whole, rtol=1e-5, atol=1e-6)
+    assert mx.allclose(attended, whole, rtol=1e-5, atol=1e-6)
 
 
 def test_activations_side_by_side_have_the_bits_of_one_call() -> None:
@@ -81,10 +81,10 @@ def test_activations_side_by_side_have_the_bits_of_one_call() -> None:
     both = mx.random.normal((33, 2 * 1376), key=mx.random.key(1))
     gate, up = both[:, :1376], both[:, 1376:]
 
-    found = gated_halves(both, width=1376)
+    activated = gated_halves(both, width=1376)
 
-    assert mx.array_equal(found, times_sigmoid(gate * up, gate))
-    assert mx.allclose(found, gate * mx.sigmoid(gate) * up, rtol=1e-5, atol=1e-6)
+    assert mx.array_equal(activated, times_sigmoid(gate * up, gate))
+    assert mx.allclose(activated, gate * mx.sigmoid(gate) * up, rtol=1e-5, atol=1e-6)
 
 
 def test_what_lanes_have_read_is_written_in_place_afterwards() -> None:

@@ -111,14 +111,14 @@ class Shelf:
 def test_a_tally_is_read_instead_of_the_arrays_and_held_against_them() -> None:
     """A source of very many arrays is not walked at every look, but at every sweep."""
     shelf = Shelf({"a": mx.zeros(2), "b": mx.zeros(3)})
-    told = [(20, 2)]
+    tally = [(20, 2)]
     ledger = Ledger()
-    ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: told[0])
+    ledger.attach(Account.PREFIX, "shelf", shelf, tally=lambda: tally[0])
 
     ledger.sweep()
     report = next(r for r in ledger.report() if r.name == Account.PREFIX)
     assert (report.nbytes, report.arrays) == (20, 2)
-    told[0] = (24, 2)
+    tally[0] = (24, 2)
     assert ledger.nbytes == 24
     with pytest.raises(LedgerError, match="prefix/shelf"):
         ledger.sweep()
@@ -182,9 +182,9 @@ def test_the_audit_holds_for_a_model_and_its_caches(tmp_path: Path) -> None:
     assert difference(ledger.sweep()) < 16 << 10
     leak = mx.zeros(1 << 18)
     mx.eval(leak)
-    told = ledger.audit()
-    assert abs(told.unaccounted_nbytes - baseline - leak.nbytes) < 16 << 10
-    assert not told.holds
+    report = ledger.audit()
+    assert abs(report.unaccounted_nbytes - baseline - leak.nbytes) < 16 << 10
+    assert not report.holds
     del leak
     for number in range(3):
         caches.leave(RowId(number))

@@ -15,30 +15,30 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
 from tests.worker.kin import (
     GPT_OSS,
     QWEN3,
     QWEN3_MOE,
-    changed,
+    change,
     kin_weights,
-    stacked,
+    stack_experts,
     write_kin,
     write_quantised,
 )
 from tests.worker.latent import DEEPSEEK_V3, packed_latent, write_latent
 from tests.worker.models.test_formats import fp8_folders, globally_scaled
-from tests.worker.models.test_gpt_oss_layouts import in_numbers, published
+from tests.worker.models.test_gpt_oss_layouts import in_numbers, publish
 from tests.worker.tiny import ignore_progress, stored_in, write_model
 
 SLACK_NBYTES = 64 << 10
 """Norms, tables and rounding up; of a real model 64 MiB are allowed."""
 
-DENSE = changed(QWEN3, num_hidden_layers=2, hidden_size=512, intermediate_size=2048)
-EXPERTS = changed(QWEN3_MOE, num_hidden_layers=2, hidden_size=512, moe_intermediate_size=256)
-OSS = changed(GPT_OSS, num_hidden_layers=2, hidden_size=512, intermediate_size=512)
+DENSE = change(QWEN3, num_hidden_layers=2, hidden_size=512, intermediate_size=2048)
+EXPERTS = change(QWEN3_MOE, num_hidden_layers=2, hidden_size=512, moe_intermediate_size=256)
+OSS = change(GPT_OSS, num_hidden_layers=2, hidden_size=512, intermediate_size=512)
 LATENTS = {
     **DEEPSEEK_V3, "kv_lora_rank": 512, "v_head_dim": 256, "qk_nope_head_dim": 256,
 }  # fmt: skip
@@ -62,15 +62,15 @@ class Case:
     """Of what is larger while it is loaded than anything that is left of it."""
 
 
-def halved(folder: Path) -> Path:
+def halve(folder: Path) -> Path:
     """Store what is float32 in a model of one file as bfloat16."""
     stored = stored_in(folder)
-    made = {
+    tensors = {
         name: array.astype(mx.bfloat16) if array.dtype == mx.float32 else array
         for name, array in stored.items()
     }
-    mx.eval(made)
-    mx.save_safetensors(str(folder / "model.safetensors"), made)
+    mx.eval(tensors)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     return folder
 
 
@@ -89,7 +89,7 @@ def one_by_one(folder: Path) -> Path:
 
 def scaled_experts(folder: Path) -> Path:
     """Write experts in nvfp4 that have scales of their own."""
-    stored = dict(weights := stacked(kin_weights(EXPERTS)))
+    stored = dict(weights := stack_experts(kin_weights(EXPERTS)))
     for name, array in weights.items():
         if ".switch_mlp." in name:
             stored |= globally_scaled(name.removesuffix(".weight"), array)
@@ -101,78 +101,78 @@ def in_blocks(config: Mapping[str, Any]) -> Callable[[Path], Path]:
     return lambda folder: fp8_folders(folder, config)[0]
 
 
-def converted(
-    made: Callable[[], tuple[Mapping[str, Any], dict[str, mx.array]]],
+def convert(
+    make: Callable[[], tuple[Mapping[str, Any], dict[str, mx.array]]],
 ) -> Callable[[Path], Path]:
     """Return what writes a model as mlx-lm converts it."""
-    return lambda folder: write_model(folder, *made())
+    return lambda folder: write_model(folder, *make())
 
 
 KEPT: Mapping[str, Any] = {"packed": True, "stored_bits": PACKED_BITS, "made_bits": PACKED_BITS}
 LATENT_VALUES = 4 * (256 + 256) * 512
 CASES: Mapping[str, Case] = {
     "dense, as stored": Case(
-        lambda it: halved(write_kin(it, DENSE)), made_bits=16, form=FloatType.BF16
+        lambda folder: halve(write_kin(folder, DENSE)), made_bits=16, form=FloatType.BF16
     ),
-    "dense, wider": Case(lambda it: halved(write_kin(it, DENSE))),
+    "dense, wider": Case(lambda folder: halve(write_kin(folder, DENSE))),
     "dense, narrower": Case(
-        lambda it: write_kin(it, DENSE), stored_bits=32, made_bits=16, form=FloatType.F16
+        lambda folder: write_kin(folder, DENSE), stored_bits=32, made_bits=16, form=FloatType.F16
     ),
     "dense, unpacked": Case(
-        lambda it: halved(write_quantised(it, DENSE, group=64)), stored_bits=PACKED_BITS
+        lambda folder: halve(write_quantised(folder, DENSE, group=64)), stored_bits=PACKED_BITS
     ),
     "dense, small floats unpacked": Case(
-        lambda it: halved(write_quantised(it, DENSE, mode="mxfp4")), stored_bits=PACKED_BITS
+        lambda folder: halve(write_quantised(folder, DENSE, mode="mxfp4")), stored_bits=PACKED_BITS
     ),
-    "dense, packed": Case(lambda it: halved(write_quantised(it, DENSE, group=64)), **KEPT),
+    "dense, packed": Case(lambda folder: halve(write_quantised(folder, DENSE, group=64)), **KEPT),
     "dense, packed on load": Case(
-        lambda it: halved(write_kin(it, DENSE)), packed=True, on_load=Weights.Q4,
+        lambda folder: halve(write_kin(folder, DENSE)), packed=True, on_load=Weights.Q4,
         made_bits=PACKED_BITS,
     ),
     "dense, in blocks": Case(in_blocks(DENSE), stored_bits=8),
-    "experts one by one, wider": Case(lambda it: halved(write_kin(it, EXPERTS))),
+    "experts one by one, wider": Case(lambda folder: halve(write_kin(folder, EXPERTS))),
     "experts one by one, narrower": Case(
-        lambda it: write_kin(it, EXPERTS), stored_bits=32, made_bits=16, form=FloatType.BF16
+        lambda folder: write_kin(folder, EXPERTS), stored_bits=32, made_bits=16, form=FloatType.BF16
     ),
-    "experts one by one, packed": Case(lambda it: halved(one_by_one(it)), **KEPT),
+    "experts one by one, packed": Case(lambda folder: halve(one_by_one(folder)), **KEPT),
     "experts one by one, unpacked": Case(
-        lambda it: halved(one_by_one(it)), stored_bits=PACKED_BITS
+        lambda folder: halve(one_by_one(folder)), stored_bits=PACKED_BITS
     ),
     "experts stacked, unpacked": Case(
-        lambda it: halved(write_quantised(it, EXPERTS, group=64)), stored_bits=PACKED_BITS
+        lambda folder: halve(write_quantised(folder, EXPERTS, group=64)), stored_bits=PACKED_BITS
     ),
     "experts one by one, packed on load": Case(
-        lambda it: halved(write_kin(it, EXPERTS)), packed=True, on_load=Weights.MXFP4,
+        lambda folder: halve(write_kin(folder, EXPERTS)), packed=True, on_load=Weights.MXFP4,
         made_bits=PACKED_BITS,
     ),
     "experts with scales of their own, unpacked": Case(scaled_experts, stored_bits=PACKED_BITS),
     "experts one by one, in blocks": Case(in_blocks(EXPERTS), stored_bits=8),
     "experts fused": Case(
-        lambda it: halved(write_experts(it, {**MOE, **HYBRID, "moe_intermediate_size": 256}))
+        lambda folder: halve(write_experts(folder, {**MOE, **HYBRID, "moe_intermediate_size": 256}))
     ),
-    "gpt-oss as published, packed": Case(lambda it: halved(published(it, OSS)), **KEPT),
+    "gpt-oss as published, packed": Case(lambda folder: halve(publish(folder, OSS)), **KEPT),
     "gpt-oss as published, unpacked": Case(
-        lambda it: halved(published(it, OSS)), stored_bits=PACKED_BITS
+        lambda folder: halve(publish(folder, OSS)), stored_bits=PACKED_BITS
     ),
-    "gpt-oss in numbers": Case(lambda it: halved(in_numbers(it, OSS))),
+    "gpt-oss in numbers": Case(lambda folder: halve(in_numbers(folder, OSS))),
     "gpt-oss in numbers, as stored": Case(
-        lambda it: halved(in_numbers(it, OSS)), made_bits=16, form=FloatType.BF16
+        lambda folder: halve(in_numbers(folder, OSS)), made_bits=16, form=FloatType.BF16
     ),
     "gpt-oss in numbers, packed on load": Case(
-        lambda it: halved(in_numbers(it, OSS)), packed=True, on_load=Weights.MXFP4,
+        lambda folder: halve(in_numbers(folder, OSS)), packed=True, on_load=Weights.MXFP4,
         made_bits=PACKED_BITS,
     ),
-    "gpt-oss apart": Case(lambda it: halved(write_kin(it, OSS))),
+    "gpt-oss apart": Case(lambda folder: halve(write_kin(folder, OSS))),
     "gpt-oss apart, packed": Case(
-        lambda it: halved(write_quantised(it, OSS, mode="mxfp4")), **KEPT
+        lambda folder: halve(write_quantised(folder, OSS, mode="mxfp4")), **KEPT
     ),
-    "latents": Case(lambda it: halved(write_latent(it, LATENTS)), values=LATENT_VALUES),
+    "latents": Case(lambda folder: halve(write_latent(folder, LATENTS)), values=LATENT_VALUES),
     "latents, packed": Case(
-        lambda it: halved(converted(lambda: packed_latent(LATENTS, group=64))(it)), **KEPT
+        lambda folder: halve(convert(lambda: packed_latent(LATENTS, group=64))(folder)), **KEPT
     ),
-    "hybrid, in order": Case(lambda it: halved(write_experts(it, {**NEXT, **HYBRID}))),
+    "hybrid, in order": Case(lambda folder: halve(write_experts(folder, {**NEXT, **HYBRID}))),
     "hybrid, in order, packed": Case(
-        lambda it: halved(converted(lambda: packed_experts({**NEXT, **HYBRID}, group=64))(it)),
+        lambda folder: halve(convert(lambda: packed_experts({**NEXT, **HYBRID}, group=64))(folder)),
         **KEPT,
     ),
 }  # fmt: skip
@@ -185,7 +185,7 @@ def largest_values(model: Model) -> int:
     )
 
 
-@pytest.mark.parametrize("name", spread(list(CASES), 14))
+@pytest.mark.parametrize("name", spread_evenly(list(CASES), 14))
 def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_path: Path) -> None:
     """Whatever is joined, stacked, taken apart, put in order, widened, packed or unpacked: at no
     moment is more there than the finished weights and the largest as stored and as made."""

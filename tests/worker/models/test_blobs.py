@@ -31,7 +31,7 @@ def blob(tensors: dict[str, mx.array], scratch: Path, metadata: dict[str, str]) 
     return path.read_bytes()
 
 
-def stored(
+def store_model(
     root: Path, config: dict[str, Any], blobs: list[dict[str, mx.array]], **metadata: str
 ) -> Path:
     """Write a store of one model, a blob for each of `blobs`, and return its manifest."""
@@ -41,7 +41,7 @@ def stored(
     return store.manifest("m", layers)
 
 
-def loaded(manifest: Path, *, packed: bool = False) -> Model:
+def load_manifest(manifest: Path, *, packed: bool = False) -> Model:
     """Load the model of a manifest."""
     return load_model(
         inspect_model(manifest), form=FloatType.F32, progress=lambda *_: None, packed=packed
@@ -53,7 +53,7 @@ def test_a_blob_a_tensor_is_the_folders_model(tmp_path: Path) -> None:
     config = config_with(attention_bias=True)
     folder = write_model(tmp_path / "folder", config)
     weights = random_weights(config)
-    manifest = stored(tmp_path / "store", config, [{k: v} for k, v in weights.items()])
+    manifest = store_model(tmp_path / "store", config, [{k: v} for k, v in weights.items()])
     process = psutil.Process()
     before, opened = process.num_fds(), [0]
 
@@ -82,7 +82,7 @@ def test_packed_blobs_are_the_packed_folders_model(
         mine = {"scales": f"{stem}.weight.scale", "biases": f"{stem}.weight.bias"}
         named[mine.get(part, name)] = array
     order = sorted(named, reverse=backwards)
-    manifest = stored(
+    manifest = store_model(
         tmp_path / "store",
         bare,
         [{name: named[name]} for name in order],
@@ -95,7 +95,7 @@ def test_packed_blobs_are_the_packed_folders_model(
     other = load_model(
         inspect_model(folder), form=FloatType.F32, progress=lambda *_: None, packed=packed
     )
-    assert difference(logits(loaded(manifest, packed=packed)), logits(other)) == 0.0
+    assert difference(logits(load_manifest(manifest, packed=packed)), logits(other)) == 0.0
 
 
 def test_a_tensor_stored_again_is_compared_by_the_load(tmp_path: Path) -> None:
@@ -106,15 +106,15 @@ def test_a_tensor_stored_again_is_compared_by_the_load(tmp_path: Path) -> None:
     rest = [{k: v} for k, v in weights.items() if k != norm]
     head = {"lm_head.weight": weights["lm_head.weight"]}
     twice = [{norm: weights[norm]}, {norm: weights[norm]} | head]
-    same = stored(tmp_path / "same", config, [*rest, *twice])
+    same = store_model(tmp_path / "same", config, [*rest, *twice])
     folder = write_model(tmp_path / "folder", config)
-    assert difference(logits(loaded(same)), logits(load(folder))) == 0.0
+    assert difference(logits(load_manifest(same)), logits(load(folder))) == 0.0
 
     changed = [{norm: weights[norm]}, {norm: weights[norm] + 1} | head]
-    manifest = stored(tmp_path / "other", config, [*rest, *changed])
+    manifest = store_model(tmp_path / "other", config, [*rest, *changed])
     inspect_model(manifest)
     with pytest.raises(InvalidModel, match="other values") as caught:
-        loaded(manifest)
+        load_manifest(manifest)
     assert caught.value.field == norm
 
 
@@ -139,8 +139,8 @@ def test_a_second_scale_is_a_plain_factor(tmp_path: Path) -> None:
             }
         )
     folder = write_model(tmp_path / "folder", config, numbers)
-    manifest = stored(tmp_path / "store", config, blobs, quant_type="nvfp4", group_size="16")
+    manifest = store_model(tmp_path / "store", config, blobs, quant_type="nvfp4", group_size="16")
 
     for packed in (False, True):
-        other = logits(loaded(manifest, packed=packed))
+        other = logits(load_manifest(manifest, packed=packed))
         assert difference(other, logits(load(folder))) < CLOSE

@@ -10,7 +10,7 @@ import pytest
 
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models import base
-from tests.worker.kin import QWEN3, QWEN3_MOE, built, write_kin, write_quantised
+from tests.worker.kin import QWEN3, QWEN3_MOE, build, write_kin, write_quantised
 from tests.worker.tiny import load
 
 
@@ -46,8 +46,8 @@ def test_packed_weights_keep_passes_apart(tmp_path: Path) -> None:
     """They are unpacked a few layers at a time: a joined pass would not read them once."""
     folder = write_quantised(tmp_path, QWEN3)
 
-    assert built(folder).capabilities.joins_passes
-    assert not built(folder, packed=True).capabilities.joins_passes
+    assert build(folder).capabilities.joins_passes
+    assert not build(folder, packed=True).capabilities.joins_passes
 
 
 def test_what_a_model_is_capable_of_never_changes(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_every_figure_is_within_the_bound() -> None:
 
 def test_the_table_has_what_goes_through_mlx_lm() -> None:
     """Each of its types has a row: within the bound, refused by name, or told why it has none."""
-    found = rows(section_of(TABLE))
+    table_rows = rows(section_of(TABLE))
 
-    assert [row[0].strip("`") for row in found] == sorted(ZOO_TYPES)
-    for name, caches, error in found:
+    assert [row[0].strip("`") for row in table_rows] == sorted(ZOO_TYPES)
+    for name, caches, error in table_rows:
         refused = (REFUSED | UNTRIED).get(name.strip("`"))
         assert (error == "") == (refused is not None)
         assert refused is None or refused in caches

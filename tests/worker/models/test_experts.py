@@ -21,7 +21,7 @@ from mlxd_worker.models.weights.expert_linear import (
 )
 from mlxd_worker.models.weights.linear import Linear
 from tests.support.mlx_memory import live_nbytes
-from tests.worker.kin import GROUP, QWEN3_MOE, built, kin_weights, quantised, stacked
+from tests.worker.kin import GROUP, QWEN3_MOE, build, kin_weights, quantise, stack_experts
 from tests.worker.tiny import difference, load, write_model
 
 COUNT, HIDDEN, MLP = 5, 32, 64
@@ -35,7 +35,7 @@ def noise(*shape: int, seed: int) -> mx.array:
     return drawn
 
 
-def packed(weight: mx.array) -> PackedExpertLinear:
+def pack_experts(weight: mx.array) -> PackedExpertLinear:
     """Return experts' weights packed."""
     return PackedExpertLinear(*mx.quantize(weight, group_size=GROUP, bits=8), PACKING)
 
@@ -49,16 +49,16 @@ def layer(
     return Experts(CONFIG, norm, router, gate_up, down)
 
 
-def dense(given: Experts, rows: mx.array, gate_up: mx.array, down: mx.array) -> mx.array:
+def dense(experts: Experts, rows: mx.array, gate_up: mx.array, down: mx.array) -> mx.array:
     """Return what the layer should: every expert for every row, those not chosen times nothing."""
     normed = mx.fast.rms_norm(rows, None, 1e-6)
-    scores = given.router(normed)
+    scores = experts.router(normed)
     least = mx.sort(scores, axis=-1)[:, -CONFIG.chosen][:, None]
     shares = mx.softmax(mx.where(scores >= least, scores, -mx.inf), axis=-1)
     both = mx.einsum("mh,eoh->meo", normed, gate_up)
     gate, up = both[..., :MLP], both[..., MLP:]
-    made = mx.einsum("mei,ehi->meh", gate * mx.sigmoid(gate) * up, down)
-    return rows + (shares[..., None] * made).sum(axis=1)
+    outputs = mx.einsum("mei,ehi->meh", gate * mx.sigmoid(gate) * up, down)
+    return rows + (shares[..., None] * outputs).sum(axis=1)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["numbers", "packed"])
@@ -66,7 +66,7 @@ def dense(given: Experts, rows: mx.array, gate_up: mx.array, down: mx.array) -> 
 def test_every_way_gives_the_dense_sum(count: int, *, kept: bool) -> None:
     """Gathered row by row, gathered in order or expert by expert: the chosen ones' weighted sum."""
     gate_up, down = noise(COUNT, 2 * MLP, HIDDEN, seed=1), noise(COUNT, HIDDEN, MLP, seed=2)
-    given = layer(packed(gate_up), packed(down)) if kept else layer(
+    experts = layer(pack_experts(gate_up), pack_experts(down)) if kept else layer(
         ExpertLinear(gate_up), ExpertLinear(down)
     )  # fmt: skip
     if kept:
@@ -75,15 +75,15 @@ def test_every_way_gives_the_dense_sum(count: int, *, kept: bool) -> None:
             for weight in (gate_up, down)
         )
     rows = noise(count, HIDDEN, seed=4 + count)
-    expected = dense(given, rows, gate_up, down)
+    expected = dense(experts, rows, gate_up, down)
     normed = mx.fast.rms_norm(rows, None, 1e-6)
-    weights, chosen = given._choose(normed)
+    weights, chosen = experts._choose(normed)
 
-    made = [given._gathered(normed, chosen), given._by_expert(normed, chosen)]
-    sums = [rows + (ways * weights[..., None]).sum(axis=1) for ways in made]
+    ways_outputs = [experts._gather(normed, chosen), experts._by_expert(normed, chosen)]
+    sums = [rows + (ways * weights[..., None]).sum(axis=1) for ways in ways_outputs]
 
-    for found in (given(rows), *sums):
-        assert difference(found, expected) < 1e-5
+    for actual in (experts(rows), *sums):
+        assert difference(actual, expected) < 1e-5
 
 
 def test_experts_in_half_precision_keep_their_type() -> None:
@@ -94,15 +94,15 @@ def test_experts_in_half_precision_keep_their_type() -> None:
     halves = layer(*rounded, dtype=mx.bfloat16)
     rows = noise(1, HIDDEN, seed=5)
 
-    found = halves(rows.astype(mx.bfloat16))
+    actual = halves(rows.astype(mx.bfloat16))
 
-    assert found.dtype == mx.bfloat16
-    assert difference(found.astype(mx.float32), exact(rows)) < 0.02
+    assert actual.dtype == mx.bfloat16
+    assert difference(actual.astype(mx.float32), exact(rows)) < 0.02
 
 
 def test_experts_packed_one_by_one_are_stacked(tmp_path: Path) -> None:
     """A checkpoint that packs each expert's own tensors gives what the stacked one gives."""
-    config, stored = quantised(QWEN3_MOE, kin_weights(QWEN3_MOE))
+    config, stored = quantise(QWEN3_MOE, kin_weights(QWEN3_MOE))
     loose = {}
     for name, array in stored.items():
         if ".switch_mlp." in name:
@@ -117,21 +117,21 @@ def test_experts_packed_one_by_one_are_stacked(tmp_path: Path) -> None:
     ]
 
     for kept in (True, False):
-        first, second = (built(folder, packed=kept).parameters() for folder in folders)
+        first, second = (build(folder, packed=kept).parameters() for folder in folders)
         assert first.keys() == second.keys()
         assert all(mx.array_equal(array, second[name]) for name, array in first.items())
 
 
 def test_experts_packed_unlike_each_other_are_refused(tmp_path: Path) -> None:
     """Two halves of one product in different forms are an error that names the second."""
-    config, stored = quantised(QWEN3_MOE, kin_weights(QWEN3_MOE))
+    config, stored = quantise(QWEN3_MOE, kin_weights(QWEN3_MOE))
     stem = "model.layers.1.mlp.switch_mlp.up_proj"
-    plain = stacked(kin_weights(QWEN3_MOE))[f"{stem}.weight"]
+    plain = stack_experts(kin_weights(QWEN3_MOE))[f"{stem}.weight"]
     loose = {name: array for name, array in stored.items() if not name.startswith(f"{stem}.")}
     folder = write_model(tmp_path, config, loose | {f"{stem}.weight": plain})
 
     with pytest.raises(InvalidModel) as caught:
-        built(folder, packed=True)
+        build(folder, packed=True)
 
     assert caught.value.field == f"{stem}.weight"
 
@@ -151,7 +151,7 @@ def test_an_expert_that_is_missing_is_named(missing: int, tmp_path: Path) -> Non
 
 def test_experts_stored_in_both_ways_are_refused(tmp_path: Path) -> None:
     """A stack and a slice of it beside each other: one of them is of no use."""
-    weights = stacked(kin_weights(QWEN3_MOE))
+    weights = stack_experts(kin_weights(QWEN3_MOE))
     name = "model.layers.0.mlp.experts.1.up_proj.weight"
     weights[name] = mx.zeros((32, 64))
 
@@ -174,7 +174,7 @@ def test_parameters_are_the_checkpoints_values(tmp_path: Path) -> None:
 def test_one_expert_is_read_where_it_lies(*, kept: bool) -> None:
     """A product with one expert's weight takes no copy of it."""
     weight, rows = noise(8, 512, 512, seed=6), noise(2, 512, seed=7)
-    stack: ExpertProjection = packed(weight) if kept else ExpertLinear(weight)
+    stack: ExpertProjection = pack_experts(weight) if kept else ExpertLinear(weight)
     mx.eval(rows, list(stack.arrays().values()))
     one_nbytes = sum(array.nbytes for array in stack.arrays().values()) // 8
     before = live_nbytes()

@@ -28,21 +28,21 @@ from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (
     QWEN3,
     QWEN3_MOE,
-    built,
-    changed,
-    forced,
+    all_logits,
+    build,
+    change,
     kin_weights,
-    quantised,
-    stacked,
+    quantise,
+    stack_experts,
     write_quantised,
 )
 from tests.worker.latent import DEEPSEEK_V3
 from tests.worker.tiny import difference, ignore_progress, load, stored_in, write_model
 
-WIDE = changed(
+WIDE = change(
     QWEN3, num_hidden_layers=1, hidden_size=128, intermediate_size=128, num_attention_heads=4
 )
-EXPERTS = changed(QWEN3_MOE, num_hidden_layers=1)
+EXPERTS = change(QWEN3_MOE, num_hidden_layers=1)
 FLOATS: dict[str, dict[str, Any]] = {
     "mxfp4": {"bits": 4, "mode": "mxfp4", "group": 32},
     "mxfp8": {"bits": 8, "mode": "mxfp8", "group": 32},
@@ -60,8 +60,8 @@ def test_integers_of_any_width_equal_the_peers(bits: int, group: int, tmp_path: 
     expected = peer_logits(folder, tokens)
 
     for packed in (True, False):
-        model = built(folder, packed=packed)
-        assert error(forced(model, tokens), expected) < TOLERANCE
+        model = build(folder, packed=packed)
+        assert error(all_logits(model, tokens), expected) < TOLERANCE
         assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
@@ -74,8 +74,8 @@ def test_small_floats_equal_the_peers(name: str, config: Mapping[str, Any], tmp_
     expected = peer_logits(folder, tokens)
 
     for packed in (True, False):
-        model = built(folder, packed=packed)
-        assert error(forced(model, tokens), expected) < TOLERANCE
+        model = build(folder, packed=packed)
+        assert error(all_logits(model, tokens), expected) < TOLERANCE
         assert any(array.dtype == mx.uint8 for array in model.parameters().values()) is packed
 
 
@@ -90,7 +90,7 @@ def test_weights_of_several_formats_equal_the_peers(tmp_path: Path) -> None:
         "lm_head": False,
     }
     weights = kin_weights(QWEN3)
-    config, stored = quantised(QWEN3, weights, **FLOATS["mxfp8"])
+    config, stored = quantise(QWEN3, weights, **FLOATS["mxfp8"])
     for stem, setting in own.items():
         stored = {name: array for name, array in stored.items() if not name.startswith(f"{stem}.")}
         array = weights[f"{stem}.weight"]
@@ -106,19 +106,19 @@ def test_weights_of_several_formats_equal_the_peers(tmp_path: Path) -> None:
     expected = peer_logits(folder, tokens)
 
     for packed in (True, False):
-        assert error(forced(built(folder, packed=packed), tokens), expected) < TOLERANCE
+        assert error(all_logits(build(folder, packed=packed), tokens), expected) < TOLERANCE
 
 
 def test_experts_with_scales_of_their_own_are_what_they_stand_for(tmp_path: Path) -> None:
     """A scale for each expert's whole weight, beside those of its groups. MLX multiplies with such
     on a GPU alone, so that the logits are held to those of the numbers."""
-    weights = stacked(kin_weights(EXPERTS))
+    weights = stack_experts(kin_weights(EXPERTS))
     stored, plain = dict(weights), dict(weights)
     for name, array in weights.items():
         if ".switch_mlp." in name:
-            made = globally_scaled(name.removesuffix(".weight"), array)
-            stored |= made
-            plain[name] = mx.stack([scaled_numbers(made, expert) for expert in range(6)])
+            parts = globally_scaled(name.removesuffix(".weight"), array)
+            stored |= parts
+            plain[name] = mx.stack([scaled_numbers(parts, expert) for expert in range(6)])
     settings = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
     folder = write_model(tmp_path / "packed", {**EXPERTS, "quantization": settings}, stored)
     twin = write_model(tmp_path / "plain", EXPERTS, plain)
@@ -126,7 +126,7 @@ def test_experts_with_scales_of_their_own_are_what_they_stand_for(tmp_path: Path
     expected = peer_logits(twin, tokens)
 
     for packed in (True, False):
-        assert error(forced(built(folder, packed=packed), tokens), expected) < TOLERANCE
+        assert error(all_logits(build(folder, packed=packed), tokens), expected) < TOLERANCE
 
 
 def globally_scaled(stem: str, weight: mx.array) -> dict[str, mx.array]:
@@ -139,9 +139,9 @@ def globally_scaled(stem: str, weight: mx.array) -> dict[str, mx.array]:
     return {f"{stem}.weight": words, f"{stem}.scales": scales, f"{stem}.global_scale": scale}
 
 
-def scaled_numbers(made: Mapping[str, mx.array], expert: int | None = None) -> mx.array:
+def scaled_numbers(scaled: Mapping[str, mx.array], expert: int | None = None) -> mx.array:
     """Return what `globally_scaled` made, or one expert's part of it, stands for."""
-    parts = [array if expert is None else array[expert] for array in made.values()]
+    parts = [array if expert is None else array[expert] for array in scaled.values()]
     words, scales, scale = parts
     return mx.dequantize(
         words,
@@ -156,23 +156,23 @@ def scaled_numbers(made: Mapping[str, mx.array], expert: int | None = None) -> m
 
 def test_weights_with_scales_of_their_own_are_what_they_stand_for(tmp_path: Path) -> None:
     """mlx-lm knows no such scale outside of experts: the logits are those of the numbers."""
-    config, stored = quantised(QWEN3, kin_weights(QWEN3), **FLOATS["nvfp4"])
+    config, stored = quantise(QWEN3, kin_weights(QWEN3), **FLOATS["nvfp4"])
     plain = kin_weights(QWEN3)
     for name, array in kin_weights(QWEN3).items():
         if array.ndim == 2:
             stem = name.removesuffix(".weight")
-            made = globally_scaled(stem, 1000 * array)
-            made[f"{stem}.global_scale"] = made[f"{stem}.global_scale"] / 1000
-            stored |= made
-            plain[name] = scaled_numbers(made)
+            parts = globally_scaled(stem, 1000 * array)
+            parts[f"{stem}.global_scale"] = parts[f"{stem}.global_scale"] / 1000
+            stored |= parts
+            plain[name] = scaled_numbers(parts)
     folder = write_model(tmp_path / "packed", config, stored)
     twin = write_model(tmp_path / "plain", QWEN3, plain)
     tokens = token_ids(40, seed=5)
-    expected = forced(load(twin), tokens)
+    expected = all_logits(load(twin), tokens)
 
     for packed in (True, False):
-        assert error(forced(built(folder, packed=packed), tokens), expected) < TOLERANCE
-    kept = built(folder, packed=True).parameters()
+        assert error(all_logits(build(folder, packed=packed), tokens), expected) < TOLERANCE
+    kept = build(folder, packed=True).parameters()
     assert kept["layers.0.qkv.0.global_scale"].dtype == mx.float32
     held = inspect_model(folder).packed
     assert held is not None
@@ -184,18 +184,18 @@ def test_weights_with_scales_of_their_own_are_what_they_stand_for(tmp_path: Path
 def test_a_scale_of_its_own_is_safe_in_half_precision(rows: int, form: mx.Dtype) -> None:
     """Before it is scaled a product may be beyond float16; what is yielded is not."""
     weight = 0.5 * mx.random.normal((48, 512), key=mx.random.key(1))
-    made = globally_scaled("", weight)
+    parts = globally_scaled("", weight)
     linear = PackedLinear(
-        made[".weight"], made[".scales"], None, Packing(16, 4, PackingMode.NVFP4),
-        global_scale=made[".global_scale"], form=form,
+        parts[".weight"], parts[".scales"], None, Packing(16, 4, PackingMode.NVFP4),
+        global_scale=parts[".global_scale"], form=form,
     )  # fmt: skip
-    plain = scaled_numbers(made)
-    given = 10 * mx.random.normal((rows, 512), key=mx.random.key(2))
+    plain = scaled_numbers(parts)
+    rows_given = 10 * mx.random.normal((rows, 512), key=mx.random.key(2))
 
-    found = linear(given.astype(form))
+    actual = linear(rows_given.astype(form))
 
-    assert found.dtype == form
-    assert error(found.astype(mx.float32), Linear(plain)(given)) < 0.02
+    assert actual.dtype == form
+    assert error(actual.astype(mx.float32), Linear(plain)(rows_given)) < 0.02
     assert linear.lookup(mx.array([3])).dtype == form
     assert error(linear.lookup(mx.array([3])).astype(mx.float32), plain[3:4]) < 0.01
     assert NVFP4_FULL_SCALE == 2688
@@ -231,8 +231,8 @@ def write_with_fp8(
     for name, entry in header.items():
         if name.endswith(ends) and (entry or {}).get("dtype") == "U8":
             entry["dtype"] = FP8_DTYPE
-    made = json.dumps(header).encode()
-    path.write_bytes(len(made).to_bytes(8, "little") + made + raw[8 + length :])
+    header_bytes = json.dumps(header).encode()
+    path.write_bytes(len(header_bytes).to_bytes(8, "little") + header_bytes + raw[8 + length :])
     return folder
 
 
@@ -259,9 +259,11 @@ def test_blocks_of_8_bit_floats_are_what_they_stand_for(
     folder, twin = fp8_folders(tmp_path, config)
 
     for kept in (True, False):
-        found, expected = (built(it, packed=kept).parameters() for it in (folder, twin))
-        assert found.keys() == expected.keys()
-        assert all(mx.array_equal(array, expected[name]) for name, array in found.items())
+        parameters, expected = (
+            build(model_folder, packed=kept).parameters() for model_folder in (folder, twin)
+        )
+        assert parameters.keys() == expected.keys()
+        assert all(mx.array_equal(array, expected[name]) for name, array in parameters.items())
     # Tables of rotations and a correction of experts are float32 whatever the rest is.
     halves = load(folder, FloatType.BF16).parameters()
     half = mx.bfloat16
@@ -277,12 +279,12 @@ def test_blocks_without_their_scales_are_refused(tmp_path: Path) -> None:
     folder, _ = fp8_folders(tmp_path, QWEN3)
     scales = f"{Q0}.weight_scale_inv"
     stored = stored_in(folder)
-    for given, field in (
+    for case, field in (
         ({name: array for name, array in stored.items() if name != scales}, f"{Q0}.weight"),
         (stored | {scales: mx.zeros((1, 1))}, scales),
     ):
         config = json.loads((folder / "config.json").read_text())
-        write_with_fp8(folder, config, given)
+        write_with_fp8(folder, config, case)
         with pytest.raises(InvalidModel) as caught:
             inspect_model(folder)
         assert caught.value.field == field
@@ -291,7 +293,7 @@ def test_blocks_without_their_scales_are_refused(tmp_path: Path) -> None:
 def test_a_large_weight_of_8_bit_floats_is_read_in_pieces(tmp_path: Path) -> None:
     """While it is read no more is there than the weight in both forms, and a few rows wider."""
     rows = 6144
-    config = changed(
+    config = change(
         QWEN3, num_hidden_layers=1, vocab_size=rows, hidden_size=2048, tie_word_embeddings=True,
         head_dim=16, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
     )  # fmt: skip
@@ -322,12 +324,12 @@ def modelopt_folders(folder: Path) -> tuple[Path, Path]:
         if array.ndim != 2 or "layers" not in name:
             continue
         stem = name.removesuffix(".weight")
-        made = globally_scaled(stem, array)
-        packed |= made
+        parts = globally_scaled(stem, array)
+        packed |= parts
         named |= {
-            name: made[name].view(mx.uint8),
-            f"{stem}.weight_scale": made[f"{stem}.scales"],
-            f"{stem}.weight_scale_2": made[f"{stem}.global_scale"] / NVFP4_FULL_SCALE,
+            name: parts[name].view(mx.uint8),
+            f"{stem}.weight_scale": parts[f"{stem}.scales"],
+            f"{stem}.weight_scale_2": parts[f"{stem}.global_scale"] / NVFP4_FULL_SCALE,
             f"{stem}.input_scale": mx.array(0.5),
         }
     settings = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
@@ -344,7 +346,7 @@ def test_modelopts_names_and_bytes_are_one_model_with_mlxs(tmp_path: Path) -> No
     folders = modelopt_folders(tmp_path)
 
     for kept in (True, False):
-        first, second = (built(folder, packed=kept).parameters() for folder in folders)
+        first, second = (build(folder, packed=kept).parameters() for folder in folders)
         assert first.keys() == second.keys()
         for part, array in first.items():
             assert array.dtype == second[part].dtype

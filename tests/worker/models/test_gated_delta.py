@@ -14,7 +14,7 @@ TOLERANCE = 2e-5
 KEY_DIM, VALUE_DIM = 8, 12
 
 
-def drawn(rows: int, tokens: int, *, key_heads: int, shared: int, seed: int) -> list[Array]:
+def draw_inputs(rows: int, tokens: int, *, key_heads: int, shared: int, seed: int) -> list[Array]:
     """Return queries, keys, values, log decays and rates as a model makes them."""
     draws = np.random.Generator(np.random.PCG64(seed))
     heads = key_heads * shared
@@ -62,7 +62,7 @@ def assert_follows(inputs: list[Array], state: Array) -> None:
 )
 def test_any_number_of_tokens_follows_the_rule(tokens: int, shared: int) -> None:
     """However many tokens at once, results and state are those of one token after another."""
-    inputs = drawn(2, tokens, key_heads=2, shared=shared, seed=tokens)
+    inputs = draw_inputs(2, tokens, key_heads=2, shared=shared, seed=tokens)
     state = np.random.Generator(np.random.PCG64(1)).standard_normal(
         (2, 2 * shared, VALUE_DIM, KEY_DIM)
     )
@@ -72,7 +72,7 @@ def test_any_number_of_tokens_follows_the_rule(tokens: int, shared: int) -> None
 
 def test_one_token_said_again_and_again_stays_exact() -> None:
     """Equal keys, full rates and no decay: the worst case for inverting the block's system."""
-    inputs = drawn(1, 4 * BLOCK_TOKENS, key_heads=1, shared=2, seed=3)
+    inputs = draw_inputs(1, 4 * BLOCK_TOKENS, key_heads=1, shared=2, seed=3)
     inputs[1][:] = inputs[1][:, :1]
     inputs[3][:] = 0
     inputs[4][:] = 1
@@ -83,7 +83,7 @@ def test_one_token_said_again_and_again_stays_exact() -> None:
 @pytest.mark.parametrize("log_decay", [0.0, -1e-6, -30.0, -400.0])
 def test_no_decay_and_total_decay_are_finite(log_decay: float) -> None:
     """A head that forgets nothing and one that forgets all at once, whatever came before."""
-    inputs = drawn(1, 70, key_heads=1, shared=2, seed=4)
+    inputs = draw_inputs(1, 70, key_heads=1, shared=2, seed=4)
     inputs[3][:, :, 0] = log_decay
     inputs[3][:, 35, 1] = log_decay
 
@@ -93,7 +93,7 @@ def test_no_decay_and_total_decay_are_finite(log_decay: float) -> None:
 def test_a_text_cut_anywhere_ends_in_the_same_state() -> None:
     """Chunks, single tokens and the whole text at once give the same results and state."""
     inputs = [mx.array(a.astype(np.float32))
-              for a in drawn(2, 90, key_heads=2, shared=2, seed=5)]  # fmt: skip
+              for a in draw_inputs(2, 90, key_heads=2, shared=2, seed=5)]  # fmt: skip
     start = mx.zeros((2, 4, VALUE_DIM, KEY_DIM))
     whole, ended = gated_delta(DeltaInputs(*inputs), start)
 

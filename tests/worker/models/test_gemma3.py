@@ -20,12 +20,12 @@ from tests.real_inputs import real_input
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (
     GEMMA3,
-    built,
-    changed,
-    forced,
+    all_logits,
+    build,
+    change,
     kin_weights,
-    parsed,
-    quantised,
+    parse_folder,
+    quantise,
     worst_joined,
     worst_ragged,
     write_kin,
@@ -35,13 +35,13 @@ from tests.worker.tiny import load, stored_in, write_model
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": changed(GEMMA3),
-    "linear rope": changed(GEMMA3, rope_scaling=LINEAR),
-    "longer pattern": changed(GEMMA3, sliding_window_pattern=3),
-    "no sliding layer": changed(GEMMA3, sliding_window_pattern=1, sliding_window=None),
-    "own head": changed(GEMMA3, tie_word_embeddings=False),
-    "grouped": changed(GEMMA3, num_key_value_heads=2),
-    "window as long as the context": changed(GEMMA3, sliding_window=1024),
+    "plain": change(GEMMA3),
+    "linear rope": change(GEMMA3, rope_scaling=LINEAR),
+    "longer pattern": change(GEMMA3, sliding_window_pattern=3),
+    "no sliding layer": change(GEMMA3, sliding_window_pattern=1, sliding_window=None),
+    "own head": change(GEMMA3, tie_word_embeddings=False),
+    "grouped": change(GEMMA3, num_key_value_heads=2),
+    "window as long as the context": change(GEMMA3, sliding_window=1024),
 }
 
 
@@ -51,7 +51,7 @@ def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     folder = write_kin(tmp_path, VARIANTS[name])
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 def test_ragged_rows_equal_the_peers(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_quantised_checkpoints_equal_the_peers(tmp_path: Path, *, packed: bool) 
     """What mlx-lm's converter writes gives mlx-lm's logits, a scaled packed embedding included."""
     folder = write_quantised(tmp_path, VARIANTS["linear rope"])
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
@@ -110,18 +110,18 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     variant, mutation = MUTATIONS[name]
     folder = write_kin(tmp_path, VARIANTS[variant])
     tokens = token_ids(130, seed=4)
-    model = built(folder, **mutation(parsed(folder)))
+    model = build(folder, **mutation(parse_folder(folder)))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 def test_capped_logits_are_the_peers_bent(tmp_path: Path) -> None:
     """`final_logit_softcapping` bends logits as transformers does; mlx-lm passes it by."""
-    folder = write_kin(tmp_path, changed(GEMMA3, final_logit_softcapping=3.0))
+    folder = write_kin(tmp_path, change(GEMMA3, final_logit_softcapping=3.0))
     tokens = token_ids(60, seed=5)
     plain = peer_logits(folder, tokens)
 
-    got = forced(load(folder), tokens)
+    got = all_logits(load(folder), tokens)
 
     assert error(got, 3.0 * mx.tanh(plain / 3.0)) < TOLERANCE
     assert error(got, plain) > 10 * TOLERANCE
@@ -134,7 +134,7 @@ def test_the_published_config_gives_the_peers_logits(tmp_path: Path) -> None:
     folder = write_kin(tmp_path, config)
     tokens = token_ids(90, seed=6, vocab=config["vocab_size"])
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 def test_a_head_stored_beside_the_embedding_is_a_copy(tmp_path: Path) -> None:
@@ -169,20 +169,20 @@ def nested_weights(config: Mapping[str, Any]) -> dict[str, mx.array]:
     return {OLDER + name.removeprefix("model."): array for name, array in own.items()}
 
 
-def nested(folder: Path, *, before: str = OLDER, packed: bool = False) -> Path:
+def nest(folder: Path, *, before: str = OLDER, packed: bool = False) -> Path:
     """Write a model that sees, whose text is the plain variant."""
     config = nested_config()
     text = config["text_config"]
     stored = kin_weights(text)
     if packed:
-        made, stored = quantised(text, stored)
+        packed_config, stored = quantise(text, stored)
         query = "model.layers.1.self_attn.q_proj"
         words, scales, biases = mx.quantize(kin_weights(text)[f"{query}.weight"], 64, 8)
         stored |= {
             f"{query}.weight": words, f"{query}.scales": scales, f"{query}.biases": biases,
         }  # fmt: skip
         own = {query.replace("model.", before, 1): {"group_size": 64, "bits": 8}}
-        config["quantization"] = {**made["quantization"], **own}
+        config["quantization"] = {**packed_config["quantization"], **own}
     seeing = "model." if before == NEWER else ""
     named = {before + name.removeprefix("model."): array for name, array in stored.items()}
     named[f"{seeing}vision_tower.vision_model.post_layernorm.weight"] = mx.ones(8)
@@ -193,28 +193,28 @@ def nested(folder: Path, *, before: str = OLDER, packed: bool = False) -> Path:
 @pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
 def test_the_text_of_a_model_that_sees_equals_the_peers(tmp_path: Path, *, packed: bool) -> None:
     """Taken out of the whole by name, also where single weights are packed by a name of theirs."""
-    folder = nested(tmp_path, packed=packed)
+    folder = nest(tmp_path, packed=packed)
     tokens = token_ids(90, seed=8)
 
-    assert error(forced(built(folder, packed=packed), tokens), peer_logits(folder, tokens)) < (
+    assert error(all_logits(build(folder, packed=packed), tokens), peer_logits(folder, tokens)) < (
         TOLERANCE
     )
 
 
 def test_both_namings_of_a_model_that_sees_are_one_model(tmp_path: Path) -> None:
     """As older and as newer libraries name the parts, and as the text alone: the same arrays."""
-    folders = [nested(tmp_path / "a"), nested(tmp_path / "b", before=NEWER)]
+    folders = [nest(tmp_path / "a"), nest(tmp_path / "b", before=NEWER)]
     alone = load(write_kin(tmp_path / "c", VARIANTS["plain"])).parameters()
 
     for folder in folders:
-        found = load(folder).parameters()
-        assert found.keys() == alone.keys()
-        assert all(mx.array_equal(array, alone[name]) for name, array in found.items())
+        parameters = load(folder).parameters()
+        assert parameters.keys() == alone.keys()
+        assert all(mx.array_equal(array, alone[name]) for name, array in parameters.items())
 
 
 def test_parts_that_nobody_knows_are_refused_by_the_stored_name(tmp_path: Path) -> None:
     """A part that is neither the text's nor one that sees, one that is there twice, and no text."""
-    folder = nested(tmp_path)
+    folder = nest(tmp_path)
     stored, config = stored_in(folder), json.loads((folder / "config.json").read_text())
     norm = "language_model.model.norm.weight"
     for more, field in (

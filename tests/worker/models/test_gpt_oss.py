@@ -28,12 +28,12 @@ from tests.worker.kin import (
     GPT_OSS,
     ROWS,
     YARN,
-    built,
-    changed,
+    all_logits,
+    build,
+    change,
     experts_with,
-    forced,
     kin_weights,
-    parsed,
+    parse_folder,
     without_gain,
     worst_joined,
     worst_ragged,
@@ -46,13 +46,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 PLAIN = {"rope_type": "default"}
 MXFP4: dict[str, Any] = {"bits": 4, "mode": "mxfp4"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": changed(GPT_OSS),
-    "plain rotation": changed(GPT_OSS, rope_scaling=PLAIN),
-    "layers named": changed(GPT_OSS, layer_types=[SLIDING, SLIDING, FULL, FULL]),
-    "window as long as the context": changed(GPT_OSS, sliding_window=1024),
-    "one expert": changed(GPT_OSS, num_experts_per_tok=1),
-    "a key for each head": changed(GPT_OSS, num_key_value_heads=4),
-    "one key for all heads": changed(GPT_OSS, num_key_value_heads=1),
+    "plain": change(GPT_OSS),
+    "plain rotation": change(GPT_OSS, rope_scaling=PLAIN),
+    "layers named": change(GPT_OSS, layer_types=[SLIDING, SLIDING, FULL, FULL]),
+    "window as long as the context": change(GPT_OSS, sliding_window=1024),
+    "one expert": change(GPT_OSS, num_experts_per_tok=1),
+    "a key for each head": change(GPT_OSS, num_key_value_heads=4),
+    "one key for all heads": change(GPT_OSS, num_key_value_heads=1),
 }
 
 
@@ -62,7 +62,7 @@ def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     folder = write_kin(tmp_path, VARIANTS[name])
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 def test_ragged_rows_equal_the_peers(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_quantised_checkpoints_equal_the_peers(
     """What mlx-lm's converter writes gives mlx-lm's logits, routers packed otherwise included."""
     folder = write_quantised(tmp_path, VARIANTS["plain"], **settings)
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
@@ -133,8 +133,8 @@ def test_several_tokens_of_each_row_equal_the_peers(tmp_path: Path, *, bounded: 
 
     logits = model.logits(model.forward(batch, caches)).reshape(3, 3, -1)
 
-    for found, text in zip(logits, texts, strict=True):
-        assert error(found, peer_logits(folder, text)[-3:]) < TOLERANCE
+    for row_logits, text in zip(logits, texts, strict=True):
+        assert error(row_logits, peer_logits(folder, text)[-3:]) < TOLERANCE
 
 
 def test_products_with_packed_keys_give_sinks_the_same_share(tmp_path: Path) -> None:
@@ -145,25 +145,25 @@ def test_products_with_packed_keys_give_sinks_the_same_share(tmp_path: Path) -> 
 
     packed = forced_logits(model, caches, ROWS[0], tokens, cuts=[*range(40, 50), 70])
 
-    assert error(packed, forced(model, tokens, kv=KVFormat.Q8)) < TOLERANCE
+    assert error(packed, all_logits(model, tokens, kv=KVFormat.Q8)) < TOLERANCE
 
 
 def test_packed_experts_give_the_same_gathered_or_one_by_one(tmp_path: Path) -> None:
     """Small floats with biases: products that gather, ordered or not, and one an expert."""
-    model = built(write_quantised(tmp_path, GPT_OSS, **MXFP4), packed=True)
+    model = build(write_quantised(tmp_path, GPT_OSS, **MXFP4), packed=True)
     assert isinstance(model, LlamaModel)
     experts = model._layers[0].feed
     assert isinstance(experts, Experts)
     for count in (1, 40):
         rows = mx.random.normal((count, 64), key=mx.random.key(count))
         _, chosen = experts._choose(rows)
-        assert error(experts._gathered(rows, chosen), experts._by_expert(rows, chosen)) < 1e-5
+        assert error(experts._gather(rows, chosen), experts._by_expert(rows, chosen)) < 1e-5
 
 
 Mutation = Callable[[DecoderConfig], dict[str, Any]]
 
 
-def clamped(limit: float = 7.0, slope: float = 1.702) -> Mutation:
+def clamp_gates(limit: float = 7.0, slope: float = 1.702) -> Mutation:
     """Return a change of the experts' gates."""
     return lambda config: experts_with(config, clamp=GateClamp(limit, slope))
 
@@ -174,8 +174,8 @@ MUTATIONS: dict[str, Mutation] = {
     "windows the other way round": lambda c: {"windows": c.windows[::-1]},
     "no scaling of rotations": lambda c: {"rope": replace(c.rope, scaling=None)},
     "no gain of rotations": without_gain,
-    "gates unbounded": clamped(limit=1e9),
-    "a plain sigmoid": clamped(slope=1.0),
+    "gates unbounded": clamp_gates(limit=1e9),
+    "a plain sigmoid": clamp_gates(slope=1.0),
     "another activation": lambda c: experts_with(c, clamp=None),
     "no biases of experts": lambda c: experts_with(c, biased=False),
     "shares of all experts": lambda c: experts_with(c, normalised=False),
@@ -190,9 +190,9 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     """With one branch switched off logits are far from mlx-lm's."""
     folder = write_kin(tmp_path, GPT_OSS)
     tokens = token_ids(130, seed=4)
-    model = built(folder, **MUTATIONS[name](parsed(folder)))
+    model = build(folder, **MUTATIONS[name](parse_folder(folder)))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 def untruncated_periods(scaling: Mapping[str, Any], base: float, dims: int) -> mx.array:
@@ -214,7 +214,7 @@ def test_what_the_peer_ignores_is_as_transformers_has_it(
 ) -> None:
     """A blend that is not truncated, and other bounds: mlx-lm told these gives the same logits."""
     scaling = {**YARN, "truncate": False}
-    folder = write_kin(tmp_path, changed(GPT_OSS, rope_scaling=scaling, **changes))
+    folder = write_kin(tmp_path, change(GPT_OSS, rope_scaling=scaling, **changes))
     tokens = token_ids(150, seed=1)
     ignorant = peer_logits(folder, tokens)
     peer, _ = load_peer(folder)
@@ -224,16 +224,16 @@ def test_what_the_peer_ignores_is_as_transformers_has_it(
         gate._limit = changes.get("swiglu_limit", gate._limit)
         gate._alpha = changes.get("swiglu_alpha", gate._alpha)
 
-    told = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
+    reference_logits = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
 
-    assert floats(mx.std(told)[None])[0] >= LIVELY
-    assert error(forced(load(folder), tokens), told) < TOLERANCE
-    assert error(ignorant, told) > TOLERANCE
+    assert floats(mx.std(reference_logits)[None])[0] >= LIVELY
+    assert error(all_logits(load(folder), tokens), reference_logits) < TOLERANCE
+    assert error(ignorant, reference_logits) > TOLERANCE
 
 
 def test_what_mlx_lm_does_not_know_follows_transformers(tmp_path: Path) -> None:
     """Without biases of attention, and with a head that is the embedding: as if they were zero."""
-    config = changed(GPT_OSS, attention_bias=False, tie_word_embeddings=True)
+    config = change(GPT_OSS, attention_bias=False, tie_word_embeddings=True)
     weights = kin_weights(config)
     folder = write_model(tmp_path / "ours", config, weights)
     zeros = {
@@ -245,7 +245,7 @@ def test_what_mlx_lm_does_not_know_follows_transformers(tmp_path: Path) -> None:
     same = write_model(tmp_path / "peers", GPT_OSS, weights | zeros | head)
     tokens = token_ids(60, seed=5)
 
-    assert error(forced(load(folder), tokens), peer_logits(same, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(same, tokens)) < TOLERANCE
 
 
 def test_the_published_config_gives_the_peers_logits(tmp_path: Path) -> None:
@@ -258,4 +258,4 @@ def test_the_published_config_gives_the_peers_logits(tmp_path: Path) -> None:
     folder = write_kin(tmp_path, config)
     tokens = token_ids(90, seed=6, vocab=config["vocab_size"])
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE

@@ -14,10 +14,10 @@ from mlxd_worker.models.loader import inspect_model
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.kin import (
     GPT_OSS,
-    built,
-    forced,
+    all_logits,
+    build,
     kin_weights,
-    quantised,
+    quantise,
     write_kin,
     write_quantised,
 )
@@ -25,10 +25,10 @@ from tests.worker.models.test_gpt_oss import MXFP4
 from tests.worker.tiny import load, stored_in, write_model
 
 
-def published(folder: Path, config: Mapping[str, Any] = GPT_OSS) -> Path:
+def publish(folder: Path, config: Mapping[str, Any] = GPT_OSS) -> Path:
     """Write a model as published: experts in blocks, gates and ups row by row in turns."""
     weights = kin_weights(config)
-    _, packed = quantised(config, weights, **MXFP4)
+    _, packed = quantise(config, weights, **MXFP4)
     stored = {name: array for name, array in weights.items() if ".experts." not in name}
     for index in range(config["num_hidden_layers"]):
         stem = f"model.layers.{index}.mlp.experts."
@@ -76,11 +76,11 @@ def in_numbers(folder: Path, config: Mapping[str, Any] = GPT_OSS) -> Path:
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
 def test_the_published_layout_equals_the_peers(tmp_path: Path, *, packed: bool) -> None:
     """Blocks and scales as published, beside numbers, give what mlx-lm makes of them."""
-    folder = published(tmp_path)
+    folder = publish(tmp_path)
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
@@ -88,8 +88,8 @@ def test_all_layouts_are_one_model(tmp_path: Path) -> None:
     """Stored apart, in turns by rows or in turns by columns, the arrays held are the same."""
     plain = load(write_kin(tmp_path / "a", GPT_OSS)).parameters()
     turned = load(in_numbers(tmp_path / "b")).parameters()
-    by_peer = built(write_quantised(tmp_path / "c", GPT_OSS, **MXFP4), packed=True).parameters()
-    blocked = built(published(tmp_path / "d"), packed=True).parameters()
+    by_peer = build(write_quantised(tmp_path / "c", GPT_OSS, **MXFP4), packed=True).parameters()
+    blocked = build(publish(tmp_path / "d"), packed=True).parameters()
 
     assert plain.keys() == turned.keys()
     assert all(mx.array_equal(array, turned[name]) for name, array in plain.items())
@@ -101,7 +101,7 @@ def test_all_layouts_are_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["gate_up_proj_scales", "down_proj_blocks"])
 def test_a_missing_part_of_the_published_layout_is_named(part: str, tmp_path: Path) -> None:
     """What is made of several tensors needs them all, by the names they are stored under."""
-    folder = published(tmp_path)
+    folder = publish(tmp_path)
     stored = stored_in(folder)
     missing = f"model.layers.1.mlp.experts.{part}"
     del stored[missing]
@@ -115,7 +115,7 @@ def test_a_missing_part_of_the_published_layout_is_named(part: str, tmp_path: Pa
 
 def test_the_published_layouts_shapes_are_checked(tmp_path: Path) -> None:
     """Blocks of another shape are refused by the name that they are stored under."""
-    folder = published(tmp_path)
+    folder = publish(tmp_path)
     stored = stored_in(folder)
     name = "model.layers.2.mlp.experts.gate_up_proj_blocks"
     stored[name] = stored[name][:, :-1]

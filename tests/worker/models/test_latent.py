@@ -25,16 +25,16 @@ from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.families.latent_model import LatentModel
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
-from tests.worker.kin import GROUP, ROWS, built, forced, quantised, worst_ragged
+from tests.worker.kin import GROUP, ROWS, all_logits, build, quantise, worst_ragged
 from tests.worker.latent import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4,
     WHOLE,
     YARN,
-    absorbed,
+    absorb,
     decoder_with,
     latent_weights,
     packed_latent,
@@ -74,13 +74,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FEW = ["v3", "v3 whole queries", "v2", "glm"]
 
 
-@pytest.mark.parametrize("name", spread(list(VARIANTS), 9))
+@pytest.mark.parametrize("name", spread_evenly(list(VARIANTS), 9))
 def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     """Whatever the variant and however the prompt is cut, logits are mlx-lm's."""
     folder = write_latent(tmp_path, VARIANTS[name])
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -129,9 +129,9 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     variant, mutation = MUTATIONS[name]
     folder = write_latent(tmp_path, VARIANTS[variant])
     tokens = token_ids(200, seed=4)
-    model = built(folder, **mutation(parsed_latent(folder)))
+    model = build(folder, **mutation(parsed_latent(folder)))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
@@ -145,9 +145,9 @@ def test_quantised_checkpoints_equal_the_peers(
     queries' and values' matrices apart, or those of a DeepSeek-V2 in one."""
     folder = write_model(tmp_path, *packed_latent(VARIANTS[name], bits=bits))
     tokens = token_ids(150, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert worst_ragged(model, folder, [3, 30, 60, 20]) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
@@ -165,7 +165,8 @@ def test_small_floats_equal_the_peers(
     tokens = token_ids(100, seed=14)
 
     assert (
-        error(forced(built(folder, packed=True), tokens), peer_logits(folder, tokens)) < TOLERANCE
+        error(all_logits(build(folder, packed=True), tokens), peer_logits(folder, tokens))
+        < TOLERANCE
     )
 
 
@@ -175,14 +176,14 @@ def test_matrices_with_scales_of_their_own_are_what_they_stand_for(
 ) -> None:
     """A scale of each whole matrix multiplies what it makes, for one row as for many."""
     plain = latent_weights(DEEPSEEK_V3)
-    plain = absorbed(DEEPSEEK_V3, plain) if apart else plain
+    plain = absorb(DEEPSEEK_V3, plain) if apart else plain
     stored = dict(plain)
     for name, array in plain.items():
         if name.endswith(("kv_b_proj.weight", "embed_q.weight", "unembed_out.weight")):
-            made = globally_scaled(name.removesuffix(".weight"), array)
-            stored |= made
+            scaled = globally_scaled(name.removesuffix(".weight"), array)
+            stored |= scaled
             experts = range(4) if apart else [None]
-            parts = [scaled_numbers(made, expert) for expert in experts]
+            parts = [scaled_numbers(scaled, expert) for expert in experts]
             plain[name] = mx.stack(parts) if apart else parts[0]
     settings = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
     config = {**DEEPSEEK_V3, "quantization": settings}
@@ -191,15 +192,15 @@ def test_matrices_with_scales_of_their_own_are_what_they_stand_for(
     tokens = token_ids(60, seed=15)
 
     for packed in (True, False):
-        found = forced(built(folder, packed=packed), tokens)
-        assert error(found, forced(expected, tokens)) < TOLERANCE
+        actual = all_logits(build(folder, packed=packed), tokens)
+        assert error(actual, all_logits(expected, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
 def test_a_packed_matrix_is_taken_apart_as_it_is(tmp_path: Path, *, packed: bool) -> None:
     """A published layout that is packed is not rounded again, as it is by mlx-lm: logits are its
     logits with the very numbers that were packed."""
-    config, stored = quantised(DEEPSEEK_V3, latent_weights(DEEPSEEK_V3), whole=WHOLE)
+    config, stored = quantise(DEEPSEEK_V3, latent_weights(DEEPSEEK_V3), whole=WHOLE)
     plain = dict(stored)
     for name in stored:
         if name.endswith("kv_b_proj.scales"):
@@ -213,9 +214,9 @@ def test_a_packed_matrix_is_taken_apart_as_it_is(tmp_path: Path, *, packed: bool
     exact = write_model(tmp_path / "exact", config, plain)
     tokens = token_ids(150, seed=3)
 
-    model = built(write_model(tmp_path / "packed", config, stored), packed=packed)
+    model = build(write_model(tmp_path / "packed", config, stored), packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(exact, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(exact, tokens)) < TOLERANCE
 
 
 def test_both_layouts_of_a_checkpoint_are_one_model(tmp_path: Path) -> None:
@@ -224,10 +225,10 @@ def test_both_layouts_of_a_checkpoint_are_one_model(tmp_path: Path) -> None:
     tokens = token_ids(60, seed=5)
     models = [
         load(write_model(tmp_path / "published", DEEPSEEK_V3, weights)),
-        load(write_model(tmp_path / "converted", DEEPSEEK_V3, absorbed(DEEPSEEK_V3, weights))),
+        load(write_model(tmp_path / "converted", DEEPSEEK_V3, absorb(DEEPSEEK_V3, weights))),
     ]
 
-    first, second = (forced(model, tokens) for model in models)
+    first, second = (all_logits(model, tokens) for model in models)
 
     assert error(first, second) < 1e-5
 
@@ -244,7 +245,7 @@ def test_experts_outside_of_the_best_groups_are_never_chosen(tmp_path: Path) -> 
     ]
     tokens = token_ids(100, seed=6)
 
-    got = forced(load(folders[0]), tokens)
+    got = all_logits(load(folders[0]), tokens)
 
     assert error(got, peer_logits(folders[1], tokens)) < TOLERANCE
     assert error(got, peer_logits(folders[0], tokens)) > 10 * TOLERANCE
@@ -259,7 +260,7 @@ def test_norms_within_attention_have_an_epsilon_of_their_own(tmp_path: Path) -> 
         layer.self_attn.q_a_layernorm.eps = layer.self_attn.kv_a_layernorm.eps = 1e-6
     expected = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
 
-    got = forced(load(folder), tokens)
+    got = all_logits(load(folder), tokens)
 
     assert error(got, expected) < TOLERANCE
     assert error(got, peer_logits(folder, tokens)) > 10 * TOLERANCE
@@ -275,7 +276,7 @@ def test_halves_rotate_where_the_config_says_so(tmp_path: Path) -> None:
 
     expected = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
 
-    assert error(forced(load(folder), tokens), expected) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("part", ["queries", "latents"])
@@ -294,7 +295,7 @@ def test_latents_are_normalised(part: str, tmp_path: Path) -> None:
         layers.append(replace(layer, attention=off))
     model._layers = tuple(layers)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 def test_a_tied_head_is_the_table(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_a_tied_head_is_the_table(tmp_path: Path) -> None:
 
     untied = write_model(tmp_path / "untied", DEEPSEEK_V3, weights | head)
 
-    assert error(forced(load(tied), tokens), peer_logits(untied, tokens)) < TOLERANCE
+    assert error(all_logits(load(tied), tokens), peer_logits(untied, tokens)) < TOLERANCE
 
 
 def test_drafting_layers_stay_unread(tmp_path: Path) -> None:
@@ -329,7 +330,7 @@ def test_drafting_layers_stay_unread(tmp_path: Path) -> None:
     facts = facts_of(files)
 
     plain = load(write_model(tmp_path / "plain", plain_config, weights))
-    assert mx.array_equal(forced(model, tokens), forced(plain, tokens))
+    assert mx.array_equal(all_logits(model, tokens), all_logits(plain, tokens))
     assert sum(array.size for array in model.parameters().values()) == files.weight_values
     assert facts.elements == files.weight_values
     assert facts.dropped_bytes == sum(array.nbytes for array in drafting.values())
@@ -350,7 +351,7 @@ def test_published_configs_give_the_peers_logits(published: str, tmp_path: Path)
     folder = write_latent(tmp_path, config)
     tokens = token_ids(70, seed=12, vocab=config["vocab_size"])
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", [FloatType.BF16, FloatType.F16])
@@ -358,7 +359,7 @@ def test_half_precision_runs_end_to_end(form: FloatType, tmp_path: Path) -> None
     """Weights in half precision give rows and latents of that type and logits near float32's."""
     folder = write_latent(tmp_path, VARIANTS["v3 all dense"])
     tokens = token_ids(60, seed=13)
-    exact = forced(load(folder), tokens)
+    exact = all_logits(load(folder), tokens)
     model = load(folder, form)
     caches = caches_of(model)
 

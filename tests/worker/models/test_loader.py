@@ -315,14 +315,14 @@ def test_parts_that_are_put_in_order_take_no_more(name: str, tmp_path: Path) -> 
     """A matrix that is taken apart by heads, or put in order by key heads, is there once as stored
     and twice as made, at most, beside the finished weights."""
     config = WIDE[name]
-    made = latent_weights(config) if name == "latents" else expert_weights(config)
-    weights = {stem: array.astype(mx.bfloat16) for stem, array in made.items()}
+    tensors = latent_weights(config) if name == "latents" else expert_weights(config)
+    weights = {stem: array.astype(mx.bfloat16) for stem, array in tensors.items()}
     files = inspect_model(write_model(tmp_path, config, weights))
     largest = max(
         array.size for stem, array in weights.items() if "kv_b" in stem or "in_proj" in stem
     )
     assert largest == max(array.size for array in weights.values())
-    del weights, made
+    del weights, tensors
     before = live_nbytes()
 
     model = load_model(files, form=FloatType.F32, progress=ignore_progress)

@@ -68,7 +68,7 @@ def unpack(config: Mapping[str, Any], stored: Mapping[str, mx.array]) -> dict[st
     return plain
 
 
-def written(folder: Path, config: dict[str, Any]) -> tuple[Description, Model]:
+def write_packed(folder: Path, config: dict[str, Any]) -> tuple[Description, Model]:
     """Write a packed model; return it and a model of the numbers that it stands for."""
     stored = pack(config, random_weights(config))
     plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
@@ -90,7 +90,7 @@ def test_packed_weights_give_what_they_stand_for(
 ) -> None:
     """Kept packed or unpacked while loading, logits are those of the numbers packed."""
     config = packed_config(bits=bits, attention_bias=biased, tie_word_embeddings=tied)
-    files, twin = written(tmp_path, config)
+    files, twin = write_packed(tmp_path, config)
     expected = logits(twin)
 
     kept = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=True)
@@ -183,8 +183,8 @@ def test_a_packed_product_does_not_depend_on_how_many_rows_there_are(rows: int) 
     packing = Packing(group_size=GROUP, bits=4)
     bias = mx.arange(48, dtype=mx.float32)
     plain = Linear(mx.dequantize(words, scales, offsets, group_size=GROUP, bits=4), bias)
-    given = mx.random.normal((rows, 64), key=mx.random.key(2))
+    rows_given = mx.random.normal((rows, 64), key=mx.random.key(2))
 
-    found = PackedLinear(words, scales, offsets, packing, bias)(given)
+    actual = PackedLinear(words, scales, offsets, packing, bias)(rows_given)
 
-    assert difference(found, plain(given)) < 1e-4
+    assert difference(actual, plain(rows_given)) < 1e-4

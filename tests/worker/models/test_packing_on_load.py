@@ -14,7 +14,7 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.models.loader import inspect_model, load_model
 from tests.support.mlx_memory import live_nbytes
-from tests.worker.kin import built, changed, kin_weights, quantised, stacked
+from tests.worker.kin import build, change, kin_weights, quantise, stack_experts
 from tests.worker.models.test_formats import EXPERTS, Q0, WIDE
 from tests.worker.tiny import ignore_progress, write_model
 
@@ -23,8 +23,8 @@ KEPT_STEMS = ("embed_tokens", "lm_head", "mlp.gate")
 
 def as_converted(config: Mapping[str, Any], on_load: Packing) -> tuple[Any, dict[str, mx.array]]:
     """Return what mlx-lm's converter writes of a model where it is told to keep what we keep."""
-    weights = stacked(kin_weights(config))
-    made, stored = quantised(
+    weights = stack_experts(kin_weights(config))
+    config_made, stored = quantise(
         config,
         weights,
         bits=on_load.bits,
@@ -36,7 +36,7 @@ def as_converted(config: Mapping[str, Any], on_load: Packing) -> tuple[Any, dict
         if stem.endswith(KEPT_STEMS):
             stored = {n: a for n, a in stored.items() if not n.startswith(f"{stem}.")}
             stored[name] = array
-    return made, stored
+    return config_made, stored
 
 
 @pytest.mark.parametrize("config", [WIDE, EXPERTS], ids=["dense", "experts"])
@@ -48,27 +48,27 @@ def test_packing_while_loading_is_what_the_converter_writes(
     on_load = ON_LOAD[weights]
     files = inspect_model(write_model(tmp_path / "plain", config, kin_weights(config)))
     converted = write_model(tmp_path / "packed", *as_converted(config, on_load))
-    expected = built(converted, packed=True).parameters()
+    expected = build(converted, packed=True).parameters()
 
     model = load_model(
         files, form=FloatType.F32, progress=ignore_progress, packed=True, on_load=on_load
     )
 
-    found = model.parameters()
-    suits = [name for name, array in found.items() if array.dtype == mx.uint32]
+    parameters = model.parameters()
+    suits = [name for name, array in parameters.items() if array.dtype == mx.uint32]
     assert suits
     held = files.packed_as(on_load)
     assert held is not None
-    assert held.kept_nbytes + 4 * held.values == sum(array.nbytes for array in found.values())
+    assert held.kept_nbytes + 4 * held.values == sum(array.nbytes for array in parameters.values())
     for name in suits:
         stem = name.removesuffix(".weight")
         for part in ("weight", "scales", "biases"):
-            if f"{stem}.{part}" in found:
-                assert mx.array_equal(found[f"{stem}.{part}"], expected[f"{stem}.{part}"])
+            if f"{stem}.{part}" in parameters:
+                assert mx.array_equal(parameters[f"{stem}.{part}"], expected[f"{stem}.{part}"])
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
-        assert mx.array_equal(found[name], expected[name])
-        assert found[name].dtype == mx.float32
-    routers = [array for name, array in found.items() if name.endswith("router.weight")]
+        assert mx.array_equal(parameters[name], expected[name])
+        assert parameters[name].dtype == mx.float32
+    routers = [array for name, array in parameters.items() if name.endswith("router.weight")]
     assert all(array.dtype == mx.float32 for array in routers)
     assert len(routers) == (1 if config is EXPERTS else 0)
 
@@ -76,7 +76,7 @@ def test_packing_while_loading_is_what_the_converter_writes(
 def test_what_is_stored_packed_is_not_packed_anew(tmp_path: Path) -> None:
     """Told to pack while loading, a load leaves 8 bits 8 bits and packs what is in numbers."""
     weights = kin_weights(WIDE)
-    config, stored = quantised(WIDE, weights, bits=8)
+    config, stored = quantise(WIDE, weights, bits=8)
     stored = {name: array for name, array in stored.items() if not name.startswith(f"{Q0}.")}
     stored[f"{Q0}.weight"] = weights[f"{Q0}.weight"]
     files = inspect_model(write_model(tmp_path, config, stored))
@@ -86,16 +86,16 @@ def test_what_is_stored_packed_is_not_packed_anew(tmp_path: Path) -> None:
         on_load=ON_LOAD[Weights.Q4],
     )  # fmt: skip
 
-    found = model.parameters()
-    assert found["layers.0.qkv.0.weight"].shape == (128, 128 * 4 // 32)
-    assert found["layers.0.qkv.1.weight"].shape == (64, 128 * 8 // 32)
-    assert found["layers.0.down.weight"].shape == (128, 128 * 8 // 32)
+    parameters = model.parameters()
+    assert parameters["layers.0.qkv.0.weight"].shape == (128, 128 * 4 // 32)
+    assert parameters["layers.0.qkv.1.weight"].shape == (64, 128 * 8 // 32)
+    assert parameters["layers.0.down.weight"].shape == (128, 128 * 8 // 32)
 
 
 @pytest.mark.parametrize("weights", [Weights.Q4, Weights.MXFP8])
 def test_packing_while_loading_needs_little_besides(weights: Weights, tmp_path: Path) -> None:
     """The peak is the finished weights and one module's, as stored and packed."""
-    config = changed(
+    config = change(
         WIDE, num_hidden_layers=6, hidden_size=256, intermediate_size=512, vocab_size=16
     )
     stored = {name: array.astype(mx.bfloat16) for name, array in kin_weights(config).items()}

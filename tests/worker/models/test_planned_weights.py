@@ -20,11 +20,11 @@ from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_worker.models.loader import inspect_model, load_model
 from tests.support.model_facts import device
 from tests.worker.hybrid_experts import MOE, NEXT, expert_weights, packed_experts
-from tests.worker.kin import GPT_OSS, QWEN3, QWEN3_MOE, kin_weights, quantised, write_quantised
-from tests.worker.latent import DEEPSEEK_V2, DEEPSEEK_V3, absorbed, latent_weights, packed_latent
+from tests.worker.kin import GPT_OSS, QWEN3, QWEN3_MOE, kin_weights, quantise, write_quantised
+from tests.worker.latent import DEEPSEEK_V2, DEEPSEEK_V3, absorb, latent_weights, packed_latent
 from tests.worker.models.test_formats import fp8_folders, modelopt_folders
-from tests.worker.models.test_gemma3 import nested
-from tests.worker.models.test_gpt_oss_layouts import in_numbers, published
+from tests.worker.models.test_gemma3 import nest
+from tests.worker.models.test_gpt_oss_layouts import in_numbers, publish
 from tests.worker.tiny import ignore_progress, write_model
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -68,13 +68,13 @@ def test_what_is_stored_packed(name: str, config: Mapping[str, Any], tmp_path: P
 
 
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
-    "blocks of gpt-oss": published,
+    "blocks of gpt-oss": publish,
     "numbers of gpt-oss": in_numbers,
     "floats in blocks": lambda folder: fp8_folders(folder, QWEN3)[0],
     "experts' floats in blocks": lambda folder: fp8_folders(folder, QWEN3_MOE)[0],
     "latents' floats in blocks": lambda folder: fp8_folders(folder, DEEPSEEK_V3)[0],
-    "the text of one that sees": nested,
-    "the packed text of one that sees": lambda folder: nested(folder, packed=True),
+    "the text of one that sees": nest,
+    "the packed text of one that sees": lambda folder: nest(folder, packed=True),
     "modelopt's names": lambda folder: modelopt_folders(folder)[1],
     "latents apart, packed": lambda folder: write_model(folder, *packed_latent(DEEPSEEK_V3)),
     "latents in one, packed": lambda folder: write_model(folder, *packed_latent(DEEPSEEK_V2)),
@@ -106,7 +106,7 @@ def test_what_is_packed_while_loading_beside_what_is_stored_packed(
 ) -> None:
     """Scales that are stored in halves become what numbers become, and are counted so."""
     weights = kin_weights(QWEN3)
-    config, stored = quantised(QWEN3, weights, bits=8)
+    config, stored = quantise(QWEN3, weights, bits=8)
     query = "model.layers.0.self_attn.q_proj"
     stored = {name: array for name, array in stored.items() if not name.startswith(f"{query}.")}
     stored[f"{query}.weight"] = weights[f"{query}.weight"]
@@ -122,7 +122,7 @@ def test_what_is_packed_while_loading_beside_what_is_stored_packed(
     ("config", "stored"),
     [
         (DEEPSEEK_V3, latent_weights(DEEPSEEK_V3)),
-        (DEEPSEEK_V3, absorbed(DEEPSEEK_V3, latent_weights(DEEPSEEK_V3))),
+        (DEEPSEEK_V3, absorb(DEEPSEEK_V3, latent_weights(DEEPSEEK_V3))),
         (NEXT, expert_weights(NEXT)),
         (MOE, expert_weights(MOE)),
     ],

@@ -24,13 +24,13 @@ from tests.worker.kin import (
     QWEN3_MOE,
     ROWS,
     YARN,
-    built,
-    changed,
+    all_logits,
+    build,
+    change,
     experts_with,
-    forced,
     kin_weights,
-    parsed,
-    stacked,
+    parse_folder,
+    stack_experts,
     with_betas,
     without_gain,
     worst_joined,
@@ -48,27 +48,27 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "dense": changed(QWEN3),
-    "dense tied": changed(QWEN3, tie_word_embeddings=True),
-    "dense multi-query": changed(QWEN3, num_key_value_heads=1),
-    "dense narrow heads": changed(QWEN3, head_dim=8),
-    "dense linear rope": changed(QWEN3, rope_scaling={"type": "linear", "factor": 4.0}),
-    "dense llama3 rope": changed(QWEN3, rope_scaling=LLAMA3),
-    "dense yarn": changed(QWEN3, rope_scaling=YARN),
-    "dense yarn betas": changed(QWEN3, rope_scaling={**YARN, "beta_fast": 8.0, "beta_slow": 0.5}),
-    "dense yarn gains": changed(QWEN3, rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
-    "dense yarn, newer": changed(
+    "dense": change(QWEN3),
+    "dense tied": change(QWEN3, tie_word_embeddings=True),
+    "dense multi-query": change(QWEN3, num_key_value_heads=1),
+    "dense narrow heads": change(QWEN3, head_dim=8),
+    "dense linear rope": change(QWEN3, rope_scaling={"type": "linear", "factor": 4.0}),
+    "dense llama3 rope": change(QWEN3, rope_scaling=LLAMA3),
+    "dense yarn": change(QWEN3, rope_scaling=YARN),
+    "dense yarn betas": change(QWEN3, rope_scaling={**YARN, "beta_fast": 8.0, "beta_slow": 0.5}),
+    "dense yarn gains": change(QWEN3, rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
+    "dense yarn, newer": change(
         QWEN3, rope_parameters={**YARN, "rope_theta": 500.0}, rope_theta=None
     ),
-    "dense dynamic rope": changed(QWEN3, rope_scaling={"type": "dynamic", "factor": 4.0}),
-    "experts": changed(QWEN3_MOE),
-    "experts tied": changed(QWEN3_MOE, tie_word_embeddings=True),
-    "experts not normalised": changed(QWEN3_MOE, norm_topk_prob=False),
-    "experts, one each": changed(QWEN3_MOE, num_experts_per_tok=1),
-    "experts, all of them": changed(QWEN3_MOE, num_experts_per_tok=6),
-    "experts every other layer": changed(QWEN3_MOE, decoder_sparse_step=2),
-    "experts, dense layers": changed(QWEN3_MOE, mlp_only_layers=[1]),
-    "experts, none": changed(QWEN3_MOE, mlp_only_layers=[0, 1, 2]),
+    "dense dynamic rope": change(QWEN3, rope_scaling={"type": "dynamic", "factor": 4.0}),
+    "experts": change(QWEN3_MOE),
+    "experts tied": change(QWEN3_MOE, tie_word_embeddings=True),
+    "experts not normalised": change(QWEN3_MOE, norm_topk_prob=False),
+    "experts, one each": change(QWEN3_MOE, num_experts_per_tok=1),
+    "experts, all of them": change(QWEN3_MOE, num_experts_per_tok=6),
+    "experts every other layer": change(QWEN3_MOE, decoder_sparse_step=2),
+    "experts, dense layers": change(QWEN3_MOE, mlp_only_layers=[1]),
+    "experts, none": change(QWEN3_MOE, mlp_only_layers=[0, 1, 2]),
 }
 FEW = ["dense", "dense yarn", "experts"]
 RAGGED = [3, 250, 290, 20]
@@ -82,7 +82,7 @@ def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     folder = write_kin(tmp_path, VARIANTS[name])
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -108,9 +108,9 @@ def test_quantised_checkpoints_equal_the_peers(
     though routers have settings of their own."""
     folder = write_quantised(tmp_path, VARIANTS[name], bits=bits)
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert worst_ragged(model, folder, [3, 30, 60, 20]) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
@@ -124,7 +124,7 @@ def test_quantised_keys_and_values_equal_the_peers(name: str, tmp_path: Path) ->
     caches = [QuantizedKVCache(group_size=32, bits=8) for _ in range(3)]
     expected = mx.concatenate([peer(mx.array([[token]]), cache=caches)[0] for token in tokens])
 
-    got = forced(load(folder), tokens, kv=KVFormat.Q8)
+    got = all_logits(load(folder), tokens, kv=KVFormat.Q8)
 
     assert bool((mx.std(expected) >= LIVELY).item())
     assert error(got, expected) < 10 * TOLERANCE  # a value at a rounding's edge falls either way
@@ -154,21 +154,21 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     variant, mutation = MUTATIONS[name]
     folder = write_kin(tmp_path, VARIANTS[variant])
     tokens = token_ids(200, seed=4)
-    model = built(folder, **mutation(parsed(folder)))
+    model = build(folder, **mutation(parse_folder(folder)))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 def test_experts_have_the_configs_rotation(tmp_path: Path) -> None:
     """Rope scaling holds for experts too, as transformers has it; mlx-lm passes it by."""
-    folder = write_kin(tmp_path, changed(QWEN3_MOE, rope_scaling=YARN))
+    folder = write_kin(tmp_path, change(QWEN3_MOE, rope_scaling=YARN))
     tokens = token_ids(150, seed=5)
     peer, _ = load_peer(folder)
     for layer in peer.layers:
         layer.self_attn.rope = initialize_rope(32, 10000.0, False, dict(YARN), 1024)
     expected = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
 
-    got = forced(load(folder), tokens)
+    got = all_logits(load(folder), tokens)
 
     assert error(got, expected) < TOLERANCE
     assert error(got, peer_logits(folder, tokens)) > 10 * TOLERANCE
@@ -176,34 +176,34 @@ def test_experts_have_the_configs_rotation(tmp_path: Path) -> None:
 
 def test_experts_one_by_one_or_stacked_are_one_model(tmp_path: Path) -> None:
     """A checkpoint as published and the same one as mlx-lm stores it give the same logits."""
-    config = changed(QWEN3_MOE)
+    config = change(QWEN3_MOE)
     weights = kin_weights(config)
     tokens = token_ids(60, seed=6)
 
     first, second = (
-        forced(load(write_model(tmp_path / name, config, stored)), tokens)
-        for name, stored in (("published", weights), ("converted", stacked(weights)))
+        all_logits(load(write_model(tmp_path / name, config, stored)), tokens)
+        for name, stored in (("published", weights), ("converted", stack_experts(weights)))
     )
 
-    assert len(stacked(weights)) < len(weights)
+    assert len(stack_experts(weights)) < len(weights)
     assert mx.array_equal(first, second)
 
 
 def test_a_qwen3_with_windows_equals_the_peers_with_rotating_caches(tmp_path: Path) -> None:
     """Where windows are in use, layers from `max_window_layers` on slide."""
-    config = changed(QWEN3, use_sliding_window=True, sliding_window=40, max_window_layers=1)
+    config = change(QWEN3, use_sliding_window=True, sliding_window=40, max_window_layers=1)
     folder = write_kin(tmp_path, config)
     tokens = token_ids(150, seed=7)
     plain = peer_logits(folder, tokens)
     model = load(folder)
-    whole = built(folder, windows=(None,) * 3)
+    whole = build(folder, windows=(None,) * 3)
 
-    got = forced(model, tokens)
+    got = all_logits(model, tokens)
 
     assert [geometry.window for geometry in cast("Any", model).attention] == [None, 40, 40]
     assert error(got[:40], plain[:40]) < TOLERANCE
     assert error(got, plain) > 10 * TOLERANCE
-    assert error(forced(whole, tokens), plain) < TOLERANCE
+    assert error(all_logits(whole, tokens), plain) < TOLERANCE
 
 
 @pytest.mark.parametrize("published", ["Qwen--Qwen3-0.6B", "Qwen--Qwen3-30B-A3B"])
@@ -214,7 +214,7 @@ def test_published_configs_give_the_peers_logits(published: str, tmp_path: Path)
     folder = write_kin(tmp_path, config)
     tokens = token_ids(70, seed=8, vocab=config["vocab_size"])
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", [FloatType.BF16, FloatType.F16])
@@ -223,7 +223,7 @@ def test_half_precision_runs_end_to_end(name: str, form: FloatType, tmp_path: Pa
     """Weights in half precision, experts' too, give rows of that type and logits near float32's."""
     folder = write_kin(tmp_path, VARIANTS[name])
     tokens = token_ids(60, seed=9)
-    exact = forced(load(folder), tokens)
+    exact = all_logits(load(folder), tokens)
     model = load(folder, form)
     caches = caches_of(model)
 

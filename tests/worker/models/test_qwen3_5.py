@@ -16,12 +16,12 @@ from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.worker.hybrid import (
     ROPE,
     ROWS,
     TOLERANCE,
-    converted,
+    convert,
     error,
     hybrid_config,
     hybrid_weights,
@@ -29,7 +29,7 @@ from tests.worker.hybrid import (
     token_ids,
     write_hybrid,
 )
-from tests.worker.kin import built, forced, quantised
+from tests.worker.kin import all_logits, build, quantise
 from tests.worker.tiny import caches_of, forced_logits, load, write_model
 
 LLAMA3 = {
@@ -69,7 +69,7 @@ WIDE = {
 """Widths that groups of packed values divide."""
 
 
-@pytest.mark.parametrize("name", spread(list(VARIANTS), 9))
+@pytest.mark.parametrize("name", spread_evenly(list(VARIANTS), 9))
 def test_teacher_forced_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     """Whatever the config's variant and however the prompt is cut, logits are mlx-lm's."""
     folder = write_hybrid(tmp_path, **VARIANTS[name])
@@ -87,12 +87,12 @@ def test_teacher_forced_logits_equal_the_peers(name: str, tmp_path: Path) -> Non
 def test_a_quantised_checkpoint_equals_the_peers(tmp_path: Path, *, packed: bool) -> None:
     """What mlx-lm's converter writes gives mlx-lm's logits, kept packed or unpacked."""
     config = hybrid_config(**WIDE)
-    stored = quantised(config, converted(hybrid_weights(config)), whole=("conv1d.weight",))
+    stored = quantise(config, convert(hybrid_weights(config)), whole=("conv1d.weight",))
     folder = write_model(tmp_path, *stored)
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
 
@@ -138,7 +138,7 @@ def test_both_layouts_of_a_checkpoint_are_one_model(tmp_path: Path) -> None:
     tokens = token_ids(50, seed=4)
     models = [
         load(write_model(tmp_path / "published", config, weights)),
-        load(write_model(tmp_path / "converted", config, converted(weights))),
+        load(write_model(tmp_path / "converted", config, convert(weights))),
     ]
 
     first, second = (forced_logits(m, caches_of(m), ROWS[0], tokens, cuts=[20]) for m in models)
@@ -166,11 +166,11 @@ def test_layers_may_come_in_any_order(tmp_path: Path) -> None:
     tokens = token_ids(60, seed=5)
     model = load(folder)
 
-    made = [None if cache is None else cache.kind for cache in model.new_caches()]
+    cache_kinds = [None if cache is None else cache.kind for cache in model.new_caches()]
     whole = forced_logits(model, caches_of(model), ROWS[0], tokens, cuts=[])
     cut = forced_logits(model, caches_of(model), ROWS[0], tokens, cuts=[1, 7, 40, 41])
 
-    assert made == [Kind.STANDARD, Kind.RECURRENT, Kind.RECURRENT, Kind.STANDARD]
+    assert cache_kinds == [Kind.STANDARD, Kind.RECURRENT, Kind.RECURRENT, Kind.STANDARD]
     assert error(cut, whole) < TOLERANCE
 
 

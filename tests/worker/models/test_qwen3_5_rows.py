@@ -20,7 +20,7 @@ from tests.worker.hybrid import (
     ROWS,
     TOLERANCE,
     error,
-    fed,
+    feed,
     peer_logits,
     token_ids,
     write_hybrid,
@@ -39,7 +39,7 @@ def test_a_ragged_batch_equals_the_peers_rows(tmp_path: Path) -> None:
     lengths = [3, 250, 300, 20]
     texts = [token_ids(length + 12, seed=length) for length in lengths]
     expected = [peer_logits(folder, text) for text in texts]
-    caches = fed(model, texts, lengths)
+    caches = feed(model, texts, lengths)
 
     orders = [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0], [1], [1, 3, 0]]
     reached = list(lengths)
@@ -68,7 +68,7 @@ def test_several_tokens_of_several_rows_equal_one_at_a_time(tmp_path: Path) -> N
         forced_logits(model, caches_of(model), ROWS[0], text, cuts=range(1, len(text)))
         for text in texts
     ]
-    caches = fed(model, texts, lengths)
+    caches = feed(model, texts, lengths)
 
     for chosen in ([2, 0, 1], [1, 2]):
         for index in chosen:

@@ -21,7 +21,7 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.models.loader import inspect_model
 from tests.real_inputs import real_input
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.worker.hybrid import TOLERANCE, error, peer_logits, token_ids
 from tests.worker.hybrid_experts import (
     MOE,
@@ -31,10 +31,10 @@ from tests.worker.hybrid_experts import (
     packed_experts,
     parsed_hybrid,
     routing_with,
-    unfused,
+    unfuse,
     write_experts,
 )
-from tests.worker.kin import ROWS, built, forced, worst_ragged
+from tests.worker.kin import ROWS, all_logits, build, worst_ragged
 from tests.worker.models.test_formats import globally_scaled, scaled_numbers
 from tests.worker.tiny import caches_of, forced_logits, load, write_model
 
@@ -59,13 +59,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 BOTH = ["next", "moe"]
 
 
-@pytest.mark.parametrize("name", spread(list(VARIANTS), 7))
+@pytest.mark.parametrize("name", spread_evenly(list(VARIANTS), 7))
 def test_logits_equal_the_peers(name: str, tmp_path: Path) -> None:
     """Whatever the variant and however the prompt is cut, logits are mlx-lm's."""
     folder = write_experts(tmp_path, VARIANTS[name])
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -80,7 +80,9 @@ def test_ragged_rows_equal_the_peers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
-@pytest.mark.parametrize(("name", "bits"), spread([("next", 4), ("next tied", 8), ("moe", 4)], 2))
+@pytest.mark.parametrize(
+    ("name", "bits"), spread_evenly([("next", 4), ("next tied", 8), ("moe", 4)], 2)
+)
 def test_quantised_checkpoints_equal_the_peers(
     name: str, bits: int, tmp_path: Path, *, packed: bool
 ) -> None:
@@ -88,9 +90,9 @@ def test_quantised_checkpoints_equal_the_peers(
     what is grouped by key heads is put in order packed as it is."""
     folder = write_model(tmp_path, *packed_experts(VARIANTS[name], bits=bits))
     tokens = token_ids(90, seed=2)
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
     assert worst_ragged(model, folder, [3, 30, 60, 20]) < TOLERANCE
     assert any(array.dtype == mx.uint32 for array in model.parameters().values()) is packed
 
@@ -103,17 +105,17 @@ def test_what_is_put_in_order_keeps_a_scale_of_its_own(tmp_path: Path, *, packed
     stored = dict(plain)
     for name, array in expert_weights(NEXT).items():
         if ".in_proj_" in name:
-            made = globally_scaled(name.removesuffix(".weight"), array)
-            stored |= made
-            plain[name] = scaled_numbers(made)
+            parts = globally_scaled(name.removesuffix(".weight"), array)
+            stored |= parts
+            plain[name] = scaled_numbers(parts)
     settings = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
     folder = write_model(tmp_path / "packed", {**NEXT, "quantization": settings}, stored)
     twin = load(write_model(tmp_path / "plain", NEXT, plain))
     tokens = token_ids(60, seed=9)
 
-    model = built(folder, packed=packed)
+    model = build(folder, packed=packed)
 
-    assert error(forced(model, tokens), forced(twin, tokens)) < 1e-4
+    assert error(all_logits(model, tokens), all_logits(twin, tokens)) < 1e-4
     scales = [name for name in model.parameters() if name.endswith("global_scale")]
     assert len(scales) == (2 * 2 if packed else 0)
 
@@ -142,12 +144,12 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     variant, mutation = MUTATIONS[name]
     folder = write_experts(tmp_path, VARIANTS[variant])
     tokens = token_ids(200, seed=4)
-    model = built(folder, **mutation(parsed_hybrid(folder)))
+    model = build(folder, **mutation(parsed_hybrid(folder)))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
-def ungated(weights: dict[str, mx.array]) -> None:
+def remove_gates(weights: dict[str, mx.array]) -> None:
     """Take attention's gates out: all are a half, and what leads out makes up for it."""
     for name, array in weights.items():
         if name.endswith("self_attn.q_proj.weight"):
@@ -173,7 +175,7 @@ def undecaying(weights: dict[str, mx.array]) -> None:
             weights[name] = mx.full(array.shape, -40.0)
 
 
-def unconvolved(weights: dict[str, mx.array]) -> None:
+def skip_convolutions(weights: dict[str, mx.array]) -> None:
     """Let convolutions see the current token alone."""
     for name, array in weights.items():
         if name.endswith("conv1d.weight"):
@@ -181,10 +183,10 @@ def unconvolved(weights: dict[str, mx.array]) -> None:
 
 
 GATES = {
-    "attention ungated": ungated,
+    "attention ungated": remove_gates,
     "shared expert ungated": unshared_gate,
     "no decay": undecaying,
-    "no convolution": unconvolved,
+    "no convolution": skip_convolutions,
 }
 
 
@@ -195,12 +197,12 @@ def test_each_gate_acts(name: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "whole", NEXT, weights)
     tokens = token_ids(100, seed=5)
     GATES[name](weights)
-    less = forced(load(write_model(tmp_path / "less", NEXT, weights)), tokens)
+    less = all_logits(load(write_model(tmp_path / "less", NEXT, weights)), tokens)
 
     assert error(less, peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
-def unchanged(heads: mx.array) -> mx.array:
+def pass_through(heads: mx.array) -> mx.array:
     """Take a norm's place."""
     return heads
 
@@ -211,11 +213,11 @@ def test_heads_are_normalised(tmp_path: Path) -> None:
     tokens = token_ids(100, seed=6)
     peer, _ = load_peer(folder)
     for layer in peer.layers[1::2]:
-        layer.self_attn.q_norm = layer.self_attn.k_norm = unchanged
+        layer.self_attn.q_norm = layer.self_attn.k_norm = pass_through
 
     without = peer(mx.array([tokens]), cache=make_prompt_cache(peer))[0]
 
-    assert error(forced(load(folder), tokens), without) > 10 * TOLERANCE
+    assert error(all_logits(load(folder), tokens), without) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["next, one key head", "next", "moe"])
@@ -226,12 +228,12 @@ def test_both_layouts_of_a_checkpoint_are_one_model(name: str, tmp_path: Path) -
     tokens = token_ids(50, seed=7)
     models = [
         load(write_model(tmp_path / "published", config, weights)),
-        load(write_model(tmp_path / "converted", config, unfused(weights))),
+        load(write_model(tmp_path / "converted", config, unfuse(weights))),
     ]
 
     first, second = (forced_logits(m, caches_of(m), ROWS[0], tokens, cuts=[20]) for m in models)
 
-    assert unfused(weights).keys() != weights.keys()
+    assert unfuse(weights).keys() != weights.keys()
     assert error(first, second) < 1e-5
 
 
@@ -266,13 +268,13 @@ def test_published_configs_give_the_peers_logits(
 ) -> None:
     """The keys of a real config, its shape shrunk, are understood as mlx-lm understands them."""
     path = real_input("configs", "shrunk", published, "config.json")
-    found = json.loads(path.read_text())
-    text = found.get("text_config", found)
-    config = {**text, "architectures": [architecture], "model_type": found["model_type"]}
+    raw_config = json.loads(path.read_text())
+    text = raw_config.get("text_config", raw_config)
+    config = {**text, "architectures": [architecture], "model_type": raw_config["model_type"]}
     folder = write_experts(tmp_path, config)
     tokens = token_ids(60, seed=8, vocab=config["vocab_size"])
 
-    assert error(forced(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(load(folder), tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -41,10 +41,10 @@ from tests.worker.kin import (
     GPT_OSS,
     QWEN3,
     ROWS,
-    built,
-    changed,
-    forced,
-    parsed,
+    all_logits,
+    build,
+    change,
+    parse_folder,
     worst_ragged,
     write_kin,
 )
@@ -64,12 +64,12 @@ LONGROPE: dict[str, Any] = {
 GAIN = math.sqrt(1 + math.log(CONTEXT / ORIGINAL) / math.log(ORIGINAL))
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_qwen3(folder: Path, **changes: Any) -> Path:
     """Write a Qwen3 that rotates by factors of single pairs."""
-    return write_kin(folder, changed(QWEN3, rope_scaling={**LONGROPE, **changes}))
+    return write_kin(folder, change(QWEN3, rope_scaling={**LONGROPE, **changes}))
 
 
-def loaded(folder: Path, context: int | None) -> Model:
+def load_for(folder: Path, context: int | None) -> Model:
     """Return a model no row of which outgrows `context`."""
     files = inspect_model(folder)
     return load_model(files, form=FloatType.F32, progress=ignore_progress, context=context)
@@ -84,27 +84,30 @@ def told_logits(
     for layer in peer.layers:
         layer.self_attn.rope._freqs = mx.array(list(factors)) * plain
         layer.self_attn.rope._scale = gain
-    made: mx.array = peer(mx.array([list(tokens)]), cache=make_prompt_cache(peer))[0]
-    return made
+    logits: mx.array = peer(mx.array([list(tokens)]), cache=make_prompt_cache(peer))[0]
+    return logits
 
 
 def test_a_long_context_is_the_peers_within_the_original_one_and_beyond(tmp_path: Path) -> None:
     """Where rows may outgrow the original context all rotate by the long factors."""
-    folder = written(tmp_path)
+    folder = write_qwen3(tmp_path)
     tokens = token_ids(150, seed=1)
 
-    assert error(forced(loaded(folder, CONTEXT), tokens), peer_logits(folder, tokens)) < TOLERANCE
-    assert worst_ragged(loaded(folder, None), folder, [3, 58, 200, 75]) < TOLERANCE
+    assert (
+        error(all_logits(load_for(folder, CONTEXT), tokens), peer_logits(folder, tokens))
+        < TOLERANCE
+    )
+    assert worst_ragged(load_for(folder, None), folder, [3, 58, 200, 75]) < TOLERANCE
 
 
 def test_a_short_context_rotates_by_the_short_factors(tmp_path: Path) -> None:
     """Where no row outgrows the original context all are as transformers has short texts."""
-    folder = written(tmp_path)
+    folder = write_qwen3(tmp_path)
     tokens = token_ids(ORIGINAL, seed=2)
     expected = told_logits(folder, tokens, factors=SHORT, gain=GAIN)
 
-    assert error(forced(loaded(folder, ORIGINAL), tokens), expected) < TOLERANCE
-    assert error(forced(loaded(folder, ORIGINAL + 1), tokens), expected) > 10 * TOLERANCE
+    assert error(all_logits(load_for(folder, ORIGINAL), tokens), expected) < TOLERANCE
+    assert error(all_logits(load_for(folder, ORIGINAL + 1), tokens), expected) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -115,11 +118,11 @@ def test_the_gain_is_stated_or_follows_from_the_factor(
     changes: dict[str, Any], gain: float, tmp_path: Path
 ) -> None:
     """`attention_factor`, else the root of one and how the factor grows; mlx-lm ignores both."""
-    folder = written(tmp_path, **changes)
+    folder = write_qwen3(tmp_path, **changes)
     tokens = token_ids(90, seed=3)
     expected = told_logits(folder, tokens, factors=LONG, gain=gain)
 
-    assert error(forced(loaded(folder, None), tokens), expected) < TOLERANCE
+    assert error(all_logits(load_for(folder, None), tokens), expected) < TOLERANCE
     assert error(peer_logits(folder, tokens), expected) > 10 * TOLERANCE
 
 
@@ -147,16 +150,16 @@ MUTATIONS: dict[str, Mutation] = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     """With one branch switched off logits are far from mlx-lm's."""
-    folder = written(tmp_path)
+    folder = write_qwen3(tmp_path)
     tokens = token_ids(130, seed=4)
-    model = built(folder, rope=MUTATIONS[name](parsed(folder).rope))
+    model = build(folder, rope=MUTATIONS[name](parse_folder(folder).rope))
 
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) > 10 * TOLERANCE
 
 
 def test_keys_of_a_short_row_serve_it_when_it_is_long(tmp_path: Path) -> None:
     """Keys kept while a row was within the original context are what one pass over all makes."""
-    model = loaded(written(tmp_path), None)
+    model = load_for(write_qwen3(tmp_path), None)
     tokens = token_ids(2 * ORIGINAL, seed=5)
     cuts = [ORIGINAL // 2, *range(ORIGINAL - 2, ORIGINAL + 3)]
 
@@ -170,14 +173,14 @@ def test_keys_of_a_short_row_serve_it_when_it_is_long(tmp_path: Path) -> None:
 def test_dynamic_scaling_is_the_peers_up_to_the_context(tmp_path: Path) -> None:
     """It acts beyond `max_position_embeddings`, and no row may get there: both sides say so."""
     scaling = {"type": "dynamic", "factor": 4.0}
-    config = changed(QWEN3, rope_scaling=scaling, max_position_embeddings=128)
+    config = change(QWEN3, rope_scaling=scaling, max_position_embeddings=128)
     folder = write_kin(tmp_path, config)
     tokens = token_ids(128, seed=6)
 
-    model = loaded(folder, None)
+    model = load_for(folder, None)
 
     assert model.context_max == 128
-    assert error(forced(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
+    assert error(all_logits(model, tokens), peer_logits(folder, tokens)) < TOLERANCE
 
 
 @pytest.fixture
@@ -207,10 +210,10 @@ def test_a_load_rotates_by_the_context_that_it_is_given(
     kind = choose_backend(installed_versions(), platform=sys.platform).kind
     job = LoadJob(folder, "tiny", "d" * 64, LoadSpec(rows_max=1, context_length=context))
 
-    made = make_resident(job, device=kind, report=lambda _: None)
+    resident = make_resident(job, device=kind, report=lambda _: None)
 
     plain = 10000.0 ** (mx.arange(0, 2 * pairs, 2) / (2 * pairs))
-    table = made.model.parameters()["rope_periods"]
+    table = resident.model.parameters()["rope_periods"]
     assert mx.allclose(table, mx.array(factors[:pairs]) * plain, rtol=1e-5)
 
 
@@ -220,34 +223,34 @@ BESIDE = "original_max_position_embeddings"
 REFUSED: dict[str, tuple[Parse, Mapping[str, Any], str, str]] = {
     "a factor short": (
         parse_qwen3,
-        changed(QWEN3, rope_scaling={**LONGROPE, "short_factor": SHORT[1:]}),
+        change(QWEN3, rope_scaling={**LONGROPE, "short_factor": SHORT[1:]}),
         "rope_scaling.short_factor", "15 factors, 32 values",
     ),
     "a factor too many": (
         parse_qwen3,
-        changed(QWEN3, rope_scaling={**LONGROPE, "long_factor": [*LONG, 1.0]}),
+        change(QWEN3, rope_scaling={**LONGROPE, "long_factor": [*LONG, 1.0]}),
         "rope_scaling.long_factor", "17 factors",
     ),
     "no long factors": (
         parse_qwen3,
-        changed(QWEN3, rope_scaling={**LONGROPE, "long_factor": None}),
+        change(QWEN3, rope_scaling={**LONGROPE, "long_factor": None}),
         "rope_scaling.long_factor", "not a list",
     ),
     "a factor of nothing": (
         parse_qwen3,
-        changed(QWEN3, rope_scaling={**LONGROPE, "short_factor": [0.0, *SHORT[1:]]}),
+        change(QWEN3, rope_scaling={**LONGROPE, "short_factor": [0.0, *SHORT[1:]]}),
         "rope_scaling.short_factor.0", "above 0",
     ),
     "no original context": (
-        parse_qwen3, changed(QWEN3, rope_scaling={**LONGROPE, BESIDE: None}),
+        parse_qwen3, change(QWEN3, rope_scaling={**LONGROPE, BESIDE: None}),
         f"rope_scaling.{BESIDE}", "missing",
     ),
     "two original contexts": (
-        parse_qwen3, changed(QWEN3, rope_scaling=LONGROPE, original_max_position_embeddings=32),
+        parse_qwen3, change(QWEN3, rope_scaling=LONGROPE, original_max_position_embeddings=32),
         f"rope_scaling.{BESIDE}", "64 contradicts 32",
     ),
     "a scale for each list": (
-        parse_qwen3, changed(QWEN3, rope_scaling={**LONGROPE, "long_mscale": 1.2}),
+        parse_qwen3, change(QWEN3, rope_scaling={**LONGROPE, "long_mscale": 1.2}),
         "rope_scaling.long_mscale", "readers differ",
     ),
     "two kinds": (
@@ -259,11 +262,11 @@ REFUSED: dict[str, tuple[Parse, Mapping[str, Any], str, str]] = {
         "rope_parameters.full_attention", "not supported",
     ),
     "part of a head by factors": (
-        parse_qwen3_5_moe, changed(MOE, rope_parameters={**LONGROPE, "rope_theta": 1e4}),
+        parse_qwen3_5_moe, change(MOE, rope_parameters={**LONGROPE, "rope_theta": 1e4}),
         "rope_parameters.rope_type", "'longrope'",
     ),
     "a Gemma by factors": (
-        parse_gemma3, changed(GEMMA3, rope_scaling=LONGROPE),
+        parse_gemma3, change(GEMMA3, rope_scaling=LONGROPE),
         "rope_scaling.rope_type", "'longrope'",
     ),
     "a window unsaid": (
@@ -296,16 +299,16 @@ def test_an_original_context_beside_the_scaling_counts(kind: str) -> None:
     within = {**LONGROPE, **more, "rope_type": kind}
     beside = {key: value for key, value in within.items() if key != BESIDE}
 
-    older = parse_qwen3(changed(QWEN3, rope_scaling=within))
-    newer = parse_qwen3(changed(QWEN3, rope_scaling=beside, **{BESIDE: ORIGINAL}))
+    older = parse_qwen3(change(QWEN3, rope_scaling=within))
+    newer = parse_qwen3(change(QWEN3, rope_scaling=beside, **{BESIDE: ORIGINAL}))
 
     assert newer == older
 
 
 def test_norms_without_epsilon_have_the_familys() -> None:
     """Those whose default is not everybody's have their own."""
-    assert parse_gpt_oss(changed(GPT_OSS, rms_norm_eps=None)).norm_eps == 1e-5
-    assert parse_glm4_moe_lite(changed(GLM4, rms_norm_eps=None)).decoder.norm_eps == 1e-5
+    assert parse_gpt_oss(change(GPT_OSS, rms_norm_eps=None)).norm_eps == 1e-5
+    assert parse_glm4_moe_lite(change(GLM4, rms_norm_eps=None)).decoder.norm_eps == 1e-5
 
 
 def test_a_window_that_no_row_outgrows_may_be_left_out() -> None:

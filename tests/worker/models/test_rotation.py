@@ -45,8 +45,8 @@ def rotation_with(*, table: bool, interleaved: bool = False, scale: float = 1.0)
 
 def heads_of(width: int, head_dim: int = DIMS) -> mx.array:
     """Return queries that lie as a layer makes them: heads inside of positions."""
-    made = mx.random.normal((len(OFFSETS), width, 5, head_dim), key=mx.random.key(width))
-    return made.transpose(0, 2, 1, 3)
+    heads = mx.random.normal((len(OFFSETS), width, 5, head_dim), key=mx.random.key(width))
+    return heads.transpose(0, 2, 1, 3)
 
 
 @pytest.mark.parametrize("width", [1, 9])
@@ -57,7 +57,7 @@ def test_heads_turn_as_mlx_turns_them(width: int, table: bool, scale: float) -> 
     rotation, heads = rotation_with(table=table, scale=scale), heads_of(width)
     offsets = mx.array(OFFSETS, dtype=mx.int32)
 
-    found = rotation(heads, offsets, plan_of(width))
+    rotated = rotation(heads, offsets, plan_of(width))
 
     expected = mx.fast.rope(
         heads,
@@ -69,8 +69,8 @@ def test_heads_turn_as_mlx_turns_them(width: int, table: bool, scale: float) -> 
         freqs=mx.array(PERIODS) if table else None,
     )
     # A position in the thousands has its angle to 1e-4 of a radian in float32.
-    assert mx.allclose(found, expected, rtol=0, atol=2e-3)
-    assert mx.allclose(found[:2], expected[:2], rtol=0, atol=2e-6)
+    assert mx.allclose(rotated, expected, rtol=0, atol=2e-3)
+    assert mx.allclose(rotated[:2], expected[:2], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_what_is_not_ours_is_mlx_s(interleaved: bool, head_dim: int, dtype: mx.D
     rotation, offsets = rotation_with(table=False, interleaved=interleaved), mx.array(OFFSETS)
     heads = heads_of(1, head_dim).astype(dtype)
 
-    found = rotation(heads, offsets, plan_of(1))
+    rotated = rotation(heads, offsets, plan_of(1))
 
     assert mx.array_equal(
-        found,
+        rotated,
         mx.fast.rope(heads, DIMS, traditional=interleaved, base=10000.0, scale=1.0, offset=offsets),
     )
 

@@ -104,15 +104,15 @@ def dense_attention(
     """Return what one layer's attention adds: 4 heads, 2 of keys, 8 wide."""
 
     def heads(part: str) -> mx.array:
-        made = rows @ weights[f"{prefix}{part}_proj.weight"].T
-        made = made + weights.get(f"{prefix}{part}_proj.bias", mx.array(0.0))
-        made = made.reshape(1, rows.shape[0], -1, 8).transpose(0, 2, 1, 3)
-        return mx.repeat(made, 4 // made.shape[1], axis=1)
+        heads_made = rows @ weights[f"{prefix}{part}_proj.weight"].T
+        heads_made = heads_made + weights.get(f"{prefix}{part}_proj.bias", mx.array(0.0))
+        heads_made = heads_made.reshape(1, rows.shape[0], -1, 8).transpose(0, 2, 1, 3)
+        return mx.repeat(heads_made, 4 // heads_made.shape[1], axis=1)
 
-    def turned(part: str) -> mx.array:
+    def turn_heads(part: str) -> mx.array:
         return mx.fast.rope(heads(part), 8, traditional=False, base=10000.0, scale=1.0, offset=0)
 
-    scores = turned("q") @ turned("k").transpose(0, 1, 3, 2) * 8**-0.5
+    scores = turn_heads("q") @ turn_heads("k").transpose(0, 1, 3, 2) * 8**-0.5
     read = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1) @ heads("v")
     flat = read.transpose(0, 2, 1, 3).reshape(rows.shape[0], -1)
     return flat @ weights[f"{prefix}o_proj.weight"].T

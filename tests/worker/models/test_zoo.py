@@ -34,7 +34,7 @@ from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.zoo.adapter import ZooModel, parse_zoo, zoo_footprint
 from tests.support.effort import IN_CI
 from tests.worker.hybrid import error, token_ids
-from tests.worker.kin import ROWS, quantised
+from tests.worker.kin import ROWS, quantise
 from tests.worker.tiny import ignore_progress, load, write_config, write_model
 from tests.worker.zoo import (
     APART,
@@ -44,7 +44,7 @@ from tests.worker.zoo import (
     REFUSED,
     UNTRIED,
     Peer,
-    inspected,
+    inspect_folder,
     prefilled_error,
     ragged_error,
     write_zoo,
@@ -105,9 +105,9 @@ def test_logits_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_served_is_refused_by_name(name: str) -> None:
     """The error names mlx-lm's cache, or the type and what it lacks, before any weight is there."""
-    told = REFUSED[name].removeprefix("keeps a ")
-    told = f"{name} cannot be run here: .*Metal" if "Metal" in told else told
-    with pytest.raises(InvalidModel, match=told):
+    words = REFUSED[name].removeprefix("keeps a ")
+    words = f"{name} cannot be run here: .*Metal" if "Metal" in words else words
+    with pytest.raises(InvalidModel, match=words):
         parse_zoo(zoo_config(name))
 
 
@@ -186,9 +186,9 @@ def test_several_tokens_of_each_row_are_as_one_by_one(name: str, tmp_path: Path)
         rows=tuple(ROWS[:2]),
     )
 
-    found = model.logits(model.forward(batch, caches)).reshape(2, width, -1)
+    logits_of_rows = model.logits(model.forward(batch, caches)).reshape(2, width, -1)
 
-    for rows, text in zip(found, texts, strict=True):
+    for rows, text in zip(logits_of_rows, texts, strict=True):
         assert error(rows, peer.logits(text)[-width:]) <= PARITY
 
 
@@ -196,7 +196,7 @@ def test_several_tokens_of_each_row_are_as_one_by_one(name: str, tmp_path: Path)
 def test_packed_weights_stay_so_or_become_numbers(keeps_packed: bool, tmp_path: Path) -> None:
     """Both lives give mlx-lm's logits, and take the bytes that they were said to."""
     config = zoo_config("olmoe")
-    folder = write_model(tmp_path, *quantised(config, zoo_weights(config)))
+    folder = write_model(tmp_path, *quantise(config, zoo_weights(config)))
     files = inspect_model(folder)
 
     model = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=keeps_packed)
@@ -218,7 +218,7 @@ def test_caches_take_what_the_footprint_says(tmp_path: Path) -> None:
 
     slot = sum(cache.slot_nbytes(256) for cache in model.new_caches() if cache is not None)
 
-    windows = sum(it.kv_values_per_token * min(it.window, 256) for it in sizes.windows)
+    windows = sum(window.kv_values_per_token * min(window.window, 256) for window in sizes.windows)
     states = sizes.recurrent_values_per_row
     assert slot == 4 * (256 * sizes.kv_values_per_token + windows + states)
     assert model.context_max == files.footprint.context_max == zoo_context(files.config.values)
@@ -231,7 +231,7 @@ def test_who_plans_reckons_with_no_less(name: str) -> None:
     config = zoo_config(name)
     shown, said = zoo_footprint(parse_zoo(config)).caches, zoo_cache_sizes(config)
 
-    windows = sum(it.kv_values_per_token for it in shown.windows)
+    windows = sum(window.kv_values_per_token for window in shown.windows)
     assert said.kv_values_per_token >= shown.kv_values_per_token + windows
     assert said.recurrent_values_per_row >= shown.recurrent_values_per_row
 
@@ -267,7 +267,7 @@ def test_names_alone_describe_no_smaller_a_model(tmp_path: Path, *, packed: bool
     """Whoever has no mlx-lm counts no fewer weights, and lets a row be as long."""
     config = zoo_config("granitemoehybrid")
     if packed:
-        folder = write_model(tmp_path, *quantised(config, zoo_weights(config)))
+        folder = write_model(tmp_path, *quantise(config, zoo_weights(config)))
     else:
         folder = write_zoo(tmp_path, config)
 
@@ -289,14 +289,14 @@ def test_the_names_are_those_of_mlx_lm() -> None:
     assert own - {"mistral", "qwen3_5_text", "qwen3_5_moe_text"} < ZOO_TYPES
     if not IN_CI:
         return
-    found = set()
+    peer_names = set()
     for module in pkgutil.iter_modules(mlx_lm.models.__path__):
         if module.name == ENDS_THE_PROCESS:
             continue
         names = vars(importlib.import_module(f"mlx_lm.models.{module.name}"))
         if "Model" in names and "ModelArgs" in names:
-            found.add(module.name)
-    assert found | {ENDS_THE_PROCESS} == ZOO_TYPES
+            peer_names.add(module.name)
+    assert peer_names | {ENDS_THE_PROCESS} == ZOO_TYPES
 
 
 @pytest.mark.parametrize("name", ["base", "cache", "../llama", "os", "", "mlx_lm.models.llama", 3])
@@ -314,11 +314,11 @@ def test_code_that_a_model_brings_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(None, r"not installed: install mlxd\[zoo\]"), ("0.33.0", "0.33.0 is")]
+    ("version", "words"), [(None, r"not installed: install mlxd\[zoo\]"), ("0.33.0", "0.33.0 is")]
 )
-def test_another_mlx_lm_is_refused(version: str | None, told: str) -> None:
+def test_another_mlx_lm_is_refused(version: str | None, words: str) -> None:
     """Without it, and in any version but the one that was tried, the error says what to install."""
-    with pytest.raises(InvalidModel, match=told):
+    with pytest.raises(InvalidModel, match=words):
         check_installed("glm", version)
     check_installed("glm", ZOO_VERSION)
 
@@ -377,16 +377,16 @@ def test_half_precision_is_served_as_it_is(tmp_path: Path) -> None:
     folder = write_zoo(tmp_path, zoo_config("glm"))
     model = load(folder, FloatType.BF16)
 
-    found = prefilled_error(model, Peer(folder))
+    distance = prefilled_error(model, Peer(folder))
 
-    assert math.isfinite(found)
-    assert 0 < found < 0.1
+    assert math.isfinite(distance)
+    assert 0 < distance < 0.1
     assert {cache.dtype for cache in model.new_caches() if isinstance(cache, KVCache)} == {
         mx.bfloat16
     }
 
 
 def _zoo(folder: Path) -> ZooModel:
-    model = load_model(inspected(folder), form=FloatType.F32, progress=ignore_progress)
+    model = load_model(inspect_folder(folder), form=FloatType.F32, progress=ignore_progress)
     assert isinstance(model, ZooModel)
     return model

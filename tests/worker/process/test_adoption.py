@@ -59,7 +59,9 @@ async def adopt(worker: WorkerProcess, mark: ProcessMark, output_path: str = "")
     )
 
 
-async def refused(worker: WorkerProcess, mark: ProcessMark, output_path: str = "") -> MlxdError:
+async def start_refused(
+    worker: WorkerProcess, mark: ProcessMark, output_path: str = ""
+) -> MlxdError:
     """Return why the worker does not."""
     return await error_of(adopt(worker, mark, output_path))
 
@@ -76,7 +78,7 @@ async def test_an_orphan_serves_for_its_grace(folder: Path) -> None:
         assert await ids(worker) == before
         messages = [m async for m in worker.inference.Generate(greedy(max_tokens=2500))]
         assert messages[-1].usage.completion_tokens == 2500
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
 
 
 @pytest.mark.asyncio
@@ -84,7 +86,7 @@ async def test_an_orphan_without_a_ready_model_ends_at_once() -> None:
     """There is nothing that another controller could take over."""
     async with running_worker("--orphan-grace", FOR_EVER) as worker:
         worker.life.close()
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
 
 
 @pytest.mark.asyncio
@@ -107,7 +109,7 @@ async def test_who_adopts_a_worker_is_followed(folder: Path, tmp_path: Path) -> 
 
         process.kill()
         await process.wait()
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
         os.set_blocking(reader, True)
         with os.fdopen(reader) as output:
             said = output.read()
@@ -123,17 +125,17 @@ async def test_a_controller_that_lives_is_not_left_for_another(folder: Path) -> 
         another_controller() as (_, other),
     ):
         await worker.load(folder)
-        error = await refused(worker, mark)
+        error = await start_refused(worker, mark)
         assert isinstance(error, InvalidRequest)
         assert "lives" in error.describe()
         worker.life.close()
         for wrong in (ProcessMark(mark.pid, other.start + "0"), ProcessMark(0, "")):
-            assert isinstance(await refused(worker, wrong), InvalidRequest)
+            assert isinstance(await start_refused(worker, wrong), InvalidRequest)
         await adopt(worker, mark)
-        assert isinstance(await refused(worker, other), InvalidRequest)
+        assert isinstance(await start_refused(worker, other), InvalidRequest)
         process.kill()
         await process.wait()
-        assert isinstance(await refused(worker, mark), InvalidRequest)
+        assert isinstance(await start_refused(worker, mark), InvalidRequest)
         await adopt(worker, other)
         assert len(await ids(worker)) == 10
 
@@ -151,7 +153,7 @@ async def test_output_goes_to_a_pipe_with_a_reader_only(folder: Path, tmp_path: 
         await worker.load(folder)
         worker.life.close()
         for name in ("file", "link", "missing", "unread"):
-            error = await refused(worker, mark, str(tmp_path / name))
+            error = await start_refused(worker, mark, str(tmp_path / name))
             assert isinstance(error, InvalidRequest)
             assert [v.field for v in error.violations] == ["output_path"]
         await adopt(worker, mark)
@@ -170,6 +172,6 @@ async def test_a_worker_that_is_stopping_is_not_adopted(folder: Path) -> None:
         worker.life.close()
         request = worker_pb2.ShutdownRequest(worker_incarnation=worker.incarnation)
         await worker.control.Shutdown(request)
-        assert isinstance(await refused(worker, mark), ShuttingDown)
+        assert isinstance(await start_refused(worker, mark), ShuttingDown)
         call.cancel()
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK

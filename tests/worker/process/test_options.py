@@ -104,20 +104,20 @@ def test_a_load_has_the_bounds_that_it_has_on_the_wire(option: str, field: str) 
 
 def test_what_is_not_said_has_its_default() -> None:
     """A worker that is started by hand serves like one that the controller starts."""
-    given = parse_options([])
+    options = parse_options([])
     another = parse_options([])
 
-    assert given.incarnation != another.incarnation
-    assert (given.listen, given.model, given.name, given.device) == (None, None, "", "")
-    assert (given.orphan_grace_s, given.stop_grace_s) == (
+    assert options.incarnation != another.incarnation
+    assert (options.listen, options.model, options.name, options.device) == (None, None, "", "")
+    assert (options.orphan_grace_s, options.stop_grace_s) == (
         config.ORPHAN_GRACE_S,
         config.WORKER_STOP_GRACE_S,
     )
-    assert (given.waiting_max, given.replay_steps) == (config.WAITING_STREAMS_MAX, 0)
-    assert (given.spec.weights, given.spec.kv_format) == (Weights.AUTO, None)
-    assert (given.log_level, given.log_format) == ("info", "auto")
-    assert not given.allow_remote
-    assert not given.security.open_health
+    assert (options.waiting_max, options.replay_steps) == (config.WAITING_STREAMS_MAX, 0)
+    assert (options.spec.weights, options.spec.kv_format) == (Weights.AUTO, None)
+    assert (options.log_level, options.log_format) == ("info", "auto")
+    assert not options.allow_remote
+    assert not options.security.open_health
 
 
 def test_a_model_is_called_like_its_folder() -> None:

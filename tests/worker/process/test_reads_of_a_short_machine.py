@@ -41,10 +41,10 @@ def test_want_of_open_files_is_not_said_of_weights(file: Path) -> None:
     """In a process that may open none each way of reading says so; later each reads them."""
     command = (sys.executable, "-m", "tests.support.reads_without_files", str(file))
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
-    found: Mapping[str, tuple[str, str, float]] = json.loads(done.stdout)
+    outcomes: Mapping[str, tuple[str, str, float]] = json.loads(done.stdout)
 
-    assert set(found) == {"pop", "reopened", "direct"}
-    for error, words, total in found.values():
+    assert set(outcomes) == {"pop", "reopened", "direct"}
+    for error, words, total in outcomes.values():
         assert error == "MachineShort", words
         assert words.startswith("the machine lacks open files: model.safetensors: Too many open")
         assert total == SIDE * SIDE
@@ -91,7 +91,7 @@ def test_an_evaluation_asks_the_system_why_it_failed(file: Path, *, whole: bool)
     reader = Reader(
         facts, [], dtype=mx.float32, keep_packed=False, progress=lambda _done, _total: None
     )
-    made = LazyTensors(facts).pop("a")
+    array = LazyTensors(facts).pop("a")
     with file.open("r+b") as stream:
         stream.truncate(facts[0].begin)
     file.unlink()
@@ -99,9 +99,9 @@ def test_an_evaluation_asks_the_system_why_it_failed(file: Path, *, whole: bool)
 
     def evaluate() -> None:
         if whole:
-            reader.evaluate({"made": made})
+            reader.evaluate({"made": array})
         else:
-            reader._evaluate(made, ["a"])
+            reader._evaluate(array, ["a"])
 
     with pytest.raises(MachineShort, match="lacks a disk that works"):
         evaluate()

@@ -86,7 +86,7 @@ async def test_a_model_on_the_command_line(folder: Path) -> None:
 async def test_a_bad_model_on_the_command_line_ends_the_process(tmp_path: Path) -> None:
     """There is nobody else to tell, so the exit code and the log do."""
     async with running_worker("--model", str(tmp_path)) as worker:
-        assert await worker.ended() == ExitCode.LOAD_FAILED
+        assert await worker.wait_ended() == ExitCode.LOAD_FAILED
         assert "cannot serve the model" in worker.log
 
 
@@ -102,7 +102,7 @@ async def test_watchers_end_when_the_process_stops(worker: WorkerProcess) -> Non
 
     assert [m async for m in messages] == []
     assert await watch.code() == grpc.StatusCode.OK
-    assert await worker.ended() == ExitCode.OK
+    assert await worker.wait_ended() == ExitCode.OK
 
 
 @pytest.mark.asyncio
@@ -119,7 +119,7 @@ async def test_a_signal_lets_short_streams_end(folder: Path) -> None:
         messages += [message async for message in short]
         assert messages[-1].usage.completion_tokens == 100
         assert isinstance(await error_of(call), ShuttingDown)
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
 
 
 @pytest.mark.asyncio
@@ -130,7 +130,7 @@ async def test_an_idle_worker_stops_at_once(number: signal.Signals) -> None:
         socket = parse_address(worker.address).path
         assert is_socket(socket)
         os.kill(worker.pid, number)
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
         assert not is_socket(socket)
 
 
@@ -144,7 +144,7 @@ async def test_a_broken_engine_ends_the_process(folder: Path) -> None:
 
         errors = await asyncio.gather(*(error_of(call) for call in calls))
 
-        assert await worker.ended() == ExitCode.ENGINE_FAILED
+        assert await worker.wait_ended() == ExitCode.ENGINE_FAILED
         for error in errors:
             assert isinstance(error, InternalError | ShuttingDown)
         ids_told = {error.error_id for error in errors if isinstance(error, InternalError)}
@@ -158,7 +158,7 @@ async def test_an_orphan_ends() -> None:
     """When the controller's end of the pipe closes, the worker ends after its grace."""
     async with running_worker("--orphan-grace", "0.1") as worker:
         worker.life.close()
-        assert await worker.ended() == ExitCode.OK
+        assert await worker.wait_ended() == ExitCode.OK
         assert "the controller is gone" in worker.log
         assert not psutil.pid_exists(worker.pid)
 

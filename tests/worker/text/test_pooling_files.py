@@ -54,15 +54,18 @@ def test_the_files_say_how_texts_become_vectors(
     tmp_path: Path, modules: Any, pooling: Any, expected: EmbedDefaults
 ) -> None:
     """Mode and scaling; a request's own words come first."""
-    found = read_embed_defaults(folder_of(tmp_path, modules, pooling))
-    assert found == expected
-    assert (found.pooling_of(SPEC), found.normalizes(SPEC)) == (found.pooling, found.normalize)
+    defaults = read_embed_defaults(folder_of(tmp_path, modules, pooling))
+    assert defaults == expected
+    assert (defaults.pooling_of(SPEC), defaults.normalizes(SPEC)) == (
+        defaults.pooling,
+        defaults.normalize,
+    )
     other = EmbedSpec("m", ("a",), pooling=Pooling.MEAN, normalize=False)
-    assert (found.pooling_of(other), found.normalizes(other)) == (Pooling.MEAN, False)
+    assert (defaults.pooling_of(other), defaults.normalizes(other)) == (Pooling.MEAN, False)
 
 
 @pytest.mark.parametrize(
-    ("modules", "pooling", "file", "told"),
+    ("modules", "pooling", "file", "words"),
     [
         (None, FLAGS | {"pooling_mode_cls_token": True}, "1_Pooling/config.json", "cls_token"),
         (None, {"pooling_mode": "max"}, "1_Pooling/config.json", "'max'"),
@@ -77,15 +80,15 @@ def test_the_files_say_how_texts_become_vectors(
     ],
 )
 def test_what_is_not_served_is_told_to_who_leaves_it_open(
-    tmp_path: Path, modules: Any, pooling: Any, file: str, told: str
+    tmp_path: Path, modules: Any, pooling: Any, file: str, words: str
 ) -> None:
     """By file and field; whoever names the pooling gets it."""
-    found = read_embed_defaults(folder_of(tmp_path, modules, pooling))
+    defaults = read_embed_defaults(folder_of(tmp_path, modules, pooling))
     with pytest.raises(InvalidModel) as caught:
-        found.pooling_of(SPEC)
+        defaults.pooling_of(SPEC)
     assert caught.value.file == file
-    assert told in caught.value.problem
-    assert found.pooling_of(EmbedSpec("m", ("a",), pooling=Pooling.MEAN)) is Pooling.MEAN
+    assert words in caught.value.problem
+    assert defaults.pooling_of(EmbedSpec("m", ("a",), pooling=Pooling.MEAN)) is Pooling.MEAN
 
 
 def test_a_pooling_that_is_named_and_missing_refuses_the_model(tmp_path: Path) -> None:
@@ -111,8 +114,8 @@ def test_a_store_of_blobs_has_the_pooling_too(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="missing"):
         read_embed_defaults(store.manifest("without", [*layers, other]))
     pooling = store.layer(JSON, "1_Pooling/config.json", json.dumps(FLAGS | MEAN).encode())
-    found = read_embed_defaults(store.manifest("with", [*layers, other, pooling]))
-    assert found.pooling is Pooling.MEAN
+    defaults = read_embed_defaults(store.manifest("with", [*layers, other, pooling]))
+    assert defaults.pooling is Pooling.MEAN
 
 
 def test_models_of_other_vectors_are_other_models(tmp_path: Path) -> None:

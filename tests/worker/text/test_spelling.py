@@ -12,7 +12,7 @@ from tokenizers import decoders
 from mlxd_worker.text.spelling import UnknownDecoder, spelling
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.worker.made_tokenizers import EOS_ID, byte_fallback, byte_level
 from tests.worker.text.test_tokenizer import REAL, TEXTS, real_folder
 
@@ -24,7 +24,7 @@ def own(raw: RawTokenizer) -> Tokenizer:
     return Tokenizer(raw, bos_id=None, add_bos=False, eos_ids=(EOS_ID,))
 
 
-def spelled(tokenizer: Tokenizer, text: str) -> bytes:
+def spell_text(tokenizer: Tokenizer, text: str) -> bytes:
     """Return the bytes of all tokens of `text`, one after the other."""
     ids = tokenizer.encode(text, begin_text=False)
     return b"".join(map(tokenizer.token_bytes, ids))
@@ -39,10 +39,10 @@ def variants(text: str) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_the_bytes_of_its_tokens_are_the_text(name: str, text: str) -> None:
     """Whatever a text is split into, also inside a character; a space may come before all of it."""
-    assert spelled(own(MADE[name]()), text) in variants(text)
+    assert spell_text(own(MADE[name]()), text) in variants(text)
 
 
-@pytest.mark.parametrize("name", spread(REAL, 4))
+@pytest.mark.parametrize("name", spread_evenly(REAL, 4))
 def test_the_bytes_of_real_tokens_are_the_text(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -51,7 +51,7 @@ def test_the_bytes_of_real_tokens_are_the_text(
     for text in TEXTS:
         round_trip = tokenizer.decode(tokenizer.encode(text, begin_text=False))
         if round_trip == text:
-            assert spelled(tokenizer, text) in variants(text)
+            assert spell_text(tokenizer, text) in variants(text)
 
 
 def test_a_token_may_be_a_part_of_a_character() -> None:
@@ -86,4 +86,4 @@ def test_a_folder_tells_how_its_tokens_are_spelled(tmp_path: Path) -> None:
     """The decoder is read from tokenizer.json, as everything else."""
     byte_fallback().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
-    assert spelled(tokenizer, "ab 語") == " ab 語".encode()
+    assert spell_text(tokenizer, "ab 語") == " ab 語".encode()

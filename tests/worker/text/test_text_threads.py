@@ -70,7 +70,7 @@ async def test_a_large_text_is_read_off_the_loop(chars: int) -> None:
     request: Any = Watched(chars)
     raw = kind(text=request.text).SerializeToString()
     request.threads.clear()
-    async with Intake().taken(raw, Reader(kind, FROM_CLIENTS)):
+    async with Intake().take(raw, Reader(kind, FROM_CLIENTS)):
         assert await servicer.Tokenize(request, NOBODY)
     here = threading.current_thread()
     assert request.threads
@@ -110,7 +110,7 @@ async def test_a_conversations_many_ids_are_checked_off_the_loop(count: int) -> 
     class Chats:
         """Renders every conversation alike."""
 
-        async def rendered(self, *_of: object) -> ChatPrompt:
+        async def render(self, *_of: object) -> ChatPrompt:
             """Return many ids."""
             return ChatPrompt(array(IDS, [7]) * count, "")
 

@@ -22,7 +22,7 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.tokenizer import HELD_TOKENS_MAX, Tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.real_inputs import real_input
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.worker.made_tokenizers import (
     BOS_ID,
     EOS_ID,
@@ -140,9 +140,13 @@ def test_special_tokens_in_user_text_stay_text(name: str, unpacked: Path) -> Non
     """What a user writes never becomes a special token, and is read as one only where asked."""
     tokenizer = real_tokenizer(name, unpacked)
     written = json.loads((real_folder(name, unpacked) / "tokenizer.json").read_bytes())
-    special = {it["id"]: it["content"] for it in written["added_tokens"] if it["special"]}
+    special = {
+        added_token["id"]: added_token["content"]
+        for added_token in written["added_tokens"]
+        if added_token["special"]
+    }
     assert special
-    for token_id, content in spread(list(special.items())[:40], 10):
+    for token_id, content in spread_evenly(list(special.items())[:40], 10):
         text = f"say {content} now {content}"
         assert special.keys().isdisjoint(tokenizer.encode(text, begin_text=False))
         assert token_id in tokenizer.encode(text, begin_text=False, parse_special=True)

@@ -25,7 +25,7 @@ SPACED_PUNCTUATION = rf" ?{PLAIN_PUNCTUATION}"
 PIECES = ["word", " word", "\tword", "}", " }", "1", " 1", " ", "  ", "\t", " \n"]
 
 
-def spelled(data: bytes) -> str:
+def spell_bytes(data: bytes) -> str:
     """Return bytes in the letters that stand for them in a byte-level vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     other = [byte for byte in range(256) if byte not in plain]
@@ -39,7 +39,7 @@ def tokenizer_of(folder: Path, *pieces: bytes, punctuation: str = SPACED_PUNCTUA
 
     Like Llama 3's it takes a piece that the vocabulary has as it is: each token is one piece.
     """
-    names = [spelled(piece) for piece in pieces]
+    names = [spell_bytes(piece) for piece in pieces]
     names += [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter not in names]
     raw = RawTokenizer(models.BPE({n: i for i, n in enumerate(names)}, [], ignore_merges=True))
     pattern = Regex("|".join((LETTERS, NUMBERS, punctuation, SPACES)))

@@ -76,7 +76,7 @@ async def test_figures_never_wait_for_a_step(started: Started, folder: Path) -> 
     """While the thread is busy the last figures are returned as they were; afterwards new ones."""
     await started.load(folder)
     before = await figures_now(started.engine)
-    async with started.held():
+    async with started.hold():
         during = await started.engine.figures()
         assert (await started.engine.figures()).at_s == during.at_s
     await started.engine.ready()
@@ -123,7 +123,7 @@ async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> 
 async def test_the_mailbox_is_bounded_for_streams_alone(started: Started, folder: Path) -> None:
     """A full mailbox refuses streams by name; cancels and commands still pass."""
     await started.load(folder)
-    async with started.held():
+    async with started.hold():
         sinks = [Collected() for _ in range(config.ENGINE_MAILBOX_MAX)]
         for number, sink in enumerate(sinks):
             started.engine.submit(stream(number, sink, max_tokens=1))
@@ -139,7 +139,7 @@ async def test_the_mailbox_is_bounded_for_streams_alone(started: Started, folder
 async def test_a_load_can_be_given_up(started: Started, folder: Path) -> None:
     """An abandoned load ends at its next step and holds nothing; the next one succeeds."""
     before_nbytes = (await figures_now(started.engine)).mlx_active_nbytes  # of whatever ran before
-    async with started.held():
+    async with started.hold():
         task = asyncio.ensure_future(started.load(folder))
         await asyncio.sleep(0)
         started.engine.abandon_load()
@@ -196,7 +196,7 @@ async def test_a_fault_of_the_loop_ends_everything_loudly(started: Started, fold
     await started.load(folder)
     figures = await started.engine.figures()
     other = Collected()
-    async with started.held():
+    async with started.hold():
         started.engine.submit(stream(1, other, max_tokens=400))
         started.engine.submit(stream(2, _BreaksOnce()))
         late = asyncio.ensure_future(started.engine.shrink(0))
@@ -242,7 +242,7 @@ async def test_stopping_answers_everybody(started: Started, folder: Path) -> Non
     """Streams and calls behind the stop are refused, not forgotten."""
     await started.load(folder)
     sink = Collected()
-    async with started.held():
+    async with started.hold():
         stop = asyncio.ensure_future(started.engine.stop())
         await asyncio.sleep(0)
         started.engine.submit(stream(1, sink))

@@ -42,7 +42,7 @@ class Crowd:
         """Wait until the engine is about to step; what it sent before has been delivered then."""
         await asyncio.to_thread(self.at_the_gate.acquire)
 
-    async def arrived(self) -> int:
+    async def count_arrived(self) -> int:
         """Return how many tokens the first reader has that it had not been asked for."""
         waiting = asyncio.ensure_future(self.readers[0].next())
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ class CrowdHost(ModelHost):
 
 
 @asynccontextmanager
-async def served(crowd: Crowd) -> AsyncIterator[EngineThread]:
+async def serve_crowd(crowd: Crowd) -> AsyncIterator[EngineThread]:
     """Run an engine's thread on a crowd, up to its first step; stop it however the body ends."""
     engine = EngineThread(
         device=choose_backend(installed_versions(), platform=sys.platform).kind,
@@ -98,14 +98,14 @@ async def served(crowd: Crowd) -> AsyncIterator[EngineThread]:
 async def test_tokens_of_a_crowd_wait_while_its_streams_go_on_and_no_longer() -> None:
     """A step's tokens wait for those of the next ones; where no next one comes, they cross."""
     crowd = Crowd()
-    async with served(crowd) as engine:
+    async with serve_crowd(crowd) as engine:
         await crowd.step()
-        assert await crowd.arrived() == 1, "first tokens cross at once"
+        assert await crowd.count_arrived() == 1, "first tokens cross at once"
 
         held = False
         for _ in range(STEPS_MAX):
             await crowd.step()
-            held = not await crowd.arrived()
+            held = not await crowd.count_arrived()
             if held:
                 break
         assert held, f"no tokens waited, in {STEPS_MAX} steps"
@@ -113,7 +113,7 @@ async def test_tokens_of_a_crowd_wait_while_its_streams_go_on_and_no_longer() ->
         crowd.busy = False
         crowd.gate.release()
         await engine.ready()
-        assert await crowd.arrived() == 2, "the tokens that were held, and the last"
+        assert await crowd.count_arrived() == 2, "the tokens that were held, and the last"
 
 
 OWN_INTERVAL = """
@@ -136,7 +136,7 @@ print(json.dumps({"code": code, "intervals_s": intervals_s}))
 
 def test_the_engines_thread_soon_gets_the_interpreter() -> None:
     """In a worker the event loop keeps it for much less than a step, not for Python's 5 ms."""
-    told = run(OWN_INTERVAL, environment())
+    result = run(OWN_INTERVAL, environment())
 
-    assert told == {"code": 0, "intervals_s": [pytest.approx(SWITCH_INTERVAL_S)]}
+    assert result == {"code": 0, "intervals_s": [pytest.approx(SWITCH_INTERVAL_S)]}
     assert SWITCH_INTERVAL_S <= 0.001

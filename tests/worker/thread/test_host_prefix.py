@@ -213,13 +213,13 @@ def test_counts_outlive_the_model(hosted: Hosted) -> None:
 
 def test_counts_are_metrics() -> None:
     """Every look-up is one point by model, result and reason."""
-    told = PrefixFigures(
+    figures_told = PrefixFigures(
         lookups=(("hit", "diverged", 2), ("miss", "none", 3)),
         hit_tokens=50,
         evictions=4,
         evicted_nbytes=1000,
     )
-    figures = Figures(at_s=0.0, prefixes=(("tiny", told),))
+    figures = Figures(at_s=0.0, prefixes=(("tiny", figures_told),))
     points = {
         (counter.name, *(value for _, value in labels)): value
         for counter in prefix_counters(figures)

@@ -34,11 +34,13 @@ def tokenizer_of(*, plain: bool = False, raw: RawTokenizer | None = None) -> Tok
     return Tokenizer(own, bos_id=None, add_bos=None, eos_ids=(), is_plain=plain)
 
 
-def asked(room: TokenRoom, tokenizer: Tokenizer, text: str = LONG) -> asyncio.Task[array[int]]:
-    return asyncio.create_task(room.encoded(tokenizer, text, field="text", kind="tokenize"))
+def encode_soon(
+    room: TokenRoom, tokenizer: Tokenizer, text: str = LONG
+) -> asyncio.Task[array[int]]:
+    return asyncio.create_task(room.encode(tokenizer, text, field="text", kind="tokenize"))
 
 
-async def told(task: asyncio.Task[Any]) -> MlxdError:
+async def error_of(task: asyncio.Task[Any]) -> MlxdError:
     """Return the error that somebody is told, who waits no longer than a test does."""
     with pytest.raises(MlxdError) as caught:
         await asyncio.wait_for(task, ENOUGH_S)
@@ -49,7 +51,7 @@ async def hanging(path: Path) -> tuple[TokenRoom, Tokenizer, asyncio.Task[array[
     """Return a room, a tokenizer and who reads with it, whose child has begun and never answers."""
     os.mkfifo(path)
     room, tokenizer = TokenRoom(command=(sys.executable, "-c", HANGS, str(path))), tokenizer_of()
-    reading = asked(room, tokenizer)
+    reading = encode_soon(room, tokenizer)
     (await asyncio.to_thread(path.open)).close()  # opens once the child does
     return room, tokenizer, reading
 
@@ -67,15 +69,20 @@ async def test_texts_and_waiters_end_with_their_tokenizer(tmp_path: Path) -> Non
     """By an error that names the model; its child is gone, and no other is made. Others are read
     with as before."""
     room, tokenizer, reading = await hanging(tmp_path / "begun")
-    waits = asked(room, tokenizer)
+    waits = encode_soon(room, tokenizer)
     await asyncio.sleep(0)
     assert room._children is not None
     children = room._children
     (child,) = children._pool._children
     await room.forget(tokenizer, "llama")
 
-    for task in (reading, waits, asked(room, tokenizer), asked(room, tokenizer, "short")):
-        error = await told(task)
+    for task in (
+        reading,
+        waits,
+        encode_soon(room, tokenizer),
+        encode_soon(room, tokenizer, "short"),
+    ):
+        error = await error_of(task)
         assert isinstance(error, ModelUnloaded)
         assert error.model == "llama"
     assert is_gone(child.pid)
@@ -85,7 +92,7 @@ async def test_texts_and_waiters_end_with_their_tokenizer(tmp_path: Path) -> Non
 
     room._command, other = COMMAND, tokenizer_of()
     try:
-        assert list(await asked(room, other)) == other.encode(LONG)
+        assert list(await encode_soon(room, other)) == other.encode(LONG)
     finally:
         await room.close()
 
@@ -121,16 +128,16 @@ class HeldTokenizer(Tokenizer):
 async def test_a_text_on_a_thread_ends_for_whoever_waits() -> None:
     """A thread cannot be stopped: it keeps its turn to its end, and its ids go nowhere."""
     room, tokenizer, other = TokenRoom(command=NEVER), HeldTokenizer(), tokenizer_of(plain=True)
-    reading = asked(room, tokenizer)
+    reading = encode_soon(room, tokenizer)
     await asyncio.to_thread(tokenizer.begun.wait)
-    waits = asked(room, tokenizer)  # one long text at once is read on a thread
+    waits = encode_soon(room, tokenizer)  # one long text at once is read on a thread
     await asyncio.sleep(0)
     await room.forget(tokenizer, "llama")
-    assert isinstance(await told(reading), ModelUnloaded)
-    assert isinstance(await told(waits), ModelUnloaded)
+    assert isinstance(await error_of(reading), ModelUnloaded)
+    assert isinstance(await error_of(waits), ModelUnloaded)
 
-    next_one = asked(room, other)
-    assert list(await asked(room, other, "ab")) == other.encode("ab")
+    next_one = encode_soon(room, other)
+    assert list(await encode_soon(room, other, "ab")) == other.encode("ab")
     assert not next_one.done()
     tokenizer.go.set()
     assert list(await asyncio.wait_for(next_one, ENOUGH_S)) == other.encode(LONG)
@@ -156,8 +163,8 @@ async def test_a_closed_room_has_no_child_and_no_thread(tmp_path: Path) -> None:
     finally:
         sys.setprofile(None)
     assert not waits, "children are seen off by other threads"
-    for task in (reading, asked(room, tokenizer), asked(room, tokenizer, "short")):
-        assert isinstance(await told(task), ShuttingDown)
+    for task in (reading, encode_soon(room, tokenizer), encode_soon(room, tokenizer, "short")):
+        assert isinstance(await error_of(task), ShuttingDown)
     assert is_gone(child.pid)
     assert threads
     assert not any(thread.is_alive() for thread in threads)
@@ -182,7 +189,7 @@ async def test_a_room_needs_no_thread_of_anybody_elses() -> None:
     try:
         for text in ("ab", LONG, accented):
             for its in (plain, tokenizer):
-                ids = await asyncio.wait_for(asked(room, its, text), ENOUGH_S)
+                ids = await asyncio.wait_for(encode_soon(room, its, text), ENOUGH_S)
                 assert list(ids) == its.encode(text)
         assert len(room._threads._threads) <= THREADS
     finally:
@@ -206,10 +213,10 @@ async def test_a_turn_is_given_back_where_no_child_can_be_made() -> None:
     room, good = TokenRoom(command=NEVER), tokenizer_of()
     unwritable = Unwritable(byte_level(), bos_id=None, add_bos=None, eos_ids=(), is_plain=False)
     with pytest.raises(FileNotFoundError):
-        await asyncio.wait_for(asked(room, good), ENOUGH_S)
+        await asyncio.wait_for(encode_soon(room, good), ENOUGH_S)
     room._command = COMMAND
     with pytest.raises(InvalidModel):
-        await asyncio.wait_for(asked(room, unwritable), ENOUGH_S)
+        await asyncio.wait_for(encode_soon(room, unwritable), ENOUGH_S)
 
     class NoThreads(TokenRoom):
         """One that has no thread until it is given one."""
@@ -224,11 +231,11 @@ async def test_a_turn_is_given_back_where_no_child_can_be_made() -> None:
         for _ in range(THREADS):
             for its in (good, tokenizer_of(plain=True)):
                 with pytest.raises(RuntimeError):
-                    await asyncio.wait_for(asked(bare, its, text), ENOUGH_S)
+                    await asyncio.wait_for(encode_soon(bare, its, text), ENOUGH_S)
     bare._command = COMMAND
     try:
         for later in (room, bare):
-            ids = await asyncio.wait_for(asked(later, tokenizer_of()), ENOUGH_S)
+            ids = await asyncio.wait_for(encode_soon(later, tokenizer_of()), ENOUGH_S)
             assert list(ids) == good.encode(LONG)
     finally:
         await room.close()

@@ -46,7 +46,7 @@ async def test_a_child_that_cannot_read_the_tokenizer_names_its_file(
     try:
         for _ in range(2):
             with pytest.raises(InvalidModel) as caught:
-                await room.encoded(tokenizer, "ab", field="text", kind="tokenize")
+                await room.encode(tokenizer, "ab", field="text", kind="tokenize")
             assert caught.value.file == "tokenizer.json"
             assert problem in caught.value.problem
             assert code_of(caught.value) is grpc.StatusCode.FAILED_PRECONDITION

@@ -87,7 +87,7 @@ async def test_a_text_that_is_too_long_is_its_requests_error(count: int) -> None
     tokenizer, room = tokenizer_of(byte_level()), TokenRoom()
     try:
         with pytest.raises(InvalidRequest) as caught:
-            await room.decoded(
+            await room.decode(
                 tokenizer, ids_of(tokenizer, count), skip_special=True, field="token_ids", kind="x"
             )
     finally:
@@ -110,8 +110,8 @@ async def test_few_ids_of_long_tokens_are_a_childs() -> None:
         tokenizer = tokenizer_of(raw)
         how: dict[str, Any] = {"skip_special": True, "field": "token_ids", "kind": "x"}
         with pytest.raises(FileNotFoundError):
-            await room.decoded(tokenizer, ids_of(tokenizer, most + 1), **how)
-        text = await room.decoded(tokenizer, ids_of(tokenizer, most), **how)
+            await room.decode(tokenizer, ids_of(tokenizer, most + 1), **how)
+        text = await room.decode(tokenizer, ids_of(tokenizer, most), **how)
         assert text == tokenizer.decode(ids_of(tokenizer, most).tolist())
     await room.close()
 
@@ -123,7 +123,7 @@ async def test_a_text_that_is_made_here_is_bounded_as_well() -> None:
     raw.decoder = decoders.Replace("x", "y" * config.TOKENIZER_GROWTH_SHORT_MAX)
     tokenizer, room = tokenizer_of(raw), TokenRoom(command=NEVER)
     with pytest.raises(InvalidRequest, match="token_ids: their tokens spell over"):
-        await room.decoded(
+        await room.decode(
             tokenizer, ids_of(tokenizer, 9), skip_special=True, field="token_ids", kind="x"
         )
     assert tokenizer.decoded == 0

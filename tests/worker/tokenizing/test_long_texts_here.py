@@ -28,7 +28,7 @@ def tokenizer_of(*, modest: bool = True) -> Tokenizer:
 async def test_an_ordinary_long_prompt_needs_no_child(*, parse_special: bool) -> None:
     """Up to the bound in bytes, whether or not its special tokens count."""
     tokenizer = tokenizer_of()
-    ids = await TokenRoom(command=NEVER).encoded(
+    ids = await TokenRoom(command=NEVER).encode(
         tokenizer, LONGEST, field="text", kind="tokenize", parse_special=parse_special
     )
     assert list(ids) == tokenizer.encode(LONGEST, parse_special=parse_special)
@@ -44,7 +44,7 @@ async def test_what_is_longer_or_takes_more_is_a_childs(text: str, *, modest: bo
     """One byte above the bound, in either alphabet, or by a tokenizer that makes much of it."""
     room, tokenizer = TokenRoom(command=NEVER), tokenizer_of(modest=modest)
     with pytest.raises(FileNotFoundError):  # the child's program
-        await room.encoded(tokenizer, text, field="text", kind="tokenize")
+        await room.encode(tokenizer, text, field="text", kind="tokenize")
     with pytest.raises(FileNotFoundError):
         await room.encoded_chat(tokenizer, text, nonce="1", encode=list, steering={})
     await room.close()
@@ -85,7 +85,7 @@ async def test_long_texts_are_one_at_once_and_leave_short_ones_a_thread() -> Non
     calls = [asyncio.create_task(long()) for _ in range(4)]
     assert await asyncio.to_thread(held.begun.acquire, timeout=ENOUGH_S)
     for _ in range(8):  # more than one thread has room for, one behind another
-        ids = await room.encoded(tokenizer, "ab", field="text", kind="tokenize")
+        ids = await room.encode(tokenizer, "ab", field="text", kind="tokenize")
         assert list(ids) == tokenizer.encode("ab")
     calls[1].cancel()
     held.go.set()

@@ -29,8 +29,8 @@ NAMES = (
 
 def settings(**parts: Any) -> dict[str, Any]:
     """Return a tokenizer.json with these parts of its own."""
-    made: dict[str, Any] = json.loads(RawTokenizer(models.BPE({"a": 0}, [])).to_str())
-    return made | parts
+    settings_made: dict[str, Any] = json.loads(RawTokenizer(models.BPE({"a": 0}, [])).to_str())
+    return settings_made | parts
 
 
 def sequence(part: str, *steps: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import COMMAND
 from mlxd_worker.tokenizing.room import TokenRoom
-from tests.worker.chat.test_control_tokens import made
+from tests.worker.chat.test_control_tokens import make_raw
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID, byte_fallback, byte_level, with_bos
 
 SMALL_CHILD = (sys.executable, str(Path(__file__).with_name("small_child.py")))
@@ -48,8 +48,8 @@ async def room() -> AsyncIterator[TokenRoom]:
 
 
 def violation(error: InvalidRequest) -> tuple[str, str]:
-    (found,) = error.violations
-    return found.field, found.description
+    (only,) = error.violations
+    return only.field, only.description
 
 
 @pytest.mark.asyncio
@@ -59,7 +59,7 @@ async def test_a_child_finds_the_same(room: TokenRoom, raw: Callable[[], RawToke
     tokenizer = tokenizer_of(raw(), plain=False)
     for begin_text in (True, False):
         for parse_special in (True, False):
-            ids = await room.encoded(
+            ids = await room.encode(
                 tokenizer, LONG, field="text", kind="tokenize", begin_text=begin_text,
                 parse_special=parse_special,
             )  # fmt: skip
@@ -67,7 +67,7 @@ async def test_a_child_finds_the_same(room: TokenRoom, raw: Callable[[], RawToke
                 LONG, begin_text=begin_text, parse_special=parse_special
             )
     for skip in (True, False):
-        text = await room.decoded(
+        text = await room.decode(
             tokenizer, ids, skip_special=skip, field="token_ids", kind="detokenize"
         )
         assert text == tokenizer.decode(list(ids), skip_special=skip)
@@ -76,7 +76,7 @@ async def test_a_child_finds_the_same(room: TokenRoom, raw: Callable[[], RawToke
 @pytest.mark.asyncio
 async def test_a_long_conversation_has_the_same_tokens(room: TokenRoom) -> None:
     """Control tokens are the template's alone, also where another process finds them."""
-    tokenizer = tokenizer_of(made("level"), plain=False)
+    tokenizer = tokenizer_of(make_raw("level"), plain=False)
     chat_format = ChatFormat(ChatTemplate("<|im_start|>", "", ()), tokenizer)
     rendered = "<|im_start|>user\nhi<|im_123end|>" * 3000
     ids = await room.encoded_chat(
@@ -97,11 +97,11 @@ async def test_what_is_too_large_is_refused_before_anybody_looks_at_it() -> None
     ]
     for text, problem in refused:
         with pytest.raises(InvalidRequest) as caught:
-            await room.encoded(tokenizer, text, field="texts[3]", kind="embed")
-        field, told = violation(caught.value)
+            await room.encode(tokenizer, text, field="texts[3]", kind="embed")
+        field, description = violation(caught.value)
         assert field == "texts[3]"
-        assert told.startswith(problem)
-    assert list(await room.encoded(tokenizer, "ab", field="text", kind="x")) == tokenizer.encode(
+        assert description.startswith(problem)
+    assert list(await room.encode(tokenizer, "ab", field="text", kind="x")) == tokenizer.encode(
         "ab"
     )
 
@@ -115,12 +115,12 @@ async def test_a_text_that_takes_too_long_is_its_requests_error() -> None:
     room = TokenRoom(limits_s=(1.0, 1.0))
     try:
         with pytest.raises(InvalidRequest) as caught:
-            await room.encoded(tokenizer, "a" * 4_000_000, field="text", kind="tokenize")
+            await room.encode(tokenizer, "a" * 4_000_000, field="text", kind="tokenize")
         assert violation(caught.value) == (
             "text", "takes longer than 1 s to read with the model's tokenizer.json",
         )  # fmt: skip
         room._limits_s = (60.0, 60.0)
-        assert await room.encoded(tokenizer, "ab", field="text", kind="tokenize")
+        assert await room.encode(tokenizer, "ab", field="text", kind="tokenize")
     finally:
         await room.close()
 
@@ -134,12 +134,12 @@ async def test_a_text_that_takes_too_much_memory_is_its_requests_error() -> None
     room = TokenRoom(command=SMALL_CHILD)
     try:
         with pytest.raises(InvalidRequest) as caught:
-            await room.encoded(tokenizer, "a" * 1_000_000, field="text", kind="tokenize")
-        field, told = violation(caught.value)
-        assert (field, "bytes of memory to read with the model's tokenizer.json" in told) == (
+            await room.encode(tokenizer, "a" * 1_000_000, field="text", kind="tokenize")
+        field, message = violation(caught.value)
+        assert (field, "bytes of memory to read with the model's tokenizer.json" in message) == (
             "text", True,
         )  # fmt: skip
-        assert len(await room.encoded(tokenizer, "b", field="text", kind="x")) == 1
+        assert len(await room.encode(tokenizer, "b", field="text", kind="x")) == 1
     finally:
         await room.close()
 
@@ -153,7 +153,7 @@ async def test_a_tokenizer_that_fails_names_its_file(room: TokenRoom) -> None:
     content["normalizer"] = broken
     tokenizer = tokenizer_of(RawTokenizer.from_str(json.dumps(content)), plain=False)
     with pytest.raises(InvalidModel, match="cannot read a text") as caught:
-        await room.encoded(tokenizer, "yyy", field="text", kind="tokenize")
+        await room.encode(tokenizer, "yyy", field="text", kind="tokenize")
     assert caught.value.file == "tokenizer.json"
 
 
@@ -170,21 +170,23 @@ async def test_who_leaves_ends_its_work_and_who_is_too_many_is_refused() -> None
     """A text that is read is given up with its child, one that waits never begins."""
     tokenizer, room = tokenizer_of(byte_level(), plain=False), Held(waiting_max=1)
 
-    def asked(its: Tokenizer = tokenizer) -> asyncio.Task[array[int]]:
-        return asyncio.create_task(room.encoded(its, LONG, field="text", kind="tokenize"))
+    def encode_soon(its: Tokenizer = tokenizer) -> asyncio.Task[array[int]]:
+        return asyncio.create_task(room.encode(its, LONG, field="text", kind="tokenize"))
 
     try:
-        reading, waits = asked(), asked()
+        reading, waits = encode_soon(), encode_soon()
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as caught:
-            await asked()
+            await encode_soon()
         assert caught.value.queue == "long texts to tokenise"
         waits.cancel()
         await asyncio.wait([waits])
         reading.cancel()
         await asyncio.wait([reading])
         room._command = COMMAND
-        last = await asked(tokenizer_of(byte_level(), plain=False))  # has the turn of the first
+        last = await encode_soon(
+            tokenizer_of(byte_level(), plain=False)
+        )  # has the turn of the first
     finally:
         await room.close()
     assert list(last) == tokenizer.encode(LONG)

@@ -14,7 +14,7 @@ from mlxd_worker.text.twins import twin_of
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.real_inputs import real_input
 from tests.support.trained import DEMO
-from tests.worker.chat.test_control_tokens import made
+from tests.worker.chat.test_control_tokens import make_raw
 
 COPYING = {"to_str", "from_str", "get_vocab", "get_vocab_size", "from_buffer"}
 """What goes through a whole vocabulary, of the library's."""
@@ -23,7 +23,7 @@ COPYING = {"to_str", "from_str", "get_vocab", "get_vocab_size", "from_buffer"}
 @pytest.mark.parametrize("kind", ["level", "fallback"])
 def test_a_twin_shares_the_model_and_has_its_ids(kind: str) -> None:
     """What one's model is told, the other's knows: there is one vocabulary."""
-    raw = RawTokenizer.from_str(made(kind).to_str())  # one that is nobody else's: it is changed
+    raw = RawTokenizer.from_str(make_raw(kind).to_str())  # one that is nobody else's: it is changed
     twin = twin_of(raw, special=["<|im_start|>"])
     assert {i: t.content for i, t in twin.get_added_tokens_decoder().items()} == {
         i: t.content for i, t in raw.get_added_tokens_decoder().items()

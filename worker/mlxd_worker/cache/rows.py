@@ -109,7 +109,7 @@ class RowCaches:
             RowError: other rows are there, or rows never see such an arena.
         """
         changes = self.table.rehearse(row, capacity=capacity, slots=slots)
-        self.contents.joined(row)
+        self.contents.join(row)
         self._apply(changes)
 
     def join(
@@ -126,7 +126,7 @@ class RowCaches:
         changes = self.table.join(row, tokens=tokens, tokens_max=tokens_max, coming=coming)
         if changes is None:
             return False
-        self.contents.joined(row)
+        self.contents.join(row)
         self._apply(changes)
         return True
 

@@ -46,9 +46,9 @@ class Answer:
         pieces = self._parser.push(text)
         if ends:
             pieces += self._parser.finish()
-        return tuple(map(self._numbered, pieces))
+        return tuple(map(self._number, pieces))
 
-    def _numbered(self, piece: Piece) -> PartPiece:
+    def _number(self, piece: Piece) -> PartPiece:
         match piece:
             case Said(text, reasoning):
                 kind: tuple[type[Piece], bool] = (Said, reasoning)

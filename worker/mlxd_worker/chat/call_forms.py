@@ -52,7 +52,7 @@ class CallForms:
     """Of one that has none; None where the template takes calls beside content only."""
 
 
-def formed(message: Message, forms: CallForms) -> Message:
+def form_message(message: Message, forms: CallForms) -> Message:
     """Return a message in the form that its template wants; its content is None where it has none.
 
     Calls that no form suits are given in the first one, and it is the template that says so.
@@ -138,8 +138,8 @@ class _Probe:
 
     def _text(self, number: int, form: CallForm, content: str | None) -> str | None:
         """Return what becomes of a probe; None where the template fails on it."""
-        asked = (number, form, content)
-        if asked not in self._texts:
+        key = (number, form, content)
+        if key not in self._texts:
             messages, more = _PROBES[number]
             variables = {
                 "documents": None,
@@ -157,8 +157,8 @@ class _Probe:
                 text = render(self._template, variables, now_s=0.0, chars_max=_PROBE_CHARS_MAX)
             except Exception:  # noqa: BLE001 - whatever it runs into, it is not the form
                 text = None
-            self._texts[asked] = text
-        return self._texts[asked]
+            self._texts[key] = text
+        return self._texts[key]
 
 
 _NOTHING: Final = re.compile("none|null|undefined", re.IGNORECASE)

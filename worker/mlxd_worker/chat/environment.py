@@ -108,22 +108,22 @@ def to_json(
 @functools.cache
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox with the filters and functions that templates count on."""
-    made = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, LoopControlExtension],
     )
-    made.filters["tojson"] = to_json
-    made.globals |= {
+    sandbox.filters["tojson"] = to_json
+    sandbox.globals |= {
         "raise_exception": _raise_exception,
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return made
+    return sandbox
 
 
 @functools.lru_cache(maxsize=TEMPLATES_KEPT_MAX)
-def compiled(template: str) -> jinja2.Template:
+def compile_template(template: str) -> jinja2.Template:
     """Return a template, compiled.
 
     Raises:
@@ -141,10 +141,10 @@ def render(template: str, variables: Variables, *, now_s: float, chars_max: int)
         TooLong: above `chars_max`.
         Exception: whatever the template runs into.
     """
-    told = {**variables, "strftime_now": _clock(now_s)}
+    variables_and_clock = {**variables, "strftime_now": _clock(now_s)}
     pieces: list[str] = []
     room = chars_max
-    for piece in compiled(template).generate(told):
+    for piece in compile_template(template).generate(variables_and_clock):
         room -= len(piece)
         if room < 0:
             raise TooLong

@@ -98,14 +98,14 @@ class ChatFormat:
         nonce = new_nonce()
 
         def mark(text: str) -> str:
-            return self.control.marked(text, nonce)
+            return self.control.mark(text, nonce)
 
         def mark_answer(text: str) -> str:
-            return self.control.marked(text, nonce, allowed=self._allowed)
+            return self.control.mark(text, nonce, allowed=self._allowed)
 
         try:
-            tools = [_tool(_marked(json_object(text), mark)) for text in chat.tools_json]
-            given = _marked(json_object(chat.variables_json or "{}"), mark)
+            tools = [_tool(_mark(json_object(text), mark)) for text in chat.tools_json]
+            variables = _mark(json_object(chat.variables_json or "{}"), mark)
             messages = _messages(chat, mark, mark_answer)
         except RecursionError as error:
             raise InvalidRequest.of("chat", "nested too deep") from error
@@ -114,7 +114,7 @@ class ChatFormat:
             variables={
                 "documents": None,
                 **dict(self.template.special),
-                **given,
+                **variables,
                 "tools": tools or None,
                 "add_generation_prompt": chat.begins_answer,
                 "messages": messages,
@@ -167,7 +167,7 @@ _Mark = Callable[[str], str]
 def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any]]:
     """Return the messages as templates know them; a tool's answer has its tool's name."""
     names = {call.id: call.name for message in chat.messages for call in message.tool_calls}
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for message in chat.messages:
         item: dict[str, Any] = {"role": message.role}
         if message.role == ASSISTANT:
@@ -179,8 +179,8 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
         name = message.name or names.get(message.tool_call_id, "")
         if name and (message.name or message.role == "tool"):
             item["name"] = mark(name)
-        told.append(item)
-    return told
+        messages.append(item)
+    return messages
 
 
 def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, Any]:
@@ -195,27 +195,27 @@ def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, 
 
 
 def _call(call: ToolCall, mark: _Mark) -> dict[str, Any]:
-    arguments = _marked(json_object(call.arguments_json or "{}"), mark)
+    arguments = _mark(json_object(call.arguments_json or "{}"), mark)
     function = {"name": mark(call.name), "arguments": arguments}
     named = {"id": mark(call.id)} if call.id else {}
     return {**named, "type": "function", "function": function}
 
 
-def _tool(given: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as templates know it, from that or from its function alone."""
-    if "function" in given or ("type" in given and "name" not in given):
-        return given
-    return {"type": "function", "function": given}
+    if "function" in tool or ("type" in tool and "name" not in tool):
+        return tool
+    return {"type": "function", "function": tool}
 
 
-def _marked(value: Any, mark: _Mark) -> Any:  # noqa: ANN401 - of JSON
+def _mark(value: Any, mark: _Mark) -> Any:  # noqa: ANN401 - of JSON
     """Return a value with every text in it marked, names included."""
     match value:
         case str():
             return mark(value)
         case dict():
-            return {mark(key): _marked(item, mark) for key, item in value.items()}
+            return {mark(key): _mark(item, mark) for key, item in value.items()}
         case list():
-            return [_marked(item, mark) for item in value]
+            return [_mark(item, mark) for item in value]
         case _:
             return value

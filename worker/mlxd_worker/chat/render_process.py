@@ -2,7 +2,7 @@
 
 A template is a program. What it computes cannot be bounded by looking at it: loops in loops, texts
 that double. So it runs here, in a process that limits its memory and that is killed when it is
-late (`killable`). Asked and answered is JSON, of a job (`Job`) and of what `answered` returns.
+late (`killable`). Asked and answered is JSON, of a job (`Job`) and of what `answer_job` returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.process import serve
 
 
-def answered(job: dict[str, Any]) -> dict[str, Any]:
+def answer_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the text of a job, or what keeps it from having one: a `Trouble` by its fields."""
     try:
         text = render_chat(
@@ -32,11 +32,11 @@ def answered(job: dict[str, Any]) -> dict[str, Any]:
         )
         text.encode()  # half a character, which no tokenizer takes
     except Exception as error:  # noqa: BLE001 - a template's own: any class there is
-        return asdict(_judged(error))
+        return asdict(_judge(error))
     return {"text": text}
 
 
-def _judged(error: Exception) -> Trouble:
+def _judge(error: Exception) -> Trouble:
     """Return what kind of trouble a rendering met, and what to say about it."""
     match error:
         case jinja2.TemplateSyntaxError():
@@ -61,7 +61,7 @@ _TROUBLES = {
 def main() -> None:
     """Serve standard input, within bounds of its own."""
     serve(
-        lambda job: json.dumps(answered(json.loads(job))).encode(),
+        lambda job: json.dumps(answer_job(json.loads(job))).encode(),
         limit_s=config.CHAT_RENDER_S,
         memory_nbytes_max=config.CHAT_RENDER_BYTES_MAX,
     )

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import jinja2
 
-from mlxd_worker.chat.call_forms import CallForms, Message, call_forms, formed
+from mlxd_worker.chat.call_forms import CallForms, Message, call_forms, form_message
 from mlxd_worker.chat.environment import Refusal, TooLong, Variables, render
 
 
@@ -60,8 +60,8 @@ def render_chat(
     last = messages[-1]
     # The blank tells whether the template keeps the spacing at a message's end.
     tagged = [*messages[:-1], {**last, "content": f"{last['content'] or ''}{tag} "}]
-    head, found, tail = rendering.text(tagged, more_chars=len(tag)).rpartition(tag)
-    if not found:
+    head, marker, tail = rendering.text(tagged, more_chars=len(tag)).rpartition(tag)
+    if not marker:
         raise NotContinued
     return head if tail.startswith(" ") else head.rstrip()
 
@@ -82,13 +82,13 @@ class _Rendering:
         forms = CallForms()
         if any("tool_calls" in message for message in messages):
             forms = call_forms(self._template, self._special())
-        given = [formed(message, forms) for message in messages]
+        formed_messages = [form_message(message, forms) for message in messages]
         try:
-            text = self._render(given, more_chars)
+            text = self._render(formed_messages, more_chars)
         except _CLEAR:
             raise
         except Exception as error:
-            line, index = _place(error, given)
+            line, index = _place(error, formed_messages)
             field = self._field(messages, index, forms)
             raise TemplateFault(f"{type(error).__name__}: {error}", line, field) from error
         if forms.alone is None:
@@ -107,12 +107,12 @@ class _Rendering:
             indexes = [index]
         for i in indexes:
             for name, changed in _changes(messages[i]):
-                given = [formed(message, forms) for message in messages]
-                given[i] = formed(changed, forms)
+                formed_messages = [form_message(message, forms) for message in messages]
+                formed_messages[i] = form_message(changed, forms)
                 try:
-                    self._render(given, 0)
+                    self._render(formed_messages, 0)
                 except Exception as error:  # noqa: BLE001 - it still fails, here or further on
-                    _, later = _place(error, given)
+                    _, later = _place(error, formed_messages)
                     if later is None or later <= i:
                         continue
                 return f"messages[{i}].{name}"

@@ -55,7 +55,7 @@ class RenderRoom:
         self._tokens = TokenRoom()
         self._closed = False
 
-    async def rendered(
+    async def render(
         self, wanted: ChatFormat, chat: Chat, tokens: TokenRoom | None = None
     ) -> ChatPrompt:
         """Return a conversation as the model reads it.
@@ -77,7 +77,7 @@ class RenderRoom:
             self._room += 1
             raise
         # It keeps its turn to its end, even if abandoned: a thread cannot be stopped.
-        task = asyncio.create_task(self._rendered(wanted, chat))
+        task = asyncio.create_task(self._render_on_thread(wanted, chat))
         task.add_done_callback(self._over)
         text, nonce, prompt = await asyncio.shield(task)
         ids = await (tokens or self._tokens).encoded_chat(
@@ -102,7 +102,7 @@ class RenderRoom:
         if not task.cancelled():
             task.exception()  # a waiter has it; without one there is nothing to warn of
 
-    async def _rendered(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
+    async def _render_on_thread(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
         if self._closed:
             raise ShuttingDown
         loop = asyncio.get_running_loop()
@@ -112,14 +112,14 @@ class RenderRoom:
     def _render(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
         """Return a conversation's text, and its prompt but for the ids."""
         job = wanted.job(chat)
-        asked = {
+        question = {
             "template": job.template,
             "variables": job.variables,
             "now_s": job.now_s,
             "continues": job.continues,
         }
         try:
-            answer = self._children.ask(json.dumps(asked).encode(), limit_s=self._limit_s)
+            answer = self._children.ask(json.dumps(question).encode(), limit_s=self._limit_s)
         except Late:
             problem = f"takes longer than {self._limit_s:g} s"
             raise Trouble("bound", problem).error(job.file, job.nonce) from None

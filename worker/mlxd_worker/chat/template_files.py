@@ -67,7 +67,7 @@ def read_template(source: Source) -> ChatTemplate | None:
             return ChatTemplate(text, text, special)
         return ChatTemplate(text, tools, special, tool_file=TOOL_FILE)
     for file in (TOKENIZER_CONFIG_FILE, PROCESSOR_FILE):
-        named = _named(files.read_json(file).get(FIELD), file)
+        named = _templates_by_name(files.read_json(file).get(FIELD), file)
         if named:
             plain = named.get(DEFAULT) or next(iter(named.values()))
             return ChatTemplate(plain, named.get(TOOL_USE, plain), special, file)
@@ -83,27 +83,27 @@ def _text(files: StoredFiles, file: str) -> str | None:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidModel(f"not UTF-8: {error}", file) from error
-    return _checked(text.replace("\r\n", "\n").replace("\r", "\n"), file)
+    return _check_length(text.replace("\r\n", "\n").replace("\r", "\n"), file)
 
 
-def _named(value: object, file: str) -> dict[str, str]:
+def _templates_by_name(value: object, file: str) -> dict[str, str]:
     """Return the templates by name, as a file gives one or several."""
     if value is None:
         return {}
     if isinstance(value, str):
-        return {DEFAULT: _checked(value, file, FIELD)}
-    found: dict[str, str] = {}
+        return {DEFAULT: _check_length(value, file, FIELD)}
+    templates: dict[str, str] = {}
     for item in value if isinstance(value, list) else [value]:
         match item:
             case {"name": str(name), "template": str(text)}:
-                found[name] = _checked(text, file, FIELD)
+                templates[name] = _check_length(text, file, FIELD)
             case _:
                 problem = "neither a text nor a list of names with their templates"
                 raise InvalidModel(problem, file, FIELD)
-    return found
+    return templates
 
 
-def _checked(text: str, file: str, field: str = "") -> str:
+def _check_length(text: str, file: str, field: str = "") -> str:
     if len(text) > CHAT_TEMPLATE_CHARS_MAX:
         problem = f"the chat template is above {CHAT_TEMPLATE_CHARS_MAX} characters"
         raise InvalidModel(problem, file, field)
@@ -112,12 +112,12 @@ def _checked(text: str, file: str, field: str = "") -> str:
 
 def _special(*files: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the named special tokens; what is no token there is no matter of templates."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name in NAMED_TOKENS:
         for file in files:
             value = file.get(name)
             if isinstance(value, dict):
                 value = value.get("content")
             if isinstance(value, str):
-                found.setdefault(name, value)
-    return tuple(found.items())
+                tokens.setdefault(name, value)
+    return tuple(tokens.items())

@@ -68,13 +68,13 @@ class Constraints:
         except UnknownDecoder as error:
             self._problem = f"not with this model: {error}"
 
-    def kept(self, wanted: ResponseFormat) -> Constraint | None:
+    def find_kept(self, wanted: ResponseFormat) -> Constraint | None:
         """Return a format that is compiled already."""
         with self._lock:
-            found = self._kept.get(wanted)
-            if found is not None:
+            constraint = self._kept.get(wanted)
+            if constraint is not None:
                 self._kept.move_to_end(wanted)
-            return found
+            return constraint
 
     def compile(self, wanted: ResponseFormat, trials: Trials | None = None) -> Constraint:
         """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.
@@ -89,17 +89,17 @@ class Constraints:
         source = _source_of(wanted)
         if trials is not None and not _is_small(source, wanted.kind):
             _try_out(trials, source, wanted.kind)
-        found = self._vocabulary.compile(source, wanted.kind)
+        constraint = self._vocabulary.compile(source, wanted.kind)
         with self._lock:
             if wanted not in self._kept:
                 self._kept_chars += _chars(wanted)
-            self._kept[wanted] = found
+            self._kept[wanted] = constraint
             while len(self._kept) > config.CONSTRAINTS_KEPT_MAX or (
                 self._kept_chars > config.CONSTRAINTS_KEPT_CHARS_MAX and len(self._kept) > 1
             ):
                 old, _ = self._kept.popitem(last=False)
                 self._kept_chars -= _chars(old)
-        return found
+        return constraint
 
 
 class _Vocabulary:

@@ -160,7 +160,7 @@ class _Reader:
             self._items += 1 if item[0] == "(" else 1 + item.count(" ")
             if self._items > ITEMS_MAX:
                 self._refuse(f"more than {ITEMS_MAX} items", start)
-            items.append(self._repeated(item))
+            items.append(self._repeat(item))
 
     def _item(self) -> str:
         """Return the next item as it is written; an empty text where there is none."""
@@ -183,7 +183,7 @@ class _Reader:
             self._refuse("')' is needed here")
         return f"({inner})"
 
-    def _repeated(self, item: str) -> str:
+    def _repeat(self, item: str) -> str:
         """Apply what stands behind an item; behind a literal it concerns all of it."""
         while self._token is not None and self._token.lastgroup == "mark":
             mark, low, comma, high = self._token.group("mark", 6, 7, 8)

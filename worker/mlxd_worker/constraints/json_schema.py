@@ -27,7 +27,7 @@ def read_schema(text: str) -> dict[str, Any]:
     Raises:
         SchemaError: no JSON, no schema, or a demand that is not served; with the place.
     """
-    document = Document(_parsed(text))
+    document = Document(_parse(text))
     result = _object(read_keywords(Place(document, "#", document.content)))
     written: dict[str, Any] = {}
     while document.waiting:
@@ -43,7 +43,7 @@ def _object(schema: Schema) -> dict[str, Any]:
     return schema if isinstance(schema, dict) else {"allOf": [schema]}
 
 
-def _parsed(text: str) -> Json:
+def _parse(text: str) -> Json:
     try:
         value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()

@@ -47,7 +47,7 @@ class CompileRoom:
         self._tasks: dict[_Wanted, asyncio.Task[Constraint]] = {}
         self._closed = False
 
-    async def compiled(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
+    async def compile(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
         """Return a format compiled for a model; at once where it is kept.
 
         Raises:
@@ -55,9 +55,9 @@ class CompileRoom:
             QueueFull: too many wait.
             ShuttingDown: the room is closed.
         """
-        found = constraints.kept(wanted)
-        if found is not None:
-            return found
+        constraint = constraints.find_kept(wanted)
+        if constraint is not None:
+            return constraint
         task = self._tasks.get((constraints, wanted)) or self._begin(constraints, wanted)
         done, _ = await asyncio.wait({task}, timeout=self._wait_s)
         if not done:

@@ -73,13 +73,13 @@ class _Reader:
         return value
 
     def options(self, keyword: str, value: Json) -> list[Json]:
-        return [self.constant(keyword, item) for item in self._listed(keyword, value)]
+        return [self.constant(keyword, item) for item in self._check_list(keyword, value)]
 
     def schemas(self, keyword: str, value: Json) -> list[Schema]:
-        items = enumerate(self._listed(keyword, value))
+        items = enumerate(self._check_list(keyword, value))
         return [self.inner(item, keyword, index) for index, item in items]
 
-    def _listed(self, keyword: str, value: Json) -> list[Json]:
+    def _check_list(self, keyword: str, value: Json) -> list[Json]:
         if not isinstance(value, list) or not value:
             self._place.refuse("a list of at least one value is needed", keyword)
         return value
@@ -88,7 +88,7 @@ class _Reader:
         """Take oneOf: a choice, where options exclude each other or can be kept from others."""
         places = [
             self._place.inner(item, keyword, index)
-            for index, item in enumerate(self._listed(keyword, value))
+            for index, item in enumerate(self._check_list(keyword, value))
         ]
         beside = {key: inner for key, inner in self._content.items() if key != keyword}
         here = replace(self._place, content=beside)
@@ -127,7 +127,7 @@ class _Reader:
             written[pattern] = {"allOf": both} if both else schema
         return written
 
-    def required(self, keyword: str, value: Json) -> list[str]:
+    def require(self, keyword: str, value: Json) -> list[str]:
         return values.names(self._place, keyword, value)
 
     def count(self, keyword: str, value: Json) -> int:
@@ -166,7 +166,7 @@ class _Reader:
         More than the listed ones: whether members with other names may be there.
         """
         content, names = self._content, self._content.get("properties")
-        required = self.required("required", content.get("required", []))
+        required = self.require("required", content.get("required", []))
         optional = [n for n in names if n not in required] if isinstance(names, dict) else []
         is_closed = content.get("additionalProperties") is False
         is_open = not is_closed or bool(content.get("patternProperties"))
@@ -187,7 +187,7 @@ class _Reader:
             self._out["items"] = self.inner(rest, "additionalItems")
 
     def number(self, keyword: str, value: Json) -> int | float:
-        return values.bound(self._place, keyword, value, least=keyword.endswith("inimum"))
+        return values.bound_of(self._place, keyword, value, least=keyword.endswith("inimum"))
 
     def exclusive(self, keyword: str, value: Json) -> None:
         """Take an exclusive bound; true, as in draft 4, makes the inclusive one exclusive."""
@@ -245,7 +245,7 @@ _READERS: Final[Mapping[str, Callable[[_Reader, str, Json], Json]]] = {
     "properties": _Reader.members,
     "patternProperties": _Reader.patterns,
     "additionalProperties": _Reader.schema,
-    "required": _Reader.required,
+    "required": _Reader.require,
     "prefixItems": _Reader.schemas,
     "minItems": _Reader.items_count,
     "maxItems": _Reader.items_count,

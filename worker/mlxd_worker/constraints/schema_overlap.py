@@ -71,7 +71,7 @@ def negate(place: Place) -> Json:
         case {"not": inner, **rest} if not rest:
             written = inner
         case {"anyOf": list(), **rest} if not rest:
-            written = {"allOf": [negate(option) for option in place.listed("anyOf")]}
+            written = {"allOf": [negate(option) for option in place.list_places("anyOf")]}
         case {**rest} if not rest:
             written = False
     if written is None:
@@ -91,7 +91,7 @@ def keep_from(place: Place, others: tuple[Place, ...]) -> Json:
     one, other = tuple(_flat(others)), tuple(_flat((place,)))
     ways: list[Json] = [
         {"type": "object", "properties": {name: False}}
-        for name in sorted(_required(other) - _required(one))
+        for name in sorted(_required_names(other) - _required_names(one))
     ]
     if kinds := sorted(_kinds(one) - _kinds(other)):
         ways.append({"type": kinds})
@@ -126,7 +126,7 @@ def _flat(places: _Parts) -> Iterator[Place]:
             if place.document.draft <= Draft.DRAFT_7:
                 continue
         yield place
-        todo += place.listed("allOf")
+        todo += place.list_places("allOf")
 
 
 def _constants(parts: _Parts) -> dict[Hashable, Json] | None:
@@ -173,7 +173,7 @@ def _apart(kind: str, one: _Parts, other: _Parts, levels: int) -> bool:
             items = tuple(_items(one)), tuple(_items(other))
             return levels > 0 and least > 0 and exclude(*items, levels - 1)
         case "object" if levels > 0:
-            names = sorted(_required(one) | _required(other))
+            names = sorted(_required_names(one) | _required_names(other))
             return any(
                 exclude(tuple(_member(one, n)), tuple(_member(other, n)), levels - 1) for n in names
             )
@@ -184,7 +184,7 @@ def _split(parts: _Parts, other: _Parts, levels: int) -> bool:
     """Tell whether all alternatives of some part exclude others."""
     for part in parts:
         for keyword in ("anyOf", "oneOf"):
-            options = part.listed(keyword)
+            options = part.list_places(keyword)
             rest = tuple(p for p in parts if p is not part)
             if options and all(exclude((*rest, o), other, levels - 1) for o in options):
                 return True
@@ -198,11 +198,11 @@ def _disjoint(one: _Parts, other: _Parts, low: str, high: str) -> bool:
 
 
 def _bounds(parts: _Parts, keyword: str) -> list[Any]:
-    found = [part.content.get(keyword) for part in parts]
-    return [v for v in found if isinstance(v, int | float) and not isinstance(v, bool)]
+    bounds = [part.content.get(keyword) for part in parts]
+    return [v for v in bounds if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _required(parts: _Parts) -> set[str]:
+def _required_names(parts: _Parts) -> set[str]:
     lists = [part.content.get("required") for part in parts]
     return {n for names in lists if isinstance(names, list) for n in names if isinstance(n, str)}
 

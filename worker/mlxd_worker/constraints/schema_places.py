@@ -116,14 +116,14 @@ class Document:
         base, _, fragment = reference.partition("#")
         here = _identity(self.content, self.draft)
         path = urllib.parse.unquote(fragment).split("/")
-        found = Place(self, "#", self.content)
+        target = Place(self, "#", self.content)
         is_here = not base or urllib.parse.urljoin(here, base) == here
         for part in path[1:] if is_here and not path[0] else [None]:
-            child = found.child(part)
+            child = target.child(part)
             if child is None:
                 place.refuse(f"{reference[:80]!r} is not in this text", "$ref")
-            found = child
-        return found
+            target = child
+        return target
 
     def _leads_back(self, place: Place, before: frozenset[str]) -> bool:
         """Tell whether a part means itself before it demands anything of a value's parts."""
@@ -138,10 +138,10 @@ class Document:
         here = before | {pointer}
         if "$ref" in content and self._leads_back(self.target(place, content["$ref"]), here):
             return True
-        if any(self._leads_back(inner, here) for inner in place.listed("allOf")):
+        if any(self._leads_back(inner, here) for inner in place.list_places("allOf")):
             return True
         for keyword in ("anyOf", "oneOf"):
-            options = place.listed(keyword)
+            options = place.list_places(keyword)
             if options and all(self._leads_back(option, here) for option in options):
                 return True
         self._ends.add(pointer)
@@ -172,7 +172,7 @@ class Place:
         embedded = self.embedded or _identity(content, self.document.draft) != ""
         return Place(self.document, pointer, content, self.depth + 1, embedded)
 
-    def listed(self, keyword: str) -> list[Place]:
+    def list_places(self, keyword: str) -> list[Place]:
         """Return the places of a keyword's schemas; none where it has no list."""
         items = self.content.get(keyword)
         return [

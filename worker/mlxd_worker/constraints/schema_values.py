@@ -55,7 +55,7 @@ def count(place: Place, keyword: str, value: Json) -> int:
     return int(value)
 
 
-def bound(place: Place, keyword: str, value: Json, *, least: bool) -> int | float:
+def bound_of(place: Place, keyword: str, value: Json, *, least: bool) -> int | float:
     """Return a lower or an upper bound of numbers, none wider than what is served."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         place.refuse("a number is needed", keyword)

@@ -25,7 +25,7 @@ WALK_BYTES: Final = 64
 """So much output is made up under a grammar, to see whether it stays within its limits."""
 
 
-def tried(tokenizer: LLTokenizer, source: str) -> str:
+def try_grammar(tokenizer: LLTokenizer, source: str) -> str:
     """Return why a grammar is refused; an empty text where it is good."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits_of(source))
     for step in range(WALK_BYTES):
@@ -43,7 +43,7 @@ def main() -> None:
     """Serve standard input, within bounds of its own."""
     tokenizer = LLTokenizer("byte")
     serve(
-        lambda source: tried(tokenizer, source.decode()).encode(),
+        lambda source: try_grammar(tokenizer, source.decode()).encode(),
         limit_s=config.CONSTRAINT_COMPILE_S,
         memory_nbytes_max=config.CONSTRAINT_TRIAL_BYTES_MAX,
     )

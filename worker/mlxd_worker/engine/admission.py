@@ -1,7 +1,7 @@
 """Whether a row may join: its caches must stay within what the load has reserved for all rows.
 
 By construction they do: what is reserved holds every row at full length in arenas of the largest
-class, however rows come and go (`arena_sizes.kv_tokens_bound`, `CacheSizes.held`), and the row
+class, however rows come and go (`arena_sizes.kv_tokens_bound`, `CacheSizes.most_held`), and the row
 table opens no arena beyond that. So a stream whose length was checked can always be held some time,
 and to go beyond what is reserved is a bug. It ends the loop, by this name.
 """

@@ -234,7 +234,7 @@ class Engine:
         free = self.limits.rows_max - len(self._rows)
         own = self._class(request)
         others = (other for other in self._waiting if other is not request)
-        return 1 + sum(self._class(it) == own for it in islice(others, free - 1))
+        return 1 + sum(self._class(other) == own for other in islice(others, free - 1))
 
     def _class(self, request: Submit) -> int:
         return self._caches.table.class_for(len(request.prompt), self._longest(request))
@@ -247,7 +247,7 @@ class Engine:
     def _end_embedded(self) -> None:
         """End the rows whose prompts are to become vectors and are evaluated to their ends."""
         for row in [row for row in self._rows.values() if row.embeds and not row.prefill_left]:
-            row.request.sink.put(_embedded(row))
+            row.request.sink.put(_embed_row(row))
             self._release(row.request.stream)
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
@@ -255,10 +255,10 @@ class Engine:
         started_s = self._decoded_s if self._stepper.ahead else self._clock()
         self._go_on(started_s)
         rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
-        drawing = [*rows, *(it.row for it in carried if it.draws)]
-        failed = {row.id for row in drawing if not self._prepared(row)}
+        drawing = [*rows, *(entry.row for entry in carried if entry.draws)]
+        failed = {row.id for row in drawing if not self._prepare(row)}
         rows = [row for row in rows if row.id not in failed]
-        carried = [it for it in carried if it.row.id not in failed]
+        carried = [entry for entry in carried if entry.row.id not in failed]
         if not rows:
             self._prefill.evaluate(carried)
             if not carried and self._rows and all(row.decoding for row in self._rows.values()):
@@ -266,7 +266,7 @@ class Engine:
             return
         runs = self._stepper.step(rows, ahead=self._calm, carried=carried)
         now_s = self._clock()
-        self._prefill.carried(carried)
+        self._prefill.carry(carried)
         for run in runs:
             advance = run.row.follow(run.drawn[0].token_id)
             if advance is None:
@@ -277,7 +277,7 @@ class Engine:
         self._go_on(now_s)
         self._decoded_s = self._clock()
         if not carried:
-            self._pacer.decoded(self._decoded_s - started_s)
+            self._pacer.learn_step(self._decoded_s - started_s)
 
     def _advances(self) -> list[Advance]:
         return [row.advance for row in self._rows.values() if row.advance is not None]
@@ -306,7 +306,7 @@ class Engine:
             row.request.sink.put(_failure(row.request, error))
             self._release(row.request.stream)
 
-    def _prepared(self, row: Row) -> bool:
+    def _prepare(self, row: Row) -> bool:
         """Make a row ready for its next draw; where that fails, end it alone and return False."""
         self._prefill.begin(row)
         try:
@@ -323,15 +323,15 @@ class Engine:
         row.drafted += run.drafted
         events: list[Event] = []
         forced = 0
-        for index, given in enumerate(run.drawn):
+        for index, drawn in enumerate(run.drawn):
             row.accepted += index < run.accepted
-            row.near_ties += given.near_tie
+            row.near_ties += drawn.near_tie
             forced += row.forcing
-            events.append(_judged(row, given, now_s))
+            events.append(_take_drawn(row, drawn, now_s))
             if not isinstance(events[-1], Tokens):
                 break
         settle(self._caches, run, judged=len(events))
-        self._prefix.advanced(row.id)
+        self._prefix.advance(row.id)
         for index, event in enumerate(events):
             if index >= forced or not isinstance(event, Tokens):
                 row.request.sink.put(event)
@@ -354,16 +354,16 @@ def _abandon(row: Row) -> None:
         row.advance.abandoned = True
 
 
-def _judged(row: Row, given: Drawn, now_s: float) -> Event:
+def _take_drawn(row: Row, drawn: Drawn, now_s: float) -> Event:
     try:
-        return row.take(given.token_id, now_s, given.logprobs)
+        return row.take(drawn.token_id, now_s, drawn.logprobs)
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         return _failure(row.request, error)
 
 
-def _embedded(row: Row) -> Event:
+def _embed_row(row: Row) -> Event:
     try:
-        return row.embedded()
+        return row.finish_embedding()
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         return _failure(row.request, error)
 

@@ -147,11 +147,11 @@ class Pacer:
         self._left_tokens -= tokens
         return tokens
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
+    def learn_prefill(self, tokens: int, seconds: float) -> None:
         """Learn what one pass over `tokens` prompt tokens took."""
         self._prefill.add(tokens, max(seconds, 0.0))
 
-    def decoded(self, seconds: float) -> None:
+    def learn_step(self, seconds: float) -> None:
         """Learn what one decode step took."""
         self._decode.add(1.0, max(seconds, 0.0))
 
@@ -161,8 +161,8 @@ class Pacer:
             return self._chunk_tokens
         token_s = self.prefill_token_s
         if token_s <= 0.0:
-            given = self._chunk_tokens - self._left_tokens
-            return max(CHUNK_FLOOR_TOKENS - given, 0)
+            spent = self._chunk_tokens - self._left_tokens
+            return max(CHUNK_FLOOR_TOKENS - spent, 0)
         return int(max(self._until_s - now_s, 0.0) / token_s)
 
 

@@ -22,7 +22,7 @@ class Pool:
         self._pooling = pooling
         self._held: mx.array | None = None
 
-    def taken(self, hidden: mx.array) -> mx.array:
+    def take_states(self, hidden: mx.array) -> mx.array:
         """Take the hidden rows [tokens, hidden] of the next chunk; return what to evaluate."""
         if self._pooling is Pooling.LAST_TOKEN:
             self._held = mx.contiguous(hidden[-1].astype(mx.float32))

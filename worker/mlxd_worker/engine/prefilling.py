@@ -77,7 +77,7 @@ class Prefill:
     def run(self, rows: Sequence[Row]) -> list[Carried]:
         """Evaluate as many prompt tokens of `rows`, oldest first, as the step may.
 
-        Return what the decode step is to take along; call `carried` once that is evaluated.
+        Return what the decode step is to take along; call `carry` once that is evaluated.
         """
         joined: list[Carried] = []
         waiting = [row for row in rows if not row.decoding]
@@ -99,27 +99,27 @@ class Prefill:
                     joined.append(self._taken_along(row, joined))
             elif not row.decoding and row.prefill_left and not self._advance(row):
                 return joined
-            self._turns.taken(by_oldest=row is able[0])
+            self._turns.note_turn(by_oldest=row is able[0])
             if self._pacer.over(self._clock()):  # a restore takes time as well
                 return joined
             if len(joined) == JOINED_PROMPTS_MAX or self._left_to_join(joined) <= 0:
                 return joined
-            waiting = [it for it in waiting if not it.decoding and it is not row]
+            waiting = [entry for entry in waiting if not entry.decoding and entry is not row]
         return joined
 
-    def carried(self, done: Sequence[Carried]) -> None:
+    def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated."""
-        for it in done:
-            self._prefix.advanced(it.row.id)
+        for entry in done:
+            self._prefix.advance(entry.row.id)
 
     def evaluate(self, alone: Sequence[Carried]) -> None:
         """Evaluate what `run` returned in passes of their own: no row decodes after all."""
-        for it in alone:
-            prefill(self._model, self._caches, it.row, it.tokens)
-        self.carried(alone)
+        for entry in alone:
+            prefill(self._model, self._caches, entry.row, entry.tokens)
+        self.carry(alone)
 
     def _left_to_join(self, joined: Sequence[Carried]) -> int:
-        return self._joined_tokens - sum(len(it.tokens) for it in joined)
+        return self._joined_tokens - sum(len(entry.tokens) for entry in joined)
 
     def begin(self, row: Row) -> None:
         """Start a row with what former prompts left behind; once."""
@@ -129,43 +129,43 @@ class Prefill:
         request = row.request
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
-        found = self._prefix.begin(row.id, request.prompt)
-        row.offset = row.cached = found.cached
-        row.cache_reason = found.reason
+        start = self._prefix.begin(row.id, request.prompt)
+        row.offset = row.cached = start.cached
+        row.cache_reason = start.reason
         if not self._prefix.enabled:
             return
         _log.info(
-            "prefix hit" if found.hit else "prefix miss",
+            "prefix hit" if start.hit else "prefix miss",
             request_id=request.request_id,
             stream=request.stream,
-            total=found.total,
-            cached=found.cached,
-            left=found.left,
-            reason=found.reason.value,
+            total=start.total,
+            cached=start.cached,
+            left=start.left,
+            reason=start.reason.value,
         )
 
     def _taken_along(self, row: Row, others: Sequence[Carried]) -> Carried:
         """Reserve the row's next few tokens."""
-        tokens = row.next_chunk(min(self._wanted(row), self._left_to_join(others)))
+        tokens = row.next_chunk(min(self._wanted_count(row), self._left_to_join(others)))
         carried = Carried(row, tokens)
         self._caches.reserve(row.id, tokens=row.offset + len(tokens) + carried.draws)
         return carried
 
-    def _wanted(self, row: Row) -> int:
+    def _wanted_count(self, row: Row) -> int:
         """Return how many tokens the row's next pass may have at most."""
         stop = self._prefix.next_stop(row.id)
         return row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
 
     def _advance(self, row: Row) -> bool:
         """Evaluate the row's next chunk; False where the step may do no more."""
-        wanted = self._wanted(row)
+        wanted = self._wanted_count(row)
         started_s = self._clock()
         tokens = self._pacer.chunk(wanted, started_s)
         if not tokens:
             return False
         prefill(self._model, self._caches, row, row.next_chunk(tokens))
-        self._prefix.advanced(row.id)
-        self._pacer.prefilled(tokens, self._clock() - started_s)
+        self._prefix.advance(row.id)
+        self._pacer.learn_prefill(tokens, self._clock() - started_s)
         return True
 
     def _rank(self, row: Row, *, now_s: float) -> tuple[float, ...]:
@@ -180,7 +180,7 @@ class Prefill:
         """Return how much of a row's prompt would be found if it began now."""
         known = self._known.get(row.id)
         if known is None:
-            known = self._known[row.id] = self._prefix.known(row.request.prompt)
+            known = self._known[row.id] = self._prefix.count_known(row.request.prompt)
         return known
 
     def _forget(self, waiting: Sequence[Row]) -> None:

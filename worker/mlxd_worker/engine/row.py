@@ -241,16 +241,16 @@ class Row:
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
-        told = () if logprobs is None else (logprobs,)
+        own_logprobs = () if logprobs is None else (logprobs,)
         piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
         if piece.stop is not None:
-            return self._finished(FinishReason.STOP_STRING, (token_id,), piece, logprobs=told)
-        reason = self._exhausted(advance)
+            return self._finish(FinishReason.STOP_STRING, (token_id,), piece, logprobs=own_logprobs)
+        reason = self._reason_to_end(advance)
         if reason is None:
-            return Tokens(offset, (token_id,), piece.text, told)
+            return Tokens(offset, (token_id,), piece.text, own_logprobs)
         tail = self.text.finish()
         whole = Piece(piece.text + tail.text, tail.stop)
-        return self._finished(reason, (token_id,), whole, logprobs=told)
+        return self._finish(reason, (token_id,), whole, logprobs=own_logprobs)
 
     def usage(self) -> Usage:
         """Return what the stream has cost so far."""
@@ -272,7 +272,7 @@ class Row:
             near_ties=self.near_ties,
         )
 
-    def embedded(self) -> Finished:
+    def finish_embedding(self) -> Finished:
         """Return the end of a row that embeds; all of its prompt is evaluated."""
         assert self.pool is not None, "a row that generates"
         vector = self.pool.vector(len(self.request.prompt))
@@ -331,7 +331,7 @@ class Row:
         most = self.request.max_tokens
         return left if most is None else min(left, most - self.generated)
 
-    def _exhausted(self, advance: Advance | None) -> FinishReason | None:
+    def _reason_to_end(self, advance: Advance | None) -> FinishReason | None:
         over = advance is not None and advance.over_after is not None
         if over and self.generated >= self.request.min_tokens:
             return FinishReason.EOS
@@ -343,9 +343,9 @@ class Row:
 
     def _end_before(self, reason: FinishReason, token_id: int) -> Finished:
         """End the stream at a token that is not part of it."""
-        return self._finished(reason, (), self.text.finish(), stop_token_id=token_id)
+        return self._finish(reason, (), self.text.finish(), stop_token_id=token_id)
 
-    def _finished(
+    def _finish(
         self,
         reason: FinishReason,
         ids: tuple[int, ...],

@@ -39,7 +39,7 @@ class Turns:
         """Whether the next turn is the oldest one's."""
         return self._overtaken >= OVERTAKES_MAX
 
-    def taken(self, *, by_oldest: bool) -> None:
+    def note_turn(self, *, by_oldest: bool) -> None:
         """Note a turn."""
         self._overtaken = 0 if by_oldest else self._overtaken + 1
 
@@ -101,7 +101,7 @@ class WaitingQueue:
         """Take the stream whose turn it is out; there must be one."""
         request = self.peek()
         assert request is not None, "nobody waits"
-        self._turns.taken(by_oldest=request is self.oldest)
+        self._turns.note_turn(by_oldest=request is self.oldest)
         self.remove(request.stream)
         return request
 

@@ -37,7 +37,7 @@ class Appointments:
         self._last_s = float("-inf")
         self._beyond = 0
 
-    def ended(self, now_s: float, *, rows_max: int, others_waited: bool) -> None:
+    def note_end(self, now_s: float, *, rows_max: int, others_waited: bool) -> None:
         """Note that a stream has ended; only ends while others waited show the rate."""
         if not others_waited:
             self._ends_s.clear()

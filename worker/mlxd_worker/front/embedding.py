@@ -63,7 +63,7 @@ async def embed(
     async def one(prompt: tuple[int, ...]) -> tuple[float, ...]:
         async with turns:
             vector = await _vector(worker, spec, loaded, prompt, deadline_s=deadline_s)
-        return _finished(vector, spec)
+        return _finish_vector(vector, spec)
 
     tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
     try:
@@ -78,7 +78,7 @@ async def embed(
 async def _prompt(worker: Worker, text: str, loaded: Loaded, *, field: str) -> tuple[int, ...]:
     """Return a text's ids, which the context holds."""
     check_length(len(text), loaded, field=field)
-    ids = await worker.tokens.encoded(loaded.tokenizer, text, field=field, kind="embed")
+    ids = await worker.tokens.encode(loaded.tokenizer, text, field=field, kind="embed")
     return check_ids(ids, loaded, field=field, what="text")
 
 
@@ -115,7 +115,7 @@ async def _vector(
     return event.embedding
 
 
-def _finished(vector: Sequence[float], spec: EmbedSpec) -> tuple[float, ...]:
+def _finish_vector(vector: Sequence[float], spec: EmbedSpec) -> tuple[float, ...]:
     """Return a vector as it was asked for: shortened, then scaled."""
     if spec.dimensions is not None:
         if spec.dimensions > len(vector):

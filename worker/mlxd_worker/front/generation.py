@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Finished, Sink, StreamId, Submit, Tokens
@@ -54,12 +54,12 @@ async def generate(
         MlxdError: whatever ended the stream.
     """
     accepted_s = time.monotonic()
-    await paced(check_vocabulary, spec, loaded.vocab_size)
+    await run_paced(check_vocabulary, spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
-        told = await prompt_of(worker, spec, loaded, request_id)
-        prompt = told.ids
-        await paced(_check_resumed, spec, loaded, prompt)
+        text = await prompt_of(worker, spec, loaded, request_id)
+        prompt = text.ids
+        await run_paced(_check_resumed, spec, loaded, prompt)
         constraint = await _constraint(worker, spec, loaded)
         reader = worker.engine.reader()
         by_steps = len(spec.resumed) <= worker.replay_steps_max
@@ -69,7 +69,7 @@ async def generate(
             priority=spec.priority,
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
-            shown=told.shown,
+            shown=text.shown,
             prompt=prompt if by_steps else prompt + spec.resumed,
             resumed=0 if by_steps else len(spec.resumed),
             forced=spec.resumed if by_steps else (),
@@ -81,7 +81,7 @@ async def generate(
                 event = await reader.next()
                 ended = isinstance(event, Finished)
                 part = Part(request_id, loaded.job.digest, event, seed)
-                yield part if told.answer is None else _told_apart(part, told.answer)
+                yield part if text.answer is None else _told_apart(part, text.answer)
                 seed = None
 
 
@@ -97,7 +97,7 @@ async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Con
     """Return what complete output must match, compiled; None where it may be anything."""
     if spec.response_format is None:
         return None
-    return await worker.formats.compiled(loaded.constraints, spec.response_format)
+    return await worker.formats.compile(loaded.constraints, spec.response_format)
 
 
 def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
 from mlxd_shared.domain.requests import GenerateSpec
-from mlxd_shared.wire.intake import paced
+from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.parsing.pieces import tools_of
@@ -49,12 +49,12 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
     match spec.prompt:
         case str(text):
             check_length(len(text), loaded, field="text")
-            ids = await worker.tokens.encoded(loaded.tokenizer, text, field="text", kind="generate")
-            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="text"))
+            ids = await worker.tokens.encode(loaded.tokenizer, text, field="text", kind="generate")
+            prompt = Prompt(await run_paced(_check_ids, ids, spec, loaded, field="text"))
         case Chat() as chat:
             prompt = await _chat_prompt(worker, spec, chat, loaded, request_id)
         case ids:
-            prompt = Prompt(await paced(_checked, ids, spec, loaded, field="tokens"))
+            prompt = Prompt(await run_paced(_check_ids, ids, spec, loaded, field="tokens"))
     return prompt
 
 
@@ -66,12 +66,12 @@ async def _chat_prompt(
         raise NoChatTemplate(loaded.job.name)
     chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
-    rendered = await worker.chats.rendered(wanted, chat, worker.tokens)
+    rendered = await worker.chats.render(wanted, chat, worker.tokens)
     ids = await _checked_chat(rendered.ids, spec, loaded)
     if not chat.parses:
         return Prompt(ids)
     continued = chat.messages[-1].content if chat.continues else None
-    tools = await paced(tools_of, chat.tools_json)
+    tools = await run_paced(tools_of, chat.tools_json)
     parser = _output(wanted, spec).parser(tools, prompt=rendered.tail, continued=continued)
     answer = Answer(parser, request_id)
     if spec.resumed:
@@ -97,13 +97,13 @@ def _read_again(
         ),
         spec.stop,
     )
-    told: list[str] = []
+    texts: list[str] = []
     for index, token_id in enumerate(spec.resumed):
         piece = text.push(token_id, may_end=index + 1 >= spec.min_tokens)
-        told.append(piece.text)
+        texts.append(piece.text)
         if piece.stop is not None:  # the engine refuses such a stream by name
             break
-    answer.read("".join(told), ends=False)
+    answer.read("".join(texts), ends=False)
 
 
 async def _checked_chat(
@@ -113,13 +113,13 @@ async def _checked_chat(
 
     A template may make them of a request that is small, and not put off itself.
     """
-    check = partial(_checked, prompt, spec, loaded, field="chat")
+    check = partial(_check_ids, prompt, spec, loaded, field="chat")
     if len(prompt) <= config.TOKENIZE_SHORT_IDS_MAX:
         return check()
     return await asyncio.to_thread(check)
 
 
-def _checked(
+def _check_ids(
     prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
 ) -> tuple[int, ...]:
     """Return a prompt's ids if the model can read them, and answer behind them."""

@@ -62,11 +62,13 @@ class Streams:
         finally:
             self._in_flight.remove(request_id)
             others_waited = len(self) >= rows_max
-            self._appointments.ended(self._clock(), rows_max=rows_max, others_waited=others_waited)
+            self._appointments.note_end(
+                self._clock(), rows_max=rows_max, others_waited=others_waited
+            )
             if not self._in_flight:
                 self.idle.set()
 
-    async def drained(self, grace_s: float) -> int:
+    async def drain(self, grace_s: float) -> int:
         """Wait until no stream is in flight, at most `grace_s`; return how many are left."""
         try:
             await asyncio.wait_for(self.idle.wait(), grace_s)

@@ -109,16 +109,16 @@ class Worker:
         """What is loaded, or being loaded, or failed to load; None while there is nothing."""
         return self._job
 
-    def check_incarnation(self, asked: str, *, required: bool = False) -> None:
+    def check_incarnation(self, incarnation: str, *, required: bool = False) -> None:
         """Refuse a request that was meant for another process.
 
         Raises:
-            WrongWorker: `asked` is another's, or empty where it must be given.
+            WrongWorker: `incarnation` is another's, or empty where it must be given.
         """
-        if asked != self.identity.incarnation and (asked or required):
-            raise WrongWorker(asked, self.identity.incarnation)
+        if incarnation != self.identity.incarnation and (incarnation or required):
+            raise WrongWorker(incarnation, self.identity.incarnation)
 
-    def check_model(self, asked: str) -> Loaded:
+    def check_model(self, model: str) -> Loaded:
         """Return the loaded model that a request asks for by name or digest, or without either.
 
         Raises:
@@ -126,16 +126,16 @@ class Worker:
             ModelLoading: it is not ready yet.
         """
         job = self._job
-        if job is None or asked not in {"", job.name, job.digest}:
-            raise ModelNotFound(asked, "" if job else "this worker has no model loaded")
+        if job is None or model not in {"", job.name, job.digest}:
+            raise ModelNotFound(model, "" if job else "this worker has no model loaded")
         if self.phase is WorkerState.LOADING:
             done = self.progress.bytes_read / max(self.progress.bytes_total, 1)
             raise ModelLoading(job.name, LOAD_RETRY_S, progress=done)
         if self.loaded is None:
-            raise ModelNotFound(asked, "this worker has no model loaded")
+            raise ModelNotFound(model, "this worker has no model loaded")
         return self.loaded
 
-    def admit(self, asked: str) -> Loaded:
+    def admit(self, model: str) -> Loaded:
         """Return the model for a new stream.
 
         Raises:
@@ -145,7 +145,7 @@ class Worker:
         """
         if self.stopping.is_set():
             raise ShuttingDown
-        loaded = self.check_model(asked)
+        loaded = self.check_model(model)
         if self.phase is not WorkerState.READY:
             raise ModelDraining(loaded.job.name)
         return loaded
@@ -279,7 +279,7 @@ class Worker:
     async def drain(self, grace_s: float) -> int:
         """Take no new stream; return how many still run when the last has ended or at the end."""
         await self._close()
-        return await self.streams.drained(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
+        return await self.streams.drain(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
 
     async def _close(self) -> None:
         if self.loaded is not None and self.phase is WorkerState.READY:

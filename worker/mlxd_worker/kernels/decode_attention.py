@@ -361,11 +361,11 @@ def tickets_of(part: int, count: int) -> mx.array:
 
 @cache
 def _kernel(scale: float) -> Kernel:
-    made = mx.fast.cuda_kernel(
+    kernel = mx.fast.cuda_kernel(
         name="decode_attention",
         input_names=["joined", "places", "periods", "keys", "values", "tickets"],
         output_names=["out", "parts"],
         source=_ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f"),
         header=WIDEN,
     )
-    return cast("Kernel", made)
+    return cast("Kernel", kernel)

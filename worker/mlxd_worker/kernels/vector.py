@@ -145,16 +145,16 @@ def tiling(outputs: int, inputs: int, *, normed: bool) -> Tiling:
 @cache
 def _kernel(*, normed: bool, added: bool, shared: bool, eps: float) -> Kernel:
     optional = {"norm": normed, "residual": added}
-    names = ["input", "matrix", *(name for name, given in optional.items() if given)]
-    absent = [name for name, given in optional.items() if not given]
+    names = ["input", "matrix", *(name for name, present in optional.items() if present)]
+    absent = [name for name, present in optional.items() if not present]
     source = "".join(f"const T* {name} = nullptr;\n" for name in absent)
     source += SHARED_ROWS if shared else WHOLE_ROWS
     source = source.replace("EPS_VALUE", f"{eps:.9e}f")
-    made = mx.fast.cuda_kernel(
+    kernel = mx.fast.cuda_kernel(
         name="row_times",
         input_names=names,
         output_names=["out"],
         source=source,
         header=WIDEN,
     )
-    return cast("Kernel", made)
+    return cast("Kernel", kernel)

@@ -70,7 +70,7 @@ class Pool:
         """
         stop = stop or Stop()
         stop.check()
-        child, is_new = self._taken()
+        child, is_new = self._take_child()
         if is_new and self._first is not None:
             self._begin(child, self._first, stop)
         answer = self._answer(child, question, limit_s=limit_s, stop=stop)
@@ -96,7 +96,7 @@ class Pool:
         try:
             timer.start()
             stop.watch(child)
-            answer = _asked(child, question)
+            answer = _ask_child(child, question)
             turn.finish()
             stop.forget()
             stop.check()
@@ -135,7 +135,7 @@ class Pool:
         for child in children:
             child.wait()  # one that is asked is seen off by whoever asks
 
-    def _taken(self) -> tuple[subprocess.Popen[bytes], bool]:
+    def _take_child(self) -> tuple[subprocess.Popen[bytes], bool]:
         """Return a child, and whether it has been asked nothing yet."""
         dead: list[subprocess.Popen[bytes]] = []
         try:
@@ -173,7 +173,7 @@ class Pool:
             self._children.discard(child)
 
 
-def _asked(child: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+def _ask_child(child: subprocess.Popen[bytes], question: bytes) -> bytes | None:
     """Return what a child answers; None where it has ended instead."""
     assert child.stdin is not None
     assert child.stdout is not None

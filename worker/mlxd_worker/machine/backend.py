@@ -70,13 +70,13 @@ class Backend:
 def installed_versions() -> dict[str, str]:
     """Return the versions of MLX and of its backends in this environment."""
     names = ["mlx", *(name for backends in _BACKENDS.values() for name in backends)]
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def choose_backend(versions: Mapping[str, str], *, platform: str) -> Installed:

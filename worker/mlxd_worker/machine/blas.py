@@ -79,7 +79,7 @@ def _preload(environ: Mapping[str, str]) -> BlasReport:
         return _reference(f"not done on {sys.platform}")
     try:
         if choice is BlasChoice.BUNDLED:
-            return _bundled(environ, threads, "as asked for")
+            return _load_bundled(environ, threads, "as asked for")
         if choice is BlasChoice.SYSTEM:
             return _system(threads, "as asked for")
     except BlasError as error:
@@ -95,7 +95,7 @@ def _auto(environ: Mapping[str, str], threads: int) -> BlasReport:
         return BlasReport("preloaded", "", origin, 0, f"{PROBE_SYMBOL} was there already")
     reasons: list[str] = []
     try:
-        return _bundled(environ, threads, "the bundled one comes first")
+        return _load_bundled(environ, threads, "the bundled one comes first")
     except BlasError as error:
         reasons.append(f"bundled: {error}")
     try:
@@ -105,7 +105,7 @@ def _auto(environ: Mapping[str, str], threads: int) -> BlasReport:
     return _reference("; ".join(reasons))
 
 
-def _bundled(environ: Mapping[str, str], threads: int, reason: str) -> BlasReport:
+def _load_bundled(environ: Mapping[str, str], threads: int, reason: str) -> BlasReport:
     """Load the bundled library from the first cache folder where that works."""
     wheel = find_wheel()
     failures: list[str] = []

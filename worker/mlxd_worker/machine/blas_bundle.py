@@ -125,7 +125,7 @@ def _build(wheel: Wheel, target: Path) -> None:
     patcher = find_patcher()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as scratch:
         names = Path(scratch) / "names"
-        made = Path(scratch) / target.name
+        built = Path(scratch) / target.name
         try:
             symbols = read_dynamic_symbols(wheel.path).defined
         except ElfError as error:
@@ -135,18 +135,18 @@ def _build(wheel: Wheel, target: Path) -> None:
             raise BlasError(f"{wheel.path.name} has no symbol that begins with {SYMBOL_PREFIX}")
         lines = (f"{name} {name.removeprefix(SYMBOL_PREFIX)}\n" for name in prefixed)
         names.write_text("".join(lines), encoding="ascii")
-        _patch(patcher, wheel.path, names, made)
-        with made.open("rb") as file:
+        _patch(patcher, wheel.path, names, built)
+        with built.open("rb") as file:
             os.fsync(file.fileno())
-        made.replace(target)
+        built.replace(target)
 
 
-def _patch(patcher: Path, library: Path, names: Path, made: Path) -> None:
+def _patch(patcher: Path, library: Path, names: Path, output: Path) -> None:
     command = [
         str(patcher),
         *("--rename-dynamic-symbols", str(names)),
-        *("--set-soname", made.name),
-        *("--output", str(made)),
+        *("--set-soname", output.name),
+        *("--output", str(output)),
         str(library),
     ]
     try:

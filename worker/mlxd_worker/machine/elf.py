@@ -35,7 +35,7 @@ def read_dynamic_symbols(path: Path) -> DynamicSymbols:
         ElfError: it is no ELF library, has no dynamic symbols, or is cut short.
         OSError: it cannot be read.
     """
-    with _opened(path) as library:
+    with _open_elf(path) as library:
         table = library.get_section_by_name(_DYNAMIC_SYMBOLS)
         if table is None:
             raise ElfError(f"{path.name}: no dynamic symbols")
@@ -54,7 +54,7 @@ def is_whole(path: Path) -> bool:
     """
     size = path.stat().st_size
     try:
-        with _opened(path) as library:
+        with _open_elf(path) as library:
             segments = list(library.iter_segments())
     except ElfError:
         return False
@@ -62,7 +62,7 @@ def is_whole(path: Path) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_elf(path: Path) -> Iterator[Any]:
     """Yield pyelftools' ELFFile; whatever it finds wrong with the file is an ElfError."""
     try:
         reader = importlib.import_module("elftools.elf.elffile")

@@ -63,11 +63,11 @@ def side_by_side(
     parts = parts_of(count, lanes=min(len(streams), values // LANE_VALUES_MIN))
     if len(parts) == 1:
         return work(parts[0])
-    made = []
+    results = []
     for part, stream in zip(parts, streams, strict=False):
         with mx.stream(stream):
-            made.append(work(part))
-    return mx.concatenate(made, axis=axis)
+            results.append(work(part))
+    return mx.concatenate(results, axis=axis)
 
 
 def parts_of(count: int, *, lanes: int) -> list[slice]:

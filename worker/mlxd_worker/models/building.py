@@ -35,7 +35,7 @@ class Weights(Protocol):
         """Return all tensors as they are stored, lazy: for one who makes others of them."""
         ...
 
-    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+    def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
         """Evaluate what was made of them, one by one.
 
         Raises:

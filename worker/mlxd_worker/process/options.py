@@ -45,38 +45,38 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     Raises:
         InvalidRequest: a load option is out of range.
     """
-    given = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     spec = LoadSpec(
-        context_length=given.context_length,
-        rows_max=given.rows_max,
-        weights=Weights(given.weights),
-        kv_format=KVFormat(given.kv_format) if given.kv_format else None,
-        prefix_cache_nbytes=given.prefix_cache,
+        context_length=args.context_length,
+        rows_max=args.rows_max,
+        weights=Weights(args.weights),
+        kv_format=KVFormat(args.kv_format) if args.kv_format else None,
+        prefix_cache_nbytes=args.prefix_cache,
     )
     violations = load_violations(spec, prefix="options")
     if violations:
         raise InvalidRequest(tuple(violations))
-    model: Path | None = given.model
+    model: Path | None = args.model
     return Options(
-        listen=given.listen,
-        allow_remote=given.allow_remote,
+        listen=args.listen,
+        allow_remote=args.allow_remote,
         security=ListenerFiles(
-            given.tls_cert, given.tls_key, given.tls_client_ca, given.token_file, given.open_health
+            args.tls_cert, args.tls_key, args.tls_client_ca, args.token_file, args.open_health
         ),
-        incarnation=given.incarnation or uuid.uuid4().hex,
-        device=given.device,
-        ready_fd=given.ready_fd,
-        life_fd=given.life_fd,
-        orphan_grace_s=given.orphan_grace,
-        stop_grace_s=given.stop_grace,
+        incarnation=args.incarnation or uuid.uuid4().hex,
+        device=args.device,
+        ready_fd=args.ready_fd,
+        life_fd=args.life_fd,
+        orphan_grace_s=args.orphan_grace,
+        stop_grace_s=args.stop_grace,
         model=model,
-        name=given.name or (model.resolve().name if model else ""),
+        name=args.name or (model.resolve().name if model else ""),
         spec=spec,
-        threads=given.threads,
-        waiting_max=given.waiting_max,
-        replay_steps=given.replay_steps,
-        log_level=given.log_level,
-        log_format=given.log_format,
+        threads=args.threads,
+        waiting_max=args.waiting_max,
+        replay_steps=args.replay_steps,
+        log_level=args.log_level,
+        log_format=args.log_format,
     )
 
 

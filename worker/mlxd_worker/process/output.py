@@ -24,10 +24,10 @@ def new_output(path: str) -> Iterator[None]:
     if not path:
         yield
         return
-    fd = _opened(path)
+    fd = _open(path)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(fd)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
             raise InvalidRequest.of("output_path", f"{path} is no named pipe of this user")
         yield
         os.set_blocking(fd, True)  # as a pipe that is inherited: what is written is not lost
@@ -37,7 +37,7 @@ def new_output(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _opened(path: str) -> int:
+def _open(path: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte

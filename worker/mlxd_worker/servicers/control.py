@@ -79,8 +79,8 @@ class ControlServicer:
         self._worker.adopt(controller, output_path=request.output_path)
         return worker_pb2.AdoptResponse()
 
-    def _check(self, asked: str) -> None:
-        self._worker.check_incarnation(asked, required=True)
+    def _check(self, incarnation: str) -> None:
+        self._worker.check_incarnation(incarnation, required=True)
 
 
 def job_from_pb(request: worker_pb2.LoadRequest) -> LoadJob:

@@ -28,7 +28,7 @@ from mlxd_shared.wire.convert import (
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_chat import call_to_pb
 from mlxd_shared.wire.convert_embed import embed_from_pb
-from mlxd_shared.wire.intake import is_checked, paced
+from mlxd_shared.wire.intake import is_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
@@ -56,7 +56,7 @@ class InferenceServicer:
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Stream one completion."""
         with self._metrics.request(self._worker.model_name) as record:
-            spec = await paced(generate_from_pb, request, is_checked=is_checked())
+            spec = await run_paced(generate_from_pb, request, is_checked=is_checked())
             self._worker.check_incarnation(spec.worker_incarnation)
             loaded = self._worker.admit(spec.model)
             left_s = context.time_remaining()
@@ -71,10 +71,10 @@ class InferenceServicer:
         """Return the ids of a text, as a message's bytes: there may be millions."""
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
-        text = await paced(text_of, request)
+        text = await run_paced(text_of, request)
         check_length(len(text), loaded, field="text")
         add_special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        ids = await self._worker.tokens.encoded(
+        ids = await self._worker.tokens.encode(
             loaded.tokenizer,
             text,
             field="text",
@@ -92,9 +92,9 @@ class InferenceServicer:
         self._worker.check_incarnation(request.worker_incarnation)
         loaded = self._worker.check_model(request.model)
         check_ids(request)
-        ids = await paced(ids_of, request.token_ids, vocab_size=loaded.vocab_size)
+        ids = await run_paced(ids_of, request.token_ids, vocab_size=loaded.vocab_size)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        text = await self._worker.tokens.decoded(
+        text = await self._worker.tokens.decode(
             loaded.tokenizer, ids, skip_special=skip, field="token_ids", kind="detokenize"
         )
         if len(text) <= config.INLINE_REQUEST_BYTES_MAX:
@@ -105,7 +105,7 @@ class InferenceServicer:
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
         """Return the vectors of texts."""
-        spec = await paced(embed_from_pb, request, is_checked=is_checked())
+        spec = await run_paced(embed_from_pb, request, is_checked=is_checked())
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
         done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
@@ -135,15 +135,15 @@ def ids_to_bytes(ids: array[int], *, digest: str) -> bytes:
     return b"".join(parts)
 
 
-def ids_of(given: Sequence[int], *, vocab_size: int) -> array[int]:
+def ids_of(numbers: Sequence[int], *, vocab_size: int) -> array[int]:
     """Return the ids of a request, read a part at a time.
 
     Raises:
         InvalidRequest: one that the model does not have.
     """
     ids = array(IDS)
-    for begin in range(0, len(given), IDS_AT_ONCE):
-        ids.extend(given[begin : begin + IDS_AT_ONCE])
+    for begin in range(0, len(numbers), IDS_AT_ONCE):
+        ids.extend(numbers[begin : begin + IDS_AT_ONCE])
         highest = max(ids[begin:])
         if highest >= vocab_size:
             limit = f"{highest} is not a token id; the vocabulary has {vocab_size} tokens"

@@ -77,7 +77,7 @@ class ControlTokens:
         """Return the ids, with their spellings, of those that are control tokens."""
         return {self._ids[text]: text for text in spellings if text in self._ids}
 
-    def marked(self, text: str, nonce: str, *, allowed: Collection[str] = ()) -> str:
+    def mark(self, text: str, nonce: str, *, allowed: Collection[str] = ()) -> str:
         """Return a person's text with `nonce` where it would be read as a control token.
 
         allowed: control tokens that it may hold.
@@ -125,21 +125,21 @@ class ControlTokens:
         text, where that puts blanks before words.
         """
         (encoding,) = self._twin.encode_batch(["".join(pieces)], add_special_tokens=False)
-        found = {
+        places = {
             begin: end
             for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
             if token_id in self._back
         }
-        begins = sorted(found)
+        begins = sorted(places)
         spelled = {private: text for text, private in self._private.items()}
-        told: list[str] = []
+        output: list[str] = []
         place = 0
         for index, piece in enumerate(pieces):
             before = bisect.bisect_right(begins, place)
-            known = index % 2 == 0 or (before > 0 and place < found[begins[before - 1]])
-            told.append(piece if known else spelled[piece])
+            known = index % 2 == 0 or (before > 0 and place < places[begins[before - 1]])
+            output.append(piece if known else spelled[piece])
             place += len(piece)
-        return told
+        return output
 
     def _edges(self, text: str) -> set[int]:
         """Return the ends of a text that are parts of a control token, blanks around them aside."""

@@ -77,7 +77,7 @@ def read_embed_defaults(source: Source) -> EmbedDefaults:
     check_modules(files)
     try:
         modules = read_modules(files)
-        kinds = None if modules is None else [_served(module) for module in modules]
+        kinds = None if modules is None else [_check_served(module) for module in modules]
         normalize = kinds is None or "Normalize" in kinds
         pools = kinds is None or POOLING in kinds
         if not pools or files.path_of(POOLING_FILE) is None:
@@ -87,7 +87,7 @@ def read_embed_defaults(source: Source) -> EmbedDefaults:
         return EmbedDefaults(problem=error)
 
 
-def _served(module: Module) -> str:
+def _check_served(module: Module) -> str:
     """Return a module's kind, if it is served from where it is."""
     if module.kind not in _SERVED:
         problem = f"a module {module.kind} ({module.path}) is not served"
@@ -101,20 +101,20 @@ def _served(module: Module) -> str:
 def _pooling(settings: Mapping[str, Any]) -> Pooling:
     named = settings.get(_MODE)
     if named is not None:
-        found = [named]
+        modes = [named]
     else:
-        found = [
+        modes = [
             key
             for key, value in settings.items()
             if key.startswith(f"{_MODE}_") and value is not False
         ]
-        if not found and _MEAN_FLAG not in settings:
-            found = [_MEAN_FLAG]
-    if len(found) != 1:
-        problem = "several at once are not served" if found else "none is chosen"
+        if not modes and _MEAN_FLAG not in settings:
+            modes = [_MEAN_FLAG]
+    if len(modes) != 1:
+        problem = "several at once are not served" if modes else "none is chosen"
         raise InvalidModel(problem, POOLING_FILE, _MODE)
-    pooling = _MODES.get(found[0]) if isinstance(found[0], str) else None
+    pooling = _MODES.get(modes[0]) if isinstance(modes[0], str) else None
     if pooling is None:
-        problem = f"{found[0]!r} is not served for a model that reads from left to right"
+        problem = f"{modes[0]!r} is not served for a model that reads from left to right"
         raise InvalidModel(problem, POOLING_FILE, _MODE)
     return pooling

@@ -110,14 +110,14 @@ def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; of what is read here, what stands there twice has no meaning."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
-        for name in _READ & found.keys():
+        for name in _READ & members.keys():
             if names.count(name) > 1:
                 message = f"{name!r} stands twice in one object"
                 raise ValueError(message)
-    return found
+    return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,21 +230,21 @@ def _growth(step: Mapping[str, Any], part: str, file: str) -> int:
     kind = str(step.get("type"))
     match kind:
         case "Replace":
-            found = _growth_of_replacing(step, part, file)
+            growth = _growth_of_replacing(step, part, file)
         case "Prepend":
-            found = 1 + _nbytes(step.get("prepend"))
+            growth = 1 + _nbytes(step.get("prepend"))
         case "Precompiled":
-            found = _longest_of(step.get("precompiled_charsmap"), part, file)
+            growth = _longest_of(step.get("precompiled_charsmap"), part, file)
         case "Metaspace":
-            found = 1 + _nbytes(step.get("replacement"))
+            growth = 1 + _nbytes(step.get("replacement"))
         case "CTC":
-            found = max(_nbytes(value) for value in step.values())
+            growth = max(_nbytes(value) for value in step.values())
         case "TemplateProcessing":
             _check_template(step.get("single"), part, file)
-            found = 1
+            growth = 1
         case _:
-            found = 1
-    return max(found, _GROWTH.get(kind, 1))
+            growth = 1
+    return max(growth, _GROWTH.get(kind, 1))
 
 
 def _growth_of_replacing(step: Mapping[str, Any], part: str, file: str) -> int:
@@ -279,8 +279,8 @@ def _longest_of(charsmap: object, part: str, file: str) -> int:
 
 
 def _pattern(step: Mapping[str, Any], kind: str) -> str | None:
-    found = step.get("pattern")
-    value = found.get(kind) if isinstance(found, dict) else None
+    pattern = step.get("pattern")
+    value = pattern.get(kind) if isinstance(pattern, dict) else None
     return value if isinstance(value, str) else None
 
 

@@ -238,9 +238,9 @@ class Tokenizer:
 
     def _begin_text(self, plain: list[int], processed: list[int]) -> list[int]:
         """Return `processed` with the BOS that the model's files ask for, never a second one."""
-        own, given = self._bos_count(plain), self._bos_count(processed)
-        wanted = own or (given > 0 if self._add_bos is None else self._add_bos)
-        return [self.bos_id or 0] * int(wanted) + processed[given:]
+        own, added = self._bos_count(plain), self._bos_count(processed)
+        wanted = own or (added > 0 if self._add_bos is None else self._add_bos)
+        return [self.bos_id or 0] * int(wanted) + processed[added:]
 
     def _bos_count(self, ids: list[int]) -> int:
         return next((i for i, token_id in enumerate(ids) if token_id != self.bos_id), len(ids))
@@ -287,7 +287,13 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_anchor", "_context", "_given", "_given_count", "_pending", "_raw", "_skip_special",
+        "_anchor",
+        "_context",
+        "_given_count",
+        "_pending",
+        "_raw",
+        "_released",
+        "_skip_special",
         "_stream",
     )  # fmt: skip
 
@@ -301,7 +307,7 @@ class Detokenizer:
         self._pending: list[int] = []
         # A token may end one character and begin the next: what of the pending ids' text is given
         # out already, and how many of them there were then.
-        self._given = ""
+        self._released = ""
         self._given_count = 0
         if anchored:
             self._restart([])
@@ -343,18 +349,18 @@ class Detokenizer:
             return self._release(len(self._pending))
         if text is None:
             return None
-        context, given = self._pending, self._given
+        context, start = self._pending, self._released
         self._clear(context)
-        return text.removeprefix(given)
+        return text.removeprefix(start)
 
     def _whole_characters(self) -> str:
         """Return what the pending ids add before the character that is unfinished at their end."""
         text = self._text_behind(self._context, self._pending)
         sure = "" if text is None else text.rstrip(_REPLACEMENT)
-        new = sure.removeprefix(self._given)
-        if not new or not sure.startswith(self._given):
+        new = sure.removeprefix(self._released)
+        if not new or not sure.startswith(self._released):
             return ""
-        self._given, self._given_count = sure, len(self._pending)
+        self._released, self._given_count = sure, len(self._pending)
         if len(self._pending) > HELD_TOKENS_MAX:  # character after character, and never level
             self._restart(self._pending[-_TAIL_TOKENS:])
         return new
@@ -365,9 +371,9 @@ class Detokenizer:
         text = self._text_behind(self._context, head)
         if text is None:
             text = self._text_behind(self._anchor, head)
-        given = self._given
+        start = self._released
         more = self._restart(tail)
-        return (text or "").removeprefix(given) + more
+        return (text or "").removeprefix(start) + more
 
     def _restart(self, ids: list[int]) -> str:
         """Forget what came before `ids`; return the characters that they complete."""
@@ -377,7 +383,7 @@ class Detokenizer:
 
     def _clear(self, context: list[int]) -> None:
         """Have no ids pending behind `context`, whose text is given out."""
-        self._context, self._pending, self._given, self._given_count = context, [], "", 0
+        self._context, self._pending, self._released, self._given_count = context, [], "", 0
 
     def _text_behind(self, context: list[int], ids: list[int]) -> str | None:
         """Return what `ids` add to the text of `context`, or None where they change it."""

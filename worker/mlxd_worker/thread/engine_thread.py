@@ -104,7 +104,7 @@ class EngineThread:
         self._gate = threading.Lock()
         self._ended = False
         self._figures = Figures(at_s=time.monotonic())
-        self._asked: asyncio.Future[None] | None = None
+        self._asking: asyncio.Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="engine")
 
     def start(self) -> None:
@@ -181,9 +181,9 @@ class EngineThread:
 
     async def figures(self) -> Figures:
         """Return the newest figures that can be had within STATUS_WAIT_S."""
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.ensure_future(self._ask())
-        await asyncio.wait([self._asked], timeout=config.STATUS_WAIT_S)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._ask())
+        await asyncio.wait([self._asking], timeout=config.STATUS_WAIT_S)
         return self._figures
 
     async def _ask(self) -> None:

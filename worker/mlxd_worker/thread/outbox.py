@@ -107,7 +107,7 @@ class StreamReader:
             following = self._queue[0]
             if isinstance(following, Failed):
                 break
-            event = _joined(event, following)
+            event = _join(event, following)
             self._queue.popleft()
         if not self._queue:
             self._arrived.clear()
@@ -116,7 +116,7 @@ class StreamReader:
         return event
 
 
-def _joined(first: Tokens, second: Tokens | Finished) -> Tokens | Finished:
+def _join(first: Tokens, second: Tokens | Finished) -> Tokens | Finished:
     assert first.offset + len(first.ids) == second.offset, "a gap in a stream"
     return replace(
         second,

@@ -116,10 +116,10 @@ def _token_id(raw: RawTokenizer, item: object, file: str, field: str) -> int:
     if isinstance(item, dict):
         item = item.get("content")
     if isinstance(item, str):
-        found: int | None = raw.token_to_id(item)
-        if found is None:
+        token_id: int | None = raw.token_to_id(item)
+        if token_id is None:
             raise InvalidModel(f"{item!r} is not in {TOKENIZER_FILE}", file, field)
-        return found
+        return token_id
     if isinstance(item, bool) or not isinstance(item, int) or item < 0:
         raise InvalidModel(f"{item!r} is neither a token nor an id", file, field)
     return item

@@ -74,7 +74,7 @@ class TokenRoom:
         """The models of those that read no more texts."""
         self._is_closed = False
 
-    async def encoded(
+    async def encode(
         self,
         tokenizer: Tokenizer,
         text: str,
@@ -95,12 +95,12 @@ class TokenRoom:
             ModelUnloaded, ShuttingDown: the tokenizer is forgotten, or is before it comes to its
                 end; or the room is closed.
         """
-        nbytes = await self._checked(text, field)
+        nbytes = await self._count_bytes(text, field)
         how: dict[str, Any] = {"begin_text": begin_text, "parse_special": parse_special}
         if not _is_for_here(tokenizer, text, nbytes):
             how |= {"kind": "text"}
-            asked = self._asked(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
-            return await self._unless_forgotten(tokenizer, asked)
+            answer = self._ask_child(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
+            return await self._unless_forgotten(tokenizer, answer)
 
         def encode() -> array[int]:
             return array(IDS, tokenizer.encode(text, **how))
@@ -117,24 +117,26 @@ class TokenRoom:
         steering: what the control tokens are made of (`Tokenizer.control_tokens`).
 
         Raises:
-            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encoded`.
+            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encode`.
         """
-        nbytes = await self._checked(text, "chat")
+        nbytes = await self._count_bytes(text, "chat")
         if not _is_for_here(tokenizer, text, nbytes):
             how = {"kind": "chat", "nonce": nonce, "steering": steering}
-            asked = self._asked(tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat")
-            return await self._unless_forgotten(tokenizer, asked)
+            answer = self._ask_child(
+                tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat"
+            )
+            return await self._unless_forgotten(tokenizer, answer)
         long = not _is_short(text)
         done = self._done_here(lambda: array(IDS, encode()), "chat", nbytes, long=long)
         return await self._unless_forgotten(tokenizer, done)
 
-    async def decoded(
+    async def decode(
         self, tokenizer: Tokenizer, ids: array[int], *, skip_special: bool, field: str, kind: str
     ) -> str:
         """Return the text of ids; see `Tokenizer.decode`.
 
         Raises:
-            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encoded`.
+            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encode`.
         """
         nbytes = ids.itemsize * len(ids)
         if is_short(tokenizer, ids):
@@ -152,8 +154,8 @@ class TokenRoom:
         def read(answer: memoryview) -> str:
             return str(answer, "utf-8")
 
-        asked = self._asked(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
-        return await self._unless_forgotten(tokenizer, asked)
+        answering = self._ask_child(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
+        return await self._unless_forgotten(tokenizer, answering)
 
     async def forget(self, tokenizer: Tokenizer, model: str) -> None:
         """Read no more texts with a tokenizer: its model is being unloaded.
@@ -236,7 +238,7 @@ class TokenRoom:
     def _on_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _checked(self, text: str, field: str) -> int:
+    async def _count_bytes(self, text: str, field: str) -> int:
         """Return a text's bytes in UTF-8."""
         if len(text) > config.PROMPT_CHARS_MAX:
             raise InvalidRequest.of(field, f"at most {config.PROMPT_CHARS_MAX} characters")
@@ -279,7 +281,7 @@ class TokenRoom:
 
         return await self._to_its_end(work_and_trim, over)
 
-    async def _asked(
+    async def _ask_child(
         self,
         tokenizer: Tokenizer,
         how: dict[str, Any],

@@ -12,7 +12,7 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.commands.generate import ModelName
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, piped, usage_error
+from mlxd_controller.cli.outcome import ExitCode, read_piped, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_shared.config import EMBED_TEXTS_MAX
 from mlxd_shared.domain.requests import Pooling
@@ -67,7 +67,7 @@ def embed(
 def _lines() -> list[str]:
     if sys.stdin.isatty():
         usage_error("no text: give it as an argument, or pipe in lines")
-    lines = piped().split("\n")
+    lines = read_piped().split("\n")
     if not lines[-1]:  # behind the last newline
         lines.pop()
     if not lines:

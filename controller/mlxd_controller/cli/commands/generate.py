@@ -15,7 +15,7 @@ from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, complain, piped, usage_error
+from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_shared.domain.requests import FinishReason
 from mlxd_shared.ops.terminal import without_steering
@@ -101,7 +101,7 @@ def generate(
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
     """Stream a completion. --json prints one object per message."""
-    values, chosen, text = sampling.values(), form.chosen(), _prompt(prompt)
+    values, chosen, text = sampling.values(), form.choose(), _prompt(prompt)
 
     def begin(client: Client) -> Stream[Delta | Finished]:
         return client.generate(
@@ -131,7 +131,7 @@ def _prompt(argument: str | None) -> str:
         return argument
     if sys.stdin.isatty():
         usage_error("no prompt: give it as an argument, or pipe it in")
-    return piped().removesuffix("\n")
+    return read_piped().removesuffix("\n")
 
 
 async def _generate(

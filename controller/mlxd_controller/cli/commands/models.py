@@ -32,9 +32,9 @@ Force = Annotated[bool, typer.Option("--force", help="End streams in progress at
 async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that the server knows."""
     async with where.client() as client:
-        found = await client.models()
+        models_known = await client.models()
     if as_json:
-        show.json_line(found)
+        show.json_line(models_known)
         return ExitCode.OK
     show.table(
         ("name", "digest", "architecture", "stored", "context", "state", "store", "path"),
@@ -49,11 +49,11 @@ async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
                 model.store,
                 model.path,
             )
-            for model in found
+            for model in models_known
         ],
         right=("stored", "context"),
     )
-    _explain_failures(found)
+    _explain_failures(models_known)
     return ExitCode.OK
 
 
@@ -62,9 +62,9 @@ async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that are loaded, loading or unloading."""
     async with where.client() as client:
         known = await client.models()
-    found = [model for model in known if model.state is not ModelState.UNLOADED]
+    loaded = [model for model in known if model.state is not ModelState.UNLOADED]
     if as_json:
-        show.json_line(found)
+        show.json_line(loaded)
         return ExitCode.OK
     now = dt.datetime.now(dt.UTC)
     show.table(
@@ -81,16 +81,16 @@ async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
                 show.until(model, now),
                 show.state(model),
             )
-            for model in found
+            for model in loaded
         ],
         right=("size", "context", "streams", "priority"),
     )
-    _explain_failures(found)
+    _explain_failures(loaded)
     return ExitCode.OK
 
 
-def _explain_failures(found: Sequence[Model]) -> None:
-    for model in found:
+def _explain_failures(models: Sequence[Model]) -> None:
+    for model in models:
         if model.state is ModelState.FAILED:
             complain(f"{model.name}: {model.error}")
 

@@ -43,5 +43,5 @@ def protos(*, out: Out) -> None:
 def sources() -> list[Traversable]:
     """Return the .proto files of this installation, sorted by name."""
     folder = resources.files("mlxd_shared") / "protos" / PACKAGE.as_posix()
-    found = (file for file in folder.iterdir() if file.name.endswith(".proto"))
-    return sorted(found, key=lambda file: file.name)
+    files = (file for file in folder.iterdir() if file.name.endswith(".proto"))
+    return sorted(files, key=lambda file: file.name)

@@ -48,11 +48,11 @@ def pull(
     """Download a model from the hub (HF_ENDPOINT). An interrupted pull resumes where it stopped."""
     # Imported here: other commands need nothing of it.
     from mlxd_controller.pulling.failure import PullFailed, Reason  # noqa: PLC0415
-    from mlxd_controller.pulling.hub import Wanted, told  # noqa: PLC0415
+    from mlxd_controller.pulling.hub import Wanted, to_json_line  # noqa: PLC0415
     from mlxd_controller.pulling.hub import pull as pull_now  # noqa: PLC0415
     from mlxd_controller.pulling.hub_api import Hub  # noqa: PLC0415
 
-    repository, revision = _named(model)
+    repository, revision = _parse_reference(model)
     cache = hub_cache or hub_cache_of(os.environ)
     if cache is None:
         usage_error("no cache to pull into: set one with --hub-cache")
@@ -69,13 +69,13 @@ def pull(
     except KeyboardInterrupt:
         _leave("interrupted; the next pull resumes here", ExitCode.INTERRUPTED)
     if as_json:
-        typer.echo(told(pulled))
+        typer.echo(to_json_line(pulled))
         return
     size = format_bytes(pulled.nbytes)
     typer.echo(f"{model} is {pulled.commit[:12]}: {pulled.files} files, {size}, in {pulled.path}")
 
 
-def _named(text: str) -> tuple[str, str]:
+def _parse_reference(text: str) -> tuple[str, str]:
     repository, at, revision = text.partition("@")
     revision = revision if at else MAIN
     bad = "--" in repository or ".." in text or "//" in revision

@@ -26,7 +26,7 @@ from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
     model_argument,
-    piped,
+    read_piped,
     report,
     usage_error,
 )
@@ -120,26 +120,26 @@ def _one_message(argument: str | None) -> str | None:
     """Return the one message to answer; None for a chat."""
     if sys.stdin.isatty():
         return argument
-    behind = piped().removesuffix("\n")
+    behind = read_piped().removesuffix("\n")
     text = "\n\n".join(part for part in (argument, behind) if part)
     if not text:
         usage_error("no prompt: give it as an argument, pipe it in, or run this on a terminal")
     return text
 
 
-def _variables(given: list[str]) -> str:
+def _variables(items: list[str]) -> str:
     """Return the template's variables as JSON; a value that cannot be sent as such is a text."""
-    found: dict[str, object] = {}
-    for item in given:
+    variables: dict[str, object] = {}
+    for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
             usage_error(f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false")
         try:
-            found[name] = json.loads(value)
-            json_object(json.dumps({name: found[name]}))
+            variables[name] = json.loads(value)
+            json_object(json.dumps({name: variables[name]}))
         except (ValueError, RecursionError):
-            found[name] = value
-    return json.dumps(found) if found else ""
+            variables[name] = value
+    return json.dumps(variables) if variables else ""
 
 
 async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
@@ -242,15 +242,15 @@ async def _load(client: Client, talk: Talk) -> None:
 async def _answer(client: Client, talk: Talk, text: str) -> Finished:
     """Answer a message, and keep it and what was answered, however the answer ends."""
     try:
-        return await _streamed(client, talk, text)
+        return await _stream_answer(client, talk, text)
     except NoChatTemplate:
         talk.chats = False
         note = f"{talk.model} has no chat template: it continues your text without history"
         complain(note)
-        return await _streamed(client, talk, text)
+        return await _stream_answer(client, talk, text)
 
 
-async def _streamed(client: Client, talk: Talk, text: str) -> Finished:
+async def _stream_answer(client: Client, talk: Talk, text: str) -> Finished:
     parts: list[AnswerPart] = []
     finished: Finished | None = None
     writer = AnswerWriter()

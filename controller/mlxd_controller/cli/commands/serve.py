@@ -221,7 +221,7 @@ def serve(
         log_format=serving.log_format.value,
     )
     settings = _with_kept_free(settings, reserve=serving.reserve, gpu_overhead=serving.gpu_overhead)
-    _run(_checked(settings))
+    _run(_check_settings(settings))
 
 
 def _with_kept_free(
@@ -239,7 +239,7 @@ def _with_kept_free(
     )
 
 
-def _checked(settings: ServeSettings) -> ServeSettings:
+def _check_settings(settings: ServeSettings) -> ServeSettings:
     """Return the settings; refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
         usage_error("--metrics-vllm-aliases needs --metrics")

@@ -82,11 +82,11 @@ def plans_of(
     known: what was measured of the model before.
     """
     planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
-    found = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
-    if not found:
+    fitting = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
+    if not fitting:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
-    useful = [plan for plan in found if is_useful(plan, facts, spec)]
-    return tuple(useful or found)
+    useful = [plan for plan in fitting if is_useful(plan, facts, spec)]
+    return tuple(useful or fitting)
 
 
 def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:

@@ -21,7 +21,7 @@ from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.phases import Loading, Queued, StopReason
 from mlxd_controller.core.placement.holding import hold_for
 from mlxd_controller.core.placement.homes import Home, Line, homes_of
-from mlxd_controller.core.placement.queueing import backs_off, look_again_s, stuck, unstuck
+from mlxd_controller.core.placement.queueing import backs_off, look_again_s, unstuck, wait_or_refuse
 from mlxd_controller.core.placement.room import busy_device
 from mlxd_controller.core.placement.victims import candidates, cheapest
 from mlxd_controller.core.state import Model
@@ -58,7 +58,7 @@ def _place(turn: Turn, model: Model, line: Line) -> Home | None:
     homes = homes_of(turn.state, queued, line)
     fitting = [home for home in homes if home.fits]
     if fitting and fitting[0].device.name in turn.state.pressed:
-        return fitting[0] if stuck(turn, model, queued, line.position) else None
+        return fitting[0] if wait_or_refuse(turn, model, queued, line.position) else None
     for home in fitting:
         if not busy_device(turn.state, home.device):
             _start(turn, model, queued, home.plan.within(home.free_bytes))
@@ -77,7 +77,7 @@ def _make_room(
     shorts = [home.coming for home in homes]
     chosen = cheapest(turn.state, candidates(turn.state, turn.now_s), shorts)
     if chosen is None:
-        if not stuck(turn, model, queued, line.position):
+        if not wait_or_refuse(turn, model, queued, line.position):
             return None
         return _home_on(homes, hold_for(turn, shorts))
     unstuck(turn, model, queued)

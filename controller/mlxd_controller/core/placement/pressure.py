@@ -46,7 +46,7 @@ def above_hard_mark(state: State, device: Device) -> bool:
 def note_memory(turn: Turn) -> None:
     """Note whether the measurement that has just come passes a mark."""
     state = turn.state
-    pressed = frozenset(device.name for device in state.devices if _pressed(state, device))
+    pressed = frozenset(device.name for device in state.devices if _is_pressed(state, device))
     if pressed == state.pressed:
         return
     turn.state = replace(state, pressed=pressed)
@@ -55,7 +55,7 @@ def note_memory(turn: Turn) -> None:
             _ask_again(turn, device)
 
 
-def _pressed(state: State, device: Device) -> bool:
+def _is_pressed(state: State, device: Device) -> bool:
     was = device.name in state.pressed
     return state.excess_on(device) > 0 if was else above_hard_mark(state, device)
 

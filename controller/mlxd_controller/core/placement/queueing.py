@@ -69,7 +69,7 @@ def backs_off(turn: Turn, model: Model, queued: Queued) -> bool:
     return waiting
 
 
-def stuck(turn: Turn, model: Model, queued: Queued, position: int) -> bool:
+def wait_or_refuse(turn: Turn, model: Model, queued: Queued, position: int) -> bool:
     """Have a model wait for those in use; refuse who has waited too long.
 
     Return whether it stays, and has been overtaken for long enough to have a claim.

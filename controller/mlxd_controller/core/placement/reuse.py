@@ -27,7 +27,7 @@ class Usage:
         """Return the count as it has decayed until `now_s`, which is not before `at_s`."""
         return float(self.uses * 0.5 ** ((now_s - self.at_s) / config.USES_HALF_LIFE_S))
 
-    def used(self, now_s: float) -> Usage:
+    def add_use(self, now_s: float) -> Usage:
         """Return the usage with one more use at `now_s`."""
         return Usage(self.at(now_s) + 1.0, now_s)
 

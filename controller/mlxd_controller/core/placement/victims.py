@@ -46,7 +46,7 @@ def choose(state: State, offered: list[Model], short: Short) -> tuple[evict.Vict
     if len(offered) < short.slots or state.reserved_on(short.device, offered) < short.nbytes:
         return None  # the usual case while models are in use: what they cost need not be known
     return evict.choose(
-        _offered(state, offered, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots
+        _offer(state, offered, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots
     )
 
 
@@ -59,11 +59,11 @@ def cheapest(
     have to go comes after all others.
     """
     chosen = [(short.device, choose(state, offered, short)) for short in shorts]
-    found = [(device, victims) for device, victims in chosen if victims is not None]
-    return min(found, key=lambda pair: evict.dearness(pair[1]), default=None)
+    affordable = [(device, victims) for device, victims in chosen if victims is not None]
+    return min(affordable, key=lambda pair: evict.dearness(pair[1]), default=None)
 
 
-def _offered(state: State, models: list[Model], short: Short) -> tuple[evict.Victim, ...]:
+def _offer(state: State, models: list[Model], short: Short) -> tuple[evict.Victim, ...]:
     """Return them as victims; of those elsewhere, which help with slots only, none without need."""
     # All usages decay alike, so that their shares are the same now as at the last use of any.
     last_s = max((model.usage.at_s for model in state.models.values()), default=0.0)

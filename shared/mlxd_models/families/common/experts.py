@@ -130,12 +130,12 @@ def expert_specs(
     if experts.corrected:
         specs.append(TensorSpec(f"{prefix}{CORRECTION}", (experts.count,), exact=True))
     if experts.shared is not None:
-        specs += _shared(experts.shared, prefix, hidden=hidden, packings=packings)
+        specs += _shared_specs(experts.shared, prefix, hidden=hidden, packings=packings)
     for name in EXPERT_LINEARS:
         outputs, inputs = (hidden, mlp) if name == EXPERT_DOWN else (mlp, hidden)
         stack = expert_stack(prefix, name, experts)
         whole = weight_spec(packings, f"{stack.stem}.weight", (experts.count, outputs, inputs))
-        instead = ((_fused(experts, prefix, name, hidden),),) if experts.fused else ()
+        instead = ((_fused_spec(experts, prefix, name, hidden),),) if experts.fused else ()
         parts = tuple(f"{part}.weight" for part in stack.parts)
         joins = f"{prefix}{experts.stack}" if name in EXPERT_GATED else ""
         specs.append(replace(whole, parts=parts, instead=instead, joins=joins))
@@ -145,7 +145,7 @@ def expert_specs(
     return specs
 
 
-def _fused(experts: ExpertsConfig, prefix: str, name: str, hidden: int) -> TensorSpec:
+def _fused_spec(experts: ExpertsConfig, prefix: str, name: str, hidden: int) -> TensorSpec:
     """Return what may be stored in place of a stack, and of the one that it is joined with.
 
     It is stored without `.weight`.
@@ -158,7 +158,7 @@ def _fused(experts: ExpertsConfig, prefix: str, name: str, hidden: int) -> Tenso
     return TensorSpec(f"{stem}.weight", shape, packable=True, source=source)
 
 
-def _shared(
+def _shared_specs(
     shared: SharedConfig, prefix: str, *, hidden: int, packings: Packings | None
 ) -> list[TensorSpec]:
     module = f"mlp.{shared.name}"

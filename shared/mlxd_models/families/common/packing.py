@@ -148,7 +148,7 @@ def parse_packing(fields: Fields) -> Packings | None:
         InvalidModel: a setting that is not supported; names it.
     """
     if not fields.has(_KEY):
-        return Packings(_published(fields)) if fields.has(_COPY) else None
+        return Packings(_read_published(fields)) if fields.has(_COPY) else None
     stated = fields.values[_KEY]
     if not isinstance(stated, Mapping):
         raise fields.error(_KEY, f"{stated!r} is not an object")
@@ -193,7 +193,7 @@ def _packing(fields: Fields) -> Packing:
     )
 
 
-def _published(fields: Fields) -> Packing:
+def _read_published(fields: Fields) -> Packing:
     """Return the setting of a checkpoint that was not packed by MLX, by its `quant_method`."""
     stated = fields.values[_COPY]
     if not isinstance(stated, Mapping):

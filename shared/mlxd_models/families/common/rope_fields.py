@@ -160,10 +160,10 @@ def _factors(scaling: Fields, key: str) -> tuple[float, ...]:
 def _original_context(fields: Fields, scaling: Fields) -> int:
     """Return the context before it was extended: some configs state it beside the scaling."""
     stated = [place for place in (scaling, fields) if place.has(_ORIGINAL)] or [scaling]
-    found = [place.integer(_ORIGINAL, low=1, high=CONTEXT_LENGTH_LIMIT) for place in stated]
-    if len(set(found)) > 1:
-        raise scaling.error(_ORIGINAL, f"{found[0]} contradicts {found[1]} beside the scaling")
-    return found[0]
+    lengths = [place.integer(_ORIGINAL, low=1, high=CONTEXT_LENGTH_LIMIT) for place in stated]
+    if len(set(lengths)) > 1:
+        raise scaling.error(_ORIGINAL, f"{lengths[0]} contradicts {lengths[1]} beside the scaling")
+    return lengths[0]
 
 
 def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:

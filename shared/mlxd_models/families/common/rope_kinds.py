@@ -36,12 +36,12 @@ class YarnScaling:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
         width = high - low or _BLEND_MIN
-        found = []
+        periods = []
         for pair in range(head_dim // 2):
             plain = base ** (2 * pair / head_dim)
             slowed = min(max((pair - low) / width, 0.0), 1.0)
-            found.append(plain / ((1.0 - slowed) + slowed / self.factor))
-        return found
+            periods.append(plain / ((1.0 - slowed) + slowed / self.factor))
+        return periods
 
     def _place(self, turns: float, base: float, head_dim: int) -> float:
         """Return which pair turns so often within the original context, not rounded."""

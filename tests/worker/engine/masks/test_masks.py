@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxd_worker.engine.masks.masks import AllowedTokens, masked, words_count
+from mlxd_worker.engine.masks.masks import AllowedTokens, mask_logits, words_count
 
 
 @given(
@@ -29,16 +29,16 @@ def test_each_bit_stands_for_its_token(vocab_size: int, rows: list[set[int] | No
     for values, row in zip(expected, rows, strict=True):
         if row is not None:
             values[[token for token in range(vocab_size) if token not in row]] = -np.inf
-    assert np.array_equal(np.array(masked(logits, masks)), expected)
+    assert np.array_equal(np.array(mask_logits(logits, masks)), expected)
 
 
 def test_without_masks_the_logits_are_the_same_object() -> None:
     """A step without constraints pays nothing."""
     logits = mx.zeros((2, 9))
-    assert masked(logits, [None, None]) is logits
+    assert mask_logits(logits, [None, None]) is logits
 
 
 def test_a_mask_of_another_vocabulary_is_a_bug() -> None:
     """As many words as the vocabulary takes, no more and no less."""
     with pytest.raises(AssertionError, match="another vocabulary"):
-        masked(mx.zeros((1, 33)), [AllowedTokens(bytes(4))])
+        mask_logits(mx.zeros((1, 33)), [AllowedTokens(bytes(4))])

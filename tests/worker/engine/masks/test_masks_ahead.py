@@ -21,9 +21,9 @@ from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.engines import TinyEngine, engine_on
-from tests.support.held_masks import Gate, held
+from tests.support.held_masks import Gate, hold_masks
 from tests.support.tiny_model import VOCAB, write_tiny_model
-from tests.worker.engine.masks.test_slow_masks import PLAIN, PROMPT, step_until, wanted
+from tests.worker.engine.masks.test_slow_masks import PLAIN, PROMPT, request_fields, step_until
 from tests.worker.engine.test_loop import prompt_of
 
 CONTEXT, ROWS_MAX = 2048, 4
@@ -81,7 +81,7 @@ def make(model: Model, tokenizer: Tokenizer) -> Callable[[], TinyEngine]:
 
 
 @contextmanager
-def closed(gate: Gate) -> Iterator[Gate]:
+def close_gate(gate: Gate) -> Iterator[Gate]:
     """Open the gate in the end, whatever comes: nobody ends while a thread stands in it."""
     try:
         yield gate
@@ -96,25 +96,27 @@ def test_a_row_that_comes_back_and_moves_waits_for_the_step_ahead(
     """Its neighbours' step refers to the arrays that change; no stream is any different by it."""
     tiny, row = make(), RowId(2)
     prompts = (prompt_of(1, beside), prompt_of(2, beside), prompt_of(9, LENGTH))
-    with closed(Gate(at=AT)) as gate:
+    with close_gate(Gate(at=AT)) as gate:
         streams = [tiny.submit(prompt, max_tokens=None) for prompt in prompts[:2]]
-        streams.append(tiny.submit(prompts[2], **wanted(held(plain, gate), max_tokens=None)))
+        streams.append(
+            tiny.submit(prompts[2], **request_fields(hold_masks(plain, gate), max_tokens=None))
+        )
         step_until(tiny, gate.reached.is_set)
         step_until(tiny, lambda: tiny.plain.ahead)
         assert tiny.caches.table.place(row).capacity == 256
     rested = step_until_moved(tiny, row)
 
     assert True in rested
-    told = [len(sink.ids) for _, sink in streams]
+    counts = [len(sink.ids) for _, sink in streams]
     step_until(
-        tiny, lambda: all(len(s.ids) > n + 9 for (_, s), n in zip(streams, told, strict=True))
+        tiny, lambda: all(len(s.ids) > n + 9 for (_, s), n in zip(streams, counts, strict=True))
     )
     for request, _ in streams:
         tiny.engine.cancel(request.stream)
     tiny.rest()
     for (_, sink), prompt in zip(streams, prompts, strict=True):
-        given = wanted(plain) if prompt == prompts[2] else {}
-        alone = make().alone(prompt, **{**given, "max_tokens": len(sink.ids)})
+        options = request_fields(plain) if prompt == prompts[2] else {}
+        alone = make().alone(prompt, **{**options, "max_tokens": len(sink.ids)})
         assert alone.ids == sink.ids
 
 
@@ -135,9 +137,9 @@ def test_others_are_admitted_while_a_step_ahead_is_nobodys(
     """Its rows have gone, and the one that is left waits for a mask: it takes up nothing."""
     expected = make().alone((5, 6)).ids
     tiny = make()
-    with closed(Gate()) as gate:
+    with close_gate(Gate()) as gate:
         gone, sink = tiny.submit((7, 8), max_tokens=None)
-        _, slow = tiny.submit(PROMPT, **wanted(held(plain, gate)))
+        _, slow = tiny.submit(PROMPT, **request_fields(hold_masks(plain, gate)))
         step_until(tiny, gate.reached.is_set)
         step_until(tiny, lambda: tiny.plain.ahead)
         tiny.engine.cancel(gone.stream)
@@ -150,4 +152,4 @@ def test_others_are_admitted_while_a_step_ahead_is_nobodys(
         assert not slow.ended
         assert not sink.ended
     tiny.run()
-    assert slow.ids == make().alone(PROMPT, **wanted(plain)).ids
+    assert slow.ids == make().alone(PROMPT, **request_fields(plain)).ids

@@ -25,7 +25,7 @@ from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.clocks import Clock
 from tests.support.engine_threads import running_engine
 from tests.support.engines import GREEDY, Collected, TinyEngine, tiny_engine
-from tests.support.held_masks import SLOW_AT_ONCE, SLOW_BEHIND, Gate, held
+from tests.support.held_masks import SLOW_AT_ONCE, SLOW_BEHIND, Gate, hold_masks
 from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.worker.made_tokenizers import EOS_ID
 
@@ -59,12 +59,12 @@ def plain(compiled: Callable[[FormatKind, str], Constraint]) -> Constraint:
     return compiled(FormatKind.JSON_SCHEMA, PLAIN)
 
 
-def wanted(constraint: Constraint, **given: Any) -> dict[str, Any]:
+def request_fields(constraint: Constraint, **options: Any) -> dict[str, Any]:
     """Return what a constrained stream asks for."""
     sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
     eos = frozenset({EOS_ID})
     return {
-        "constraint": constraint, "sampling": sampling, "eos_ids": eos, "max_tokens": 30, **given
+        "constraint": constraint, "sampling": sampling, "eos_ids": eos, "max_tokens": 30, **options
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def step_until(tiny: TinyEngine, over: Callable[[], bool]) -> int:
     raise AssertionError
 
 
-def blamed(sink: Collected) -> tuple[str, str]:
+def violation_of(sink: Collected) -> tuple[str, str]:
     """Return the field and the words that a stream was ended with."""
     last = sink.events[-1]
     assert isinstance(last, Failed)
@@ -89,17 +89,17 @@ def blamed(sink: Collected) -> tuple[str, str]:
 
 def test_others_step_on_while_a_mask_is_made(tiny: TinyEngine, plain: Constraint) -> None:
     """A neighbour gets all of its tokens, one a step; then the row goes on as if alone."""
-    alone = tiny.alone(PROMPT, **wanted(plain)).ids
+    alone = tiny.alone(PROMPT, **request_fields(plain)).ids
     neighbours = tiny.alone((5, 6), max_tokens=BESIDE).ids
     gate = Gate()
-    _, slow = tiny.submit(PROMPT, **wanted(held(plain, gate)))
+    _, slow = tiny.submit(PROMPT, **request_fields(hold_masks(plain, gate)))
     step_until(tiny, gate.reached.is_set)
-    told = list(slow.ids)
+    ids_before = list(slow.ids)
     _, neighbour = tiny.submit((5, 6), max_tokens=BESIDE)
 
     assert step_until(tiny, lambda: neighbour.ended) <= BESIDE + 2
     assert neighbour.ids == neighbours
-    assert slow.ids == told == alone[: len(told)]
+    assert slow.ids == ids_before == alone[: len(ids_before)]
     assert not slow.ended
     gate.go.set()
     tiny.run()
@@ -108,11 +108,11 @@ def test_others_step_on_while_a_mask_is_made(tiny: TinyEngine, plain: Constraint
 
 def test_quick_masks_are_made_beside_slow_ones(tiny: TinyEngine, plain: Constraint) -> None:
     """Constrained streams, too, go on while the thread that makes their masks is in a slow one."""
-    alone = tiny.alone(PROMPT, **wanted(plain)).ids
+    alone = tiny.alone(PROMPT, **request_fields(plain)).ids
     gates = [Gate(at=at) for at in (2, 4)]
-    slow = [tiny.submit(PROMPT, **wanted(held(plain, gate)))[1] for gate in gates]
+    slow = [tiny.submit(PROMPT, **request_fields(hold_masks(plain, gate)))[1] for gate in gates]
     step_until(tiny, lambda: all(gate.reached.is_set() for gate in gates))
-    _, neighbour = tiny.submit(PROMPT, **wanted(plain))
+    _, neighbour = tiny.submit(PROMPT, **request_fields(plain))
 
     step_until(tiny, lambda: neighbour.ended)
     assert neighbour.ids == alone
@@ -126,9 +126,9 @@ def test_quick_masks_are_made_beside_slow_ones(tiny: TinyEngine, plain: Constrai
 def test_a_stream_is_cancelled_while_its_mask_is_made(tiny: TinyEngine, plain: Constraint) -> None:
     """Its row is free at once, and nothing more is done for it once the call at hand is over."""
     gate = Gate()
-    request, slow = tiny.submit(PROMPT, **wanted(held(plain, gate)))
+    request, slow = tiny.submit(PROMPT, **request_fields(hold_masks(plain, gate)))
     step_until(tiny, gate.reached.is_set)
-    told = len(slow.events)
+    count_before = len(slow.events)
     tiny.engine.cancel(request.stream)
 
     assert not tiny.engine.busy
@@ -136,7 +136,7 @@ def test_a_stream_is_cancelled_while_its_mask_is_made(tiny: TinyEngine, plain: C
     assert tiny.alone((5, 6), max_tokens=BESIDE).reason is FinishReason.LENGTH
     gate.go.set()
     assert gate.left.wait(60)
-    assert len(slow.events) == told
+    assert len(slow.events) == count_before
 
 
 def test_a_stream_whose_mask_takes_too_long_is_ended(folder: Path, plain: Constraint) -> None:
@@ -144,7 +144,7 @@ def test_a_stream_whose_mask_takes_too_long_is_ended(folder: Path, plain: Constr
     clock, gate = Clock(), Gate()
     tiny = tiny_engine(folder, clock=clock)
     limited = replace(plain, field="response_format.ebnf_grammar")
-    _, slow = tiny.submit(PROMPT, **wanted(held(limited, gate, mask_s=7.0)))
+    _, slow = tiny.submit(PROMPT, **request_fields(hold_masks(limited, gate, mask_s=7.0)))
     _, neighbour = tiny.submit((5, 6), max_tokens=BESIDE)
     step_until(tiny, gate.reached.is_set)
     clock.now_s += 6.9
@@ -153,7 +153,7 @@ def test_a_stream_whose_mask_takes_too_long_is_ended(folder: Path, plain: Constr
     clock.now_s += 0.2
     tiny.engine.step()
 
-    field, words = blamed(slow)
+    field, words = violation_of(slow)
     assert field == "response_format.ebnf_grammar"
     assert "7 s" in words
     tiny.run()
@@ -164,11 +164,11 @@ def test_a_stream_whose_mask_takes_too_long_is_ended(folder: Path, plain: Constr
 
 def test_all_masks_of_a_stream_have_a_budget(tiny: TinyEngine, plain: Constraint) -> None:
     """A stream is ended with the mask that exceeds it; without a limit it goes on."""
-    field, words = blamed(tiny.alone(PROMPT, **wanted(replace(plain, stream_s=0.0))))
+    field, words = violation_of(tiny.alone(PROMPT, **request_fields(replace(plain, stream_s=0.0))))
 
     assert field == "response_format.json_schema"
     assert "masks, 1 so far, exceed 0 s" in words
-    assert tiny.alone(PROMPT, **wanted(plain)).reason is FinishReason.LENGTH
+    assert tiny.alone(PROMPT, **request_fields(plain)).reason is FinishReason.LENGTH
     assert plain.stream_s == config.CONSTRAINT_STREAM_S
     assert plain.mask_s == config.CONSTRAINT_MASK_S
 
@@ -178,16 +178,16 @@ def test_a_stream_waits_for_no_mask_behind_its_last_token(
     tiny: TinyEngine, plain: Constraint, compiled: Callable[[FormatKind, str], Constraint], by: str
 ) -> None:
     """Whatever ends it: its end comes while that mask is held, and no sooner than otherwise."""
-    constraint, given = plain, dict[str, Any](max_tokens=4)
+    constraint, options = plain, dict[str, Any](max_tokens=4)
     if by == "constraint":
-        constraint, given = compiled(FormatKind.REGEX, "[ab]{3}"), {}
+        constraint, options = compiled(FormatKind.REGEX, "[ab]{3}"), {}
     elif by == "stop":
-        whole = tiny.alone(PROMPT, **wanted(plain))
-        given = {"stop": (whole.text[:5],)}
-    expected = tiny.alone(PROMPT, **wanted(constraint, **given))
+        whole = tiny.alone(PROMPT, **request_fields(plain))
+        options = {"stop": (whole.text[:5],)}
+    expected = tiny.alone(PROMPT, **request_fields(constraint, **options))
     tokens = expected.finished.usage.completion_tokens
     gate = Gate(at=tokens - 1)
-    _, sink = tiny.submit(PROMPT, **wanted(held(constraint, gate), **given))
+    _, sink = tiny.submit(PROMPT, **request_fields(hold_masks(constraint, gate), **options))
 
     step_until(tiny, lambda: sink.ended)
     assert (sink.ids, sink.text, sink.outcome) == (expected.ids, expected.text, expected.outcome)
@@ -201,19 +201,19 @@ def test_a_stream_fails_by_no_mask_behind_its_last_token(
     tiny: TinyEngine, plain: Constraint, by: str
 ) -> None:
     """Where that mask would exceed its bounds the stream ends well; one that goes on is told."""
-    expected = tiny.alone(PROMPT, **wanted(plain))
+    expected = tiny.alone(PROMPT, **request_fields(plain))
     ends = {"max_tokens": 4} if by == "max_tokens" else {"stop": (expected.text[:5],)}
-    well = tiny.alone(PROMPT, **wanted(plain, **ends))
+    well = tiny.alone(PROMPT, **request_fields(plain, **ends))
     at = well.finished.usage.completion_tokens - 1
     error = InvalidRequest.of(plain.field, "too much")
     ended, going_on = (
-        tiny.alone(PROMPT, **wanted(held(plain, failing(at, error)), **given))
-        for given in (ends, {})
+        tiny.alone(PROMPT, **request_fields(hold_masks(plain, failing(at, error)), **options))
+        for options in (ends, {})
     )
 
     assert (ended.ids, ended.text, ended.outcome) == (well.ids, well.text, well.outcome)
     assert going_on.ids == expected.ids[: at + 1], "what its masks have allowed is told"
-    assert blamed(going_on) == (plain.field, "too much")
+    assert violation_of(going_on) == (plain.field, "too much")
 
 
 def failing(at: int, error: Exception) -> Gate:
@@ -229,18 +229,20 @@ def test_a_stream_whose_only_token_exceeds_the_budget_ends_well(
     """Nothing is drawn behind it, so nothing is spent on that."""
     spent = replace(plain, stream_s=0.0)
 
-    assert tiny.alone(PROMPT, **wanted(spent, max_tokens=1)).reason is FinishReason.LENGTH
-    assert isinstance(tiny.alone(PROMPT, **wanted(spent, max_tokens=2)).events[-1], Failed)
+    assert tiny.alone(PROMPT, **request_fields(spent, max_tokens=1)).reason is FinishReason.LENGTH
+    assert isinstance(tiny.alone(PROMPT, **request_fields(spent, max_tokens=2)).events[-1], Failed)
 
 
 def test_where_no_token_may_follow_the_format_is_named(tiny: TinyEngine, plain: Constraint) -> None:
     """By the field of its kind, as its other errors are; but for a lower bound of its own."""
     nothing = replace(plain, first_mask=bytes(len(plain.first_mask)), field="response_format.regex")
-    field, words = blamed(tiny.alone(PROMPT, **wanted(nothing)))
+    field, words = violation_of(tiny.alone(PROMPT, **request_fields(nothing)))
 
     assert field == "response_format.regex"
     assert words == "no token of the vocabulary may follow after 0 tokens"
-    assert blamed(tiny.alone(PROMPT, **wanted(nothing, min_tokens=2)))[0] == "min_tokens"
+    assert (
+        violation_of(tiny.alone(PROMPT, **request_fields(nothing, min_tokens=2)))[0] == "min_tokens"
+    )
 
 
 def test_a_grammar_that_is_slow_at_once_is_refused(folder: Path) -> None:
@@ -259,21 +261,21 @@ def test_a_grammar_that_is_slow_further_on_ends_its_stream(
 ) -> None:
     """After the same number of tokens each time, by a count: beside others, alone and resumed."""
     slow = compiled(FormatKind.EBNF_GRAMMAR, SLOW_BEHIND)
-    given = wanted(slow, max_tokens=400, min_tokens=400)
-    _, beside = tiny.submit(PROMPT, **given)
+    options = request_fields(slow, max_tokens=400, min_tokens=400)
+    _, beside = tiny.submit(PROMPT, **options)
     _, neighbour = tiny.submit((5, 6), max_tokens=200)
     tiny.run()
 
     assert neighbour.reason is FinishReason.LENGTH
-    field, words = blamed(beside)
+    field, words = violation_of(beside)
     assert field == "response_format.ebnf_grammar"
     assert "max is 500" in words
     assert 40 < len(beside.ids) < 200
-    alone = tiny.alone(PROMPT, **given)
-    assert (alone.ids, blamed(alone)) == (beside.ids, (field, words))
+    alone = tiny.alone(PROMPT, **options)
+    assert (alone.ids, violation_of(alone)) == (beside.ids, (field, words))
     kept = len(alone.ids) - 2
-    rest = tiny.alone((*PROMPT, *alone.ids[:kept]), resumed=kept, **given)
-    assert (rest.ids, blamed(rest)) == (alone.ids[kept:], (field, words))
+    rest = tiny.alone((*PROMPT, *alone.ids[:kept]), resumed=kept, **options)
+    assert (rest.ids, violation_of(rest)) == (alone.ids[kept:], (field, words))
 
 
 @pytest.mark.parametrize("by_steps", [False, True])
@@ -281,11 +283,11 @@ def test_a_resumed_stream_catches_up_beside_others(
     tiny: TinyEngine, plain: Constraint, *, by_steps: bool
 ) -> None:
     """What its constraint makes of the tokens so far keeps nobody waiting either."""
-    whole, gate = tiny.alone(PROMPT, **wanted(plain)), Gate(at=6)
+    whole, gate = tiny.alone(PROMPT, **request_fields(plain)), Gate(at=6)
     ids = tuple(whole.ids[:12])
     prompt = PROMPT if by_steps else (*PROMPT, *ids)
-    told: dict[str, Any] = {"forced": ids} if by_steps else {"resumed": 12}
-    _, rest = tiny.submit(prompt, **wanted(held(plain, gate)), **told)
+    options: dict[str, Any] = {"forced": ids} if by_steps else {"resumed": 12}
+    _, rest = tiny.submit(prompt, **request_fields(hold_masks(plain, gate)), **options)
     step_until(tiny, gate.reached.is_set)
     _, neighbour = tiny.submit((5, 6), max_tokens=BESIDE)
 
@@ -302,10 +304,10 @@ async def test_a_model_is_unloaded_while_a_mask_is_made(folder: Path, plain: Con
     gate, sink = Gate(), Collected()
     async with running_engine() as started:
         await started.load(folder)
-        asked = wanted(held(plain, gate))
+        fields = request_fields(hold_masks(plain, gate))
         request = Submit(
-            StreamId(1), PROMPT, GREEDY, 30, (), frozenset(), asked["eos_ids"], False,
-            time.monotonic(), sink, constraint=asked["constraint"],
+            StreamId(1), PROMPT, GREEDY, 30, (), frozenset(), fields["eos_ids"], False,
+            time.monotonic(), sink, constraint=fields["constraint"],
         )  # fmt: skip
         started.engine.submit(request)
         assert await asyncio.to_thread(gate.reached.wait, 60)
@@ -329,10 +331,10 @@ def test_a_schema_may_have_more_at_a_place_than_a_grammar(
     constraint = compiled(FormatKind.JSON_SCHEMA, json.dumps(members))
 
     assert constraint.field == "response_format.json_schema"
-    assert constraint.start().try_accept(next(iter(allowed(constraint))))
+    assert constraint.start().try_accept(next(iter(allowed_ids(constraint))))
 
 
-def allowed(constraint: Constraint) -> list[int]:
+def allowed_ids(constraint: Constraint) -> list[int]:
     """Return the tokens that an output may begin with."""
     mask = constraint.first_mask
     return [i for i in range(VOCAB) if mask[i >> 3] >> (i & 7) & 1]

@@ -38,11 +38,11 @@ class Work(Advance):
 @contextmanager
 def works(count: int) -> Iterator[list[Work]]:
     """Give some, and let all of them go in the end."""
-    made = [Work() for _ in range(count)]
+    works_made = [Work() for _ in range(count)]
     try:
-        yield made
+        yield works_made
     finally:
-        for work in made:
+        for work in works_made:
             work.go.set()
 
 

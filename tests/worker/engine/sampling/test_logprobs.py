@@ -41,14 +41,16 @@ def test_they_are_the_log_softmax_of_the_raw_logits() -> None:
     )
     draws = [Draw(changed, row, recent={1: 2}, forbidden=(3, 4)) for row in range(6)]
     drawn = draw_all(logits, draws, [20] * 6)
-    for row, given in zip(np.array(logits), drawn, strict=True):
-        assert given.logprobs is not None
+    for row, drawn_row in zip(np.array(logits), drawn, strict=True):
+        assert drawn_row.logprobs is not None
         exact = naive(row)
         ranked = np.argsort(-row, kind="stable")[:20]
-        assert given.logprobs.chosen.token_id == given.token_id
-        assert given.logprobs.chosen.logprob == pytest.approx(exact[given.token_id], abs=2e-5)
-        assert [token.token_id for token in given.logprobs.top] == ranked.tolist()
-        values = [token.logprob for token in given.logprobs.top]
+        assert drawn_row.logprobs.chosen.token_id == drawn_row.token_id
+        assert drawn_row.logprobs.chosen.logprob == pytest.approx(
+            exact[drawn_row.token_id], abs=2e-5
+        )
+        assert [token.token_id for token in drawn_row.logprobs.top] == ranked.tolist()
+        values = [token.logprob for token in drawn_row.logprobs.top]
         assert values == pytest.approx(exact[ranked].tolist(), abs=2e-5)
 
 
@@ -58,8 +60,10 @@ def test_only_those_who_ask_get_them_and_all_get_the_same_tokens() -> None:
     draws = [Draw(options(top_k=9), row) for row in range(5)]
     plain = draw_all(logits, draws, [None] * 5)
     mixed = draw_all(logits, draws, [None, 0, 3, None, 20])
-    assert [given.token_id for given in mixed] == [given.token_id for given in plain]
-    assert [given.logprobs is None for given in mixed] == [True, False, False, True, False]
+    assert [drawn_row.token_id for drawn_row in mixed] == [
+        drawn_row.token_id for drawn_row in plain
+    ]
+    assert [drawn_row.logprobs is None for drawn_row in mixed] == [True, False, False, True, False]
     for row, count in ((1, 0), (2, 3), (4, 20)):
         (alone,) = draw_all(logits[row : row + 1], draws[row : row + 1], [count])
         assert alone == mixed[row]
@@ -99,27 +103,27 @@ def test_a_row_drawn_twice_is_told_of_its_own_token() -> None:
     assert SUPPORT_WIDTHS[-1] < 0.9 * VOCABULARY
 
 
-def told(sink: Collected) -> list[PositionLogprobs]:
+def logprobs_of_stream(sink: Collected) -> list[PositionLogprobs]:
     """Return all positions of a stream, each event's aligned with its ids."""
-    found: list[PositionLogprobs] = []
+    logprobs: list[PositionLogprobs] = []
     for event in sink.events:
         assert not isinstance(event, Failed)
         assert [position.chosen.token_id for position in event.logprobs] == list(event.ids)
-        found += event.logprobs
-    return found
+        logprobs += event.logprobs
+    return logprobs
 
 
 def test_each_id_comes_with_its_own_to_the_end(tmp_path: Path) -> None:
     """Also the last ones: at the length, before an end of sequence, in a held-back stop string."""
     tiny = chain_engine(tmp_path)
     by_length = tiny.alone([1], max_tokens=2, top_logprobs=1)
-    assert len(told(by_length)) == 2
+    assert len(logprobs_of_stream(by_length)) == 2
     by_eos = tiny.alone([1], max_tokens=9, eos_ids=frozenset({EOS}), top_logprobs=2)
-    assert (by_eos.ids, len(told(by_eos))) == ([2, 3, 4], 3)
+    assert (by_eos.ids, len(logprobs_of_stream(by_eos))) == ([2, 3, 4], 3)
     by_stop = tiny.alone([1], max_tokens=9, stop=("345",), top_logprobs=0)
     assert (by_stop.reason, by_stop.text) == (FinishReason.STOP_STRING, "2")
-    assert [position.chosen.token_id for position in told(by_stop)] == [2, 3, 4, 5]
-    assert not any(position.top for position in told(by_stop))
+    assert [position.chosen.token_id for position in logprobs_of_stream(by_stop)] == [2, 3, 4, 5]
+    assert not any(position.top for position in logprobs_of_stream(by_stop))
     nobody = tiny.alone([1], max_tokens=3)
     assert not any(event.logprobs for event in nobody.events if not isinstance(event, Failed))
 
@@ -127,14 +131,16 @@ def test_each_id_comes_with_its_own_to_the_end(tmp_path: Path) -> None:
 def test_rows_side_by_side_are_told_their_own(tmp_path: Path) -> None:
     """In one batch, each stream has what it would have alone, and who did not ask has none."""
     tiny = chain_engine(tmp_path)
-    asked = [None, 0, 3, 20]
+    counts = [None, 0, 3, 20]
     sinks = [
         tiny.submit([1 + i], max_tokens=5, sampling=GREEDY, top_logprobs=count)[1]
-        for i, count in enumerate(asked)
+        for i, count in enumerate(counts)
     ]
     tiny.run()
-    for index, count in enumerate(asked):
+    for index, count in enumerate(counts):
         if count is not None:
-            together = told(sinks[index])
-            assert together == told(tiny.alone([1 + index], max_tokens=5, top_logprobs=count))
+            together = logprobs_of_stream(sinks[index])
+            assert together == logprobs_of_stream(
+                tiny.alone([1 + index], max_tokens=5, top_logprobs=count)
+            )
             assert {len(position.top) for position in together} == {count}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.sampling.penalties import RecentTokens, penalised
+from mlxd_worker.engine.sampling.penalties import RecentTokens, penalise
 from mlxd_worker.engine.sampling.sampler import Draw, sample
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
@@ -68,7 +68,7 @@ def test_penalties_equal_a_naive_loop_and_leave_neighbours_alone(data: st.DataOb
     """Every penalised logit is as the formula says; rows without penalties keep theirs exactly."""
     value = st.floats(-8, 8, width=32)
     rows = data.draw(st.lists(st.lists(value, min_size=6, max_size=6), min_size=1, max_size=4))
-    asked = [
+    row_penalties = [
         (
             options(
                 repetition_penalty=data.draw(st.sampled_from([1.0, 0.5, 1.3])),
@@ -80,9 +80,9 @@ def test_penalties_equal_a_naive_loop_and_leave_neighbours_alone(data: st.DataOb
         for _ in rows
     ]
     logits = mx.array(rows)
-    got = cast("list[list[float]]", penalised(logits, asked).tolist())
+    got = cast("list[list[float]]", penalise(logits, row_penalties).tolist())
     assert logits.tolist() == rows, "the input keeps its values"
-    for row, (sampling, counts), result in zip(rows, asked, got, strict=True):
+    for row, (sampling, counts), result in zip(rows, row_penalties, got, strict=True):
         for token_id, logit in enumerate(row):
             wanted = logit
             if sampling.penalises and counts[token_id]:
@@ -97,7 +97,7 @@ def test_penalties_equal_a_naive_loop_and_leave_neighbours_alone(data: st.DataOb
 def test_a_banned_token_stays_banned() -> None:
     """A logit of minus infinity is not a number's business: it stays what it is."""
     sampling = options(repetition_penalty=2.0, presence_penalty=1.0)
-    result = penalised(mx.array([[-mx.inf, 1.0]]), [(sampling, {0: 1})])
+    result = penalise(mx.array([[-mx.inf, 1.0]]), [(sampling, {0: 1})])
     assert result.tolist() == [[-mx.inf, 1.0]]
 
 

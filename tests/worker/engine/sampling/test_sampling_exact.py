@@ -12,7 +12,7 @@ import pytest
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.engine.masks.masks import AllowedTokens, words_count
 from mlxd_worker.engine.sampling.sampler import SUPPORT_WIDTHS
-from tests.support.effort import spread
+from tests.support.effort import spread_evenly
 from tests.support.reference_sampler import final_distribution
 from tests.worker.distributions import fit_probability
 from tests.worker.draws import ACCEPTED, DRAWS, LOGITS, counts_of, draw_many, options
@@ -38,7 +38,7 @@ class Case:
     wrong: tuple[Mapping[str, Any], ...] = ()
     """Changes of the options, or of the case, that make another distribution."""
 
-    def drawn(self, draws: int = DRAWS, *, hopeful: bool = False) -> list[int]:
+    def count_draws(self, draws: int = DRAWS, *, hopeful: bool = False) -> list[int]:
         """Return how often each token comes in so many draws."""
         size = len(self.logits)
         tokens = draw_many(
@@ -48,7 +48,7 @@ class Case:
             hopeful=hopeful,
             recent=self.recent,
             forbidden=self.forbidden,
-            mask=None if self.allowed is None else packed(self.allowed, size),
+            mask=None if self.allowed is None else pack_ids(self.allowed, size),
             ends=self.ends,
         )
         return counts_of(tokens, size)
@@ -65,7 +65,7 @@ class Case:
         ).tolist()
         return exact
 
-    def changed(self, changes: Mapping[str, Any]) -> Case:
+    def change(self, changes: Mapping[str, Any]) -> Case:
         """Return the case with options, or with parts of its own, changed."""
         own = {name: changes[name] for name in changes if name in Case.__dataclass_fields__}
         others = {name: changes[name] for name in changes if name not in own}
@@ -74,14 +74,14 @@ class Case:
     def wrongs(self) -> list[Mapping[str, Any]]:
         """Return all changes that have to show: the case's own, T 5 % off, and cuts off by one."""
         sampling = self.sampling
-        found = list(self.wrong)
-        found += [{"temperature": sampling.temperature * factor} for factor in (1.05, 0.95)]
+        changes = list(self.wrong)
+        changes += [{"temperature": sampling.temperature * factor} for factor in (1.05, 0.95)]
         if (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p) and not self.wrong:
-            found += off_by_one(self)
-        return found
+            changes += off_by_one(self)
+        return changes
 
 
-def packed(allowed: Collection[int], vocab_size: int) -> AllowedTokens:
+def pack_ids(allowed: Collection[int], vocab_size: int) -> AllowedTokens:
     """Return a mask of these tokens."""
     bits = sum(1 << token for token in allowed)
     return AllowedTokens(bits.to_bytes(4 * words_count(vocab_size), "little"))
@@ -161,16 +161,16 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", spread(list(CASES), 8))
+@pytest.mark.parametrize("name", spread_evenly(list(CASES), 8))
 def test_draws_fit_the_exact_distribution_and_a_wrong_samplers_do_not(name: str) -> None:
     """p > 1e-4 for ours; below it with T 5 % off, a cut off by one, or the option slightly off."""
     case = CASES[name]
     exact = case.exact()
     noise = np.random.default_rng(7)
 
-    assert fit_probability(case.drawn(), exact) > ACCEPTED
+    assert fit_probability(case.count_draws(), exact) > ACCEPTED
     for changes in case.wrongs():
-        wrong = noise.multinomial(DRAWS, case.changed(changes).exact()).tolist()
+        wrong = noise.multinomial(DRAWS, case.change(changes).exact()).tolist()
         assert fit_probability(wrong, exact) < ACCEPTED, changes
 
 
@@ -178,14 +178,14 @@ def test_draws_fit_the_exact_distribution_and_a_wrong_samplers_do_not(name: str)
 def test_this_very_sampler_with_a_wrong_option_does_not_fit(changes: Mapping[str, Any]) -> None:
     """What is rejected is not only arithmetic: T 5 % off, and one token too few or too many."""
     case = CASES["top-p"]
-    assert fit_probability(case.changed(changes).drawn(), case.exact()) < ACCEPTED
+    assert fit_probability(case.change(changes).count_draws(), case.exact()) < ACCEPTED
 
 
 def test_a_nucleus_in_a_large_vocabulary_fits_as_well() -> None:
     """Drawn hopefully from the best 1024 of more tokens, the distribution is the same exact one."""
     tail = np.linspace(-16.0, -18.0, SUPPORT_WIDTHS[-1]).tolist()
     case = Case(options(top_p=0.8, **XTC), [*CROWD, *tail])
-    assert fit_probability(case.drawn(DRAWS // 5, hopeful=True), case.exact()) > ACCEPTED
+    assert fit_probability(case.count_draws(DRAWS // 5, hopeful=True), case.exact()) > ACCEPTED
 
 
 def test_the_reference_is_right_by_hand() -> None:

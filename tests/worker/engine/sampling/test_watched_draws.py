@@ -26,9 +26,9 @@ GREEDY = replace(PLAIN, temperature=0.0)
 BELOW, ABOVE = 0.9 * NEAR_TIE, 1.1 * NEAR_TIE
 
 
-def drawn(logits: Sequence[float], sampling: Sampling, **given: Any) -> Drawn:
+def draw_watched(logits: Sequence[float], sampling: Sampling, **options: Any) -> Drawn:
     """Return one watched draw."""
-    draw = Draw(sampling, **{"position": 0, "watched": True, **given})
+    draw = Draw(sampling, **{"position": 0, "watched": True, **options})
     (only,) = draw_all(mx.array([list(logits)], dtype=mx.float32), [draw], [None])
     return only
 
@@ -43,7 +43,7 @@ def logits_for(scores: Sequence[float], sampling: Sampling) -> list[float]:
 @pytest.mark.parametrize(("gap", "near"), [(0.0, True), (BELOW, True), (ABOVE, False)])
 def test_a_greedy_draw_is_judged_by_its_logits(gap: float, *, near: bool) -> None:
     """The two best are compared, and the first is drawn whatever comes of it."""
-    assert drawn([1.0, 3.0, 3.0 - gap], GREEDY) == Drawn(1, None, near_tie=near)
+    assert draw_watched([1.0, 3.0, 3.0 - gap], GREEDY) == Drawn(1, None, near_tie=near)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0, 2.0])
@@ -55,7 +55,7 @@ def test_a_sampled_draw_is_judged_by_its_final_scores(
     """Logit over T and noise together, for each way of cutting."""
     sampling = replace(PLAIN, temperature=temperature, **cut)
     logits = logits_for([4.0, 9.0, 9.0 - gap, 2.0], sampling)
-    assert drawn(logits, sampling) == Drawn(1, None, near_tie=near)
+    assert draw_watched(logits, sampling) == Drawn(1, None, near_tie=near)
 
 
 @pytest.mark.parametrize(("gap", "near"), [(BELOW, True), (ABOVE, False)])
@@ -64,28 +64,28 @@ def test_penalties_come_before_the_judgement(logit: float, gap: float, *, near: 
     """A repeated token is compared as it is penalised, divided or multiplied."""
     sampling = replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.25)
     score = (logit / 1.5 if logit > 0 else logit * 1.5) - 0.25
-    one = drawn([logit, score - gap, -9.0], sampling, recent={0: 1})
-    other = drawn([logit, score + gap, -9.0], sampling, recent={0: 1})
+    one = draw_watched([logit, score - gap, -9.0], sampling, recent={0: 1})
+    other = draw_watched([logit, score + gap, -9.0], sampling, recent={0: 1})
     assert (one, other) == (Drawn(0, None, near_tie=near), Drawn(1, None, near_tie=near))
 
 
 def test_what_may_not_be_drawn_is_no_rival() -> None:
     """A token that is forbidden, or that the mask leaves out, was never near."""
-    assert drawn([3.0, 3.0, 1.0], GREEDY).near_tie
-    assert not drawn([3.0, 3.0, 1.0], GREEDY, forbidden=(1,)).near_tie
+    assert draw_watched([3.0, 3.0, 1.0], GREEDY).near_tie
+    assert not draw_watched([3.0, 3.0, 1.0], GREEDY, forbidden=(1,)).near_tie
     mask = AllowedTokens((0b101).to_bytes(4, "little"))
-    assert not drawn([3.0, 3.0, 1.0], GREEDY, mask=mask).near_tie
+    assert not draw_watched([3.0, 3.0, 1.0], GREEDY, mask=mask).near_tie
     nothing = AllowedTokens(bytes(4))
-    assert drawn([3.0, 3.0, 1.0], GREEDY, mask=nothing) == Drawn(TOKEN_NONE)
+    assert draw_watched([3.0, 3.0, 1.0], GREEDY, mask=nothing) == Drawn(TOKEN_NONE)
 
 
 def test_only_watched_rows_are_judged() -> None:
     """Neighbours are drawn as ever, and so is the row itself."""
     logits = mx.array([[3.0, 3.0, 1.0]] * 3, dtype=mx.float32)
     draws = [Draw(GREEDY, 0), Draw(GREEDY, 0, watched=True), Draw(GREEDY, 0)]
-    told = draw_all(logits, draws, [None] * 3)
-    assert [given.near_tie for given in told] == [False, True, False]
-    assert {given.token_id for given in told} == {0}
+    drawn_rows = draw_all(logits, draws, [None] * 3)
+    assert [drawn_row.near_tie for drawn_row in drawn_rows] == [False, True, False]
+    assert {drawn_row.token_id for drawn_row in drawn_rows} == {0}
 
 
 def test_a_nucleus_beyond_the_support_is_judged_in_full() -> None:
@@ -96,7 +96,7 @@ def test_a_nucleus_beyond_the_support_is_judged_in_full() -> None:
     for gap, near in ((BELOW, True), (ABOVE, False)):
         scores[10], scores[2000] = 9.0, 9.0 - gap
         logits = logits_for(scores, sampling)
-        assert drawn(logits, sampling) == Drawn(10, None, near_tie=near)
+        assert draw_watched(logits, sampling) == Drawn(10, None, near_tie=near)
 
 
 def test_many_draws_are_judged_as_the_definition_says() -> None:
@@ -108,7 +108,9 @@ def test_many_draws_are_judged_as_the_definition_says() -> None:
     final = np.sort(logits.astype(np.float64) + np.array(noise, dtype=np.float64), axis=-1)
     gaps = final[:, -1] - final[:, -2]
 
-    told = [given.near_tie for given in draw_all(mx.array(logits), draws, [None] * rows)]
+    near_ties = [
+        drawn_row.near_tie for drawn_row in draw_all(mx.array(logits), draws, [None] * rows)
+    ]
     sure = np.abs(gaps - NEAR_TIE) > NEAR_TIE / 100
-    assert [t for t, s in zip(told, sure, strict=True) if s] == list(gaps[sure] < NEAR_TIE)
-    assert sum(told) > 3
+    assert [t for t, s in zip(near_ties, sure, strict=True) if s] == list(gaps[sure] < NEAR_TIE)
+    assert sum(near_ties) > 3

@@ -47,7 +47,7 @@ class Oracle:
         return Guess(tokens, AGREED_MAX) if tokens else None
 
 
-def told(
+def drafter_for(
     follows: Mapping[tuple[int, ...], Sequence[int]], *, wrong: float = 0.0
 ) -> MakeTestDrafter:
     """Return what makes an Oracle for each prompt that it knows, and a look-up for any other."""
@@ -65,7 +65,7 @@ def eager(widths: Sequence[int] = WIDTHS) -> DepthController:
     """Return a controller that knows all widths, and that none of them costs anything."""
     controller = DepthController(widths=widths)
     for width in widths:
-        controller.ran(1, width, 0.0)
+        controller.learn_pass(1, width, 0.0)
     return controller
 
 

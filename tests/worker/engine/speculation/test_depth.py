@@ -55,7 +55,7 @@ class World:
         if depth:
             self.guessed += 1
             self.record.note(0, judged=min(right + 1, depth), right=right)
-        self.controller.ran(1, depth + 1, self.cost(depth))
+        self.controller.learn_pass(1, depth + 1, self.cost(depth))
         self.depths.append(depth)
         return depth
 
@@ -119,10 +119,10 @@ def test_one_stall_moves_a_cost_little() -> None:
     costs = StepCosts()
     for _ in range(20):
         costs.note(1, 1, 0.016)
-    assert costs.measured(1, 1) == pytest.approx(0.016)
+    assert costs.time_of(1, 1) == pytest.approx(0.016)
 
     costs.note(1, 1, 0.049)
-    assert costs.measured(1, 1) == pytest.approx(0.016 * 1.075)
+    assert costs.time_of(1, 1) == pytest.approx(0.016 * 1.075)
     assert INNOVATION_MAX < 1
 
 
@@ -134,7 +134,7 @@ def test_a_cost_that_has_changed_is_learnt(first_s: float) -> None:
         costs.note(1, 4, first_s)
     for _ in range(60):
         costs.note(1, 4, 0.032)
-    assert 0.031 <= (costs.measured(1, 4) or 0) <= 0.033
+    assert 0.031 <= (costs.time_of(1, 4) or 0) <= 0.033
 
 
 def test_the_first_step_of_a_kind_may_be_slow() -> None:
@@ -142,10 +142,10 @@ def test_the_first_step_of_a_kind_may_be_slow() -> None:
     costs = StepCosts()
     for seconds in (0.9, 0.02, 0.05):
         costs.note(4, 2, seconds)
-    assert costs.measured(4, 2) == 0.02
+    assert costs.time_of(4, 2) == 0.02
 
 
-def parked() -> World:
+def park_stream() -> World:
     """A stream whose guesses have not paid for thousands of steps."""
     world = World(lambda depth: 30 + 19 * depth, two_of_five)
     world.rounds(1100)
@@ -154,7 +154,7 @@ def parked() -> World:
 
 def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
     """At most ten tries in 4,096 rounds, then one in 512, and so none in the next 400."""
-    world = parked()
+    world = park_stream()
 
     assert sum(map(bool, world.rounds(4096))) <= 10
     while world.round() == 0:
@@ -165,19 +165,19 @@ def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
 
 def test_what_pays_again_is_found() -> None:
     """In a good time the guesses are back within 8,192 rounds, and tries are frequent again."""
-    world = parked()
+    world = park_stream()
     world.accepted = lambda _: 16
     world.cost = lambda depth: 30 + depth
 
-    found = next(i for i in range(8192) if world.round() and world.round())
-    assert found <= 8192
+    steps = next(i for i in range(8192) if world.round() and world.round())
+    assert steps <= 8192
     assert usual(world.rounds(400)) >= 5
     assert PROBE_INTERVAL_MIN == 4
 
 
 def test_a_stall_of_the_host_does_not_start_guessing() -> None:
     """Fault 17: one plain step that took a hundred times as long changes no choice."""
-    world = parked()
+    world = park_stream()
     while world.round() == 0:
         pass
     world.cost = lambda depth: 100 * (30 + 19 * depth)
@@ -201,8 +201,8 @@ def busy() -> DepthController:
     known = {1: (15, 20), 8: (28, 52), 16: (40, 86), 24: (55, 125), 31: (68, 160), 32: (70, 163)}
     for rows, (plain, wide) in known.items():
         for _ in range(SEEDING_SAMPLES):
-            controller.ran(rows, 1, plain / 1000)
-            controller.ran(rows, 4, wide / 1000)
+            controller.learn_pass(rows, 1, plain / 1000)
+            controller.learn_pass(rows, 4, wide / 1000)
     return controller
 
 
@@ -237,8 +237,8 @@ def test_few_rows_share_a_pass() -> None:
     controller = DepthController(widths=(1, 4))
     for rows, (plain, wide) in {1: (15, 20), 3: (19, 29), 4: (21, 33)}.items():
         for _ in range(SEEDING_SAMPLES):
-            controller.ran(rows, 1, plain / 1000)
-            controller.ran(rows, 4, wide / 1000)
+            controller.learn_pass(rows, 1, plain / 1000)
+            controller.learn_pass(rows, 4, wide / 1000)
     offers = [Offer(3, 16, sure())]
     assert controller.choose(4, offers * 3, width_max=4, shared_max=4) == Choice(4)
 

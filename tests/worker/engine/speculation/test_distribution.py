@@ -54,16 +54,16 @@ def model(folder: Path) -> Model:
 @pytest.fixture(scope="module")
 def exact(model: Model) -> Texts:
     """The exact probability of every output of three tokens."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+    probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NEW_TOKENS):
         longer: dict[tuple[int, ...], float] = {}
-        for text, probability in found.items():
+        for text, probability in probabilities.items():
             for token, chance in enumerate(next_distribution(model, text)):
                 if chance:
                     longer[(*text, token)] = probability * chance
-        found = longer
-    assert len(found) <= SAMPLING.top_k**NEW_TOKENS
-    return found
+        probabilities = longer
+    assert len(probabilities) <= SAMPLING.top_k**NEW_TOKENS
+    return probabilities
 
 
 def next_distribution(model: Model, text: Sequence[int]) -> list[float]:

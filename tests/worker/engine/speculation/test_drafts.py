@@ -92,9 +92,9 @@ def test_what_is_not_long_past_survives_the_forgetting() -> None:
                 lookup.push(token_id)
             lookup.push(1)
             lookup.push(2)
-            found = lookup.guess(1)
-            assert found is not None, (start, distance)
-            assert found.agreed == AGREED_MIN
+            guess = lookup.guess(1)
+            assert guess is not None, (start, distance)
+            assert guess.agreed == AGREED_MIN
 
 
 def naive(tokens: Sequence[int], depth: int) -> Guess | None:

@@ -67,7 +67,7 @@ def test_an_end_in_a_run_of_guesses(chain: tuple[Model, Tokenizer]) -> None:
     usage = sink.finished.usage
     assert (usage.drafted_tokens, usage.accepted_draft_tokens) == (2, 2)
     assert (counts.drafted_tokens, counts.accepted_tokens) == (2, 2)
-    assert tiny.prefix.known((1, 2, 3, 4, 0, 9)) == 3
+    assert tiny.prefix.count_known((1, 2, 3, 4, 0, 9)) == 3
 
 
 def test_a_stop_string_in_a_run_of_guesses(chain: tuple[Model, Tokenizer]) -> None:
@@ -79,7 +79,7 @@ def test_a_stop_string_in_a_run_of_guesses(chain: tuple[Model, Tokenizer]) -> No
     assert (sink.text, sink.ids, sink.reason) == ("2", [2, 3, 4], FinishReason.STOP_STRING)
     assert sink.finished.usage.completion_tokens == 3
     assert sink.finished.usage.accepted_draft_tokens == 3
-    assert tiny.prefix.known(tuple(range(1, 20))) == 3, "1, 2 and 3 were needed for 4"
+    assert tiny.prefix.count_known(tuple(range(1, 20))) == 3, "1, 2 and 3 were needed for 4"
 
 
 @pytest.mark.parametrize("kind", ["plain", "guessing"])
@@ -93,7 +93,7 @@ def test_a_stop_token_in_a_run_of_guesses(chain: tuple[Model, Tokenizer], kind: 
 
     assert steps(tiny) == (1 if depth else 4)
     assert (sink.text, sink.reason) == ("234", FinishReason.STOP_TOKEN)
-    assert tiny.prefix.known(tuple(range(1, 20))) == 4
+    assert tiny.prefix.count_known(tuple(range(1, 20))) == 4
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 16, 17])
@@ -106,7 +106,7 @@ def test_the_length_bounds_the_guesses(chain: tuple[Model, Tokenizer], most: int
     assert sink.ids == list(range(2, 2 + most))
     assert sink.reason is FinishReason.LENGTH
     assert sink.finished.usage.drafted_tokens <= most - 1
-    assert tiny.prefix.known(tuple(range(1, 60))) == most
+    assert tiny.prefix.count_known(tuple(range(1, 60))) == most
 
 
 def test_the_context_bounds_the_guesses(chain: tuple[Model, Tokenizer]) -> None:
@@ -130,11 +130,11 @@ def test_wrong_guesses_cost_nothing_but_the_step(chain: tuple[Model, Tokenizer])
 
     tiny.engine.step()
     assert sink.ids == [2, 3, 4]
-    assert tiny.prefix.known(tuple(range(1, 20))) == 0, "the answer is not published"
+    assert tiny.prefix.count_known(tuple(range(1, 20))) == 0, "the answer is not published"
     steps(tiny)
     assert sink.ids == list(range(2, 11))
-    assert tiny.prefix.known(tuple(range(1, 20))) == 9
-    assert tiny.prefix.known((1, 2, 3, *ODD, 9)) == 3, "nothing of a wrong guess is kept"
+    assert tiny.prefix.count_known(tuple(range(1, 20))) == 9
+    assert tiny.prefix.count_known((1, 2, 3, *ODD, 9)) == 3, "nothing of a wrong guess is kept"
 
 
 def test_each_token_of_a_run_is_an_event_of_its_own(chain: tuple[Model, Tokenizer]) -> None:
@@ -156,7 +156,7 @@ def test_a_cancel_after_a_run_leaves_the_row_where_it_stood(
     tiny.engine.cancel(request.stream)
 
     assert sink.ids == [2, 3, 4, 5]
-    assert tiny.prefix.known((1, 2, 3, 4, 5, 6)) == 4
+    assert tiny.prefix.count_known((1, 2, 3, 4, 5, 6)) == 4
     again = tiny.alone([1, *sink.ids], max_tokens=3, speculation_depth=0)
     assert (again.ids, again.finished.usage.cached_tokens) == ([6, 7, 8], 4)
 
@@ -191,7 +191,7 @@ def test_a_row_that_asks_for_log_probabilities_takes_one_token_beside_others(
     assert other.finished.usage.accepted_draft_tokens > 20
     alone = tiny.alone([1], max_tokens=10, top_logprobs=2)
     assert plain.ids == alone.ids == list(range(2, 12))
-    assert [len(told) for told in logprobs_of(plain)] == [1] * 10
+    assert [len(logprobs) for logprobs in logprobs_of(plain)] == [1] * 10
     for got, expected in zip(logprobs_of(plain), logprobs_of(alone), strict=True):
         assert got[0].chosen.logprob == pytest.approx(expected[0].chosen.logprob, abs=1e-4)
 
@@ -204,8 +204,8 @@ def logprobs_of(sink: Collected) -> list[tuple[Any, ...]]:
 def test_nothing_is_guessed_where_the_request_says_so(chain: tuple[Model, Tokenizer]) -> None:
     """Depth 0 is plain decoding; a bound is kept to; what is absent is the engine's."""
     tiny = engine(chain, tuple(range(2, 40)), depth=3)
-    assert drafted(tiny, speculation_depth=0) == 0
-    assert drafted(tiny) > 0
+    assert count_drafted(tiny, speculation_depth=0) == 0
+    assert count_drafted(tiny) > 0
     _, sink = tiny.submit([1], max_tokens=30, speculation_depth=1)
     while tiny.engine.busy:
         before = len(sink.ids)
@@ -213,6 +213,6 @@ def test_nothing_is_guessed_where_the_request_says_so(chain: tuple[Model, Tokeni
         assert len(sink.ids) - before <= 2
 
 
-def drafted(tiny: TinyEngine, **given: Any) -> int:
+def count_drafted(tiny: TinyEngine, **options: Any) -> int:
     """Return how many guesses of one stream were judged."""
-    return tiny.alone([1], max_tokens=20, **given).finished.usage.drafted_tokens
+    return tiny.alone([1], max_tokens=20, **options).finished.usage.drafted_tokens

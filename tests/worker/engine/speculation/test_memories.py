@@ -29,7 +29,7 @@ from tests.support.engines import GREEDY, Collected, TinyEngine
 from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import write_dense_model
 from tests.support.remembering import AMPLE, MEMORIES, STRAY_NBYTES, WINDOW, tokens_of
-from tests.worker.engine.speculation.guessing import guessing_engine, told
+from tests.worker.engine.speculation.guessing import drafter_for, guessing_engine
 from tests.worker.tiny import load
 
 SEEDED = Sampling(1.0, 40, 0.95, 0.0, seed=11, repetition_penalty=1.2)
@@ -53,17 +53,17 @@ class Scene:
         return guessing_engine(
             self.model,
             self.tokenizer,
-            make_drafter=told(self.plain, wrong=WRONG),
+            make_drafter=drafter_for(self.plain, wrong=WRONG),
             depth=15 if guesses else 0,
             kv=self.kv,
             **{"prefix_nbytes": AMPLE, **options},
         )
 
-    def learn(self, prompt: tuple[int, ...], **given: Any) -> Collected:
+    def learn(self, prompt: tuple[int, ...], **options: Any) -> Collected:
         """Decode a prompt plainly, with nothing to reuse, and remember what came."""
-        key = (prompt, *sorted(given.items(), key=lambda item: item[0]))
+        key = (prompt, *sorted(options.items(), key=lambda item: item[0]))
         if key not in self.known:
-            self.known[key] = self.engine(guesses=False, prefix_nbytes=0).alone(prompt, **given)
+            self.known[key] = self.engine(guesses=False, prefix_nbytes=0).alone(prompt, **options)
         self.plain[prompt] = tuple(self.known[key].ids)
         return self.known[key]
 
@@ -94,20 +94,20 @@ def test_guessing_changes_neither_tokens_nor_what_is_kept(
 ) -> None:
     """Streams of all lengths, before and after a window has come round, then prompts on top."""
     prompts = [tokens_of(seed, length) for seed, length in ((1, 3), (2, 20), (3, 100))]
-    given: dict[str, Any] = {"max_tokens": 40, "sampling": sampling}
-    plain = [scene.learn(prompt, **given) for prompt in prompts]
+    options: dict[str, Any] = {"max_tokens": 40, "sampling": sampling}
+    plain = [scene.learn(prompt, **options) for prompt in prompts]
     guessing, patient = scene.engine(guesses=True), scene.engine(guesses=False)
 
     for prompt, expected in zip(prompts, plain, strict=True):
-        sink = guessing.alone(prompt, **given)
-        assert sink.ids == expected.ids == patient.alone(prompt, **given).ids
+        sink = guessing.alone(prompt, **options)
+        assert sink.ids == expected.ids == patient.alone(prompt, **options).ids
         usage = sink.finished.usage
         if kind == "hybrid" or (kind in ("sliding", "mixed") and len(prompt) >= WINDOW):
             assert usage.drafted_tokens == 0, "nothing that could not be taken back is guessed"
         else:
             assert 0 < usage.accepted_draft_tokens < usage.drafted_tokens
         later = (*prompt, *sink.ids, *tokens_of(9, 5))
-        assert guessing.prefix.known(later) == patient.prefix.known(later) > 0
+        assert guessing.prefix.count_known(later) == patient.prefix.count_known(later) > 0
         assert guessing.prefix.nbytes == patient.prefix.nbytes
         # What is kept is sound, too: the next turn's tokens are those of a cold engine.
         cold = scene.engine(guesses=False, prefix_nbytes=0).alone(later, max_tokens=5)
@@ -116,7 +116,7 @@ def test_guessing_changes_neither_tokens_nor_what_is_kept(
 
 
 @contextmanager
-def audited(tiny: TinyEngine) -> Iterator[None]:
+def audit_memory(tiny: TinyEngine) -> Iterator[None]:
     """Assert at the end that the engine holds nothing but what its prefix cache accounts for."""
     tiny.rest()
     gc.collect()
@@ -182,7 +182,7 @@ def test_any_mix_gives_each_stream_its_own(scene: Scene, mix: list[Job], bounded
     alone = [
         scene.learn(job.prompt, max_tokens=job.max_tokens, sampling=job.sampling) for job in mix
     ]
-    with audited(tiny):
+    with audit_memory(tiny):
         together = run_together(tiny, mix)
     for job, sink, expected in zip(mix, together, alone, strict=True):
         if sink.ended:

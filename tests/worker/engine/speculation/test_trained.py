@@ -13,8 +13,8 @@ from mlxd_worker.engine.speculation.drafts import MakeDrafter, PromptLookup
 from tests.support.effort import examples
 from tests.support.engines import Collected
 from tests.support.near_ties import NEAR_TIE, slack_of
-from tests.support.trained import MODELS, Trained, trained
-from tests.worker.engine.speculation.guessing import guessing_engine, told
+from tests.support.trained import MODELS, Trained, train_model
+from tests.worker.engine.speculation.guessing import drafter_for, guessing_engine
 from tests.worker.tiny import caches_of, floats, forced_logits
 
 STREAMS = examples(10, few=5)
@@ -36,7 +36,7 @@ COPIED = (
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Trained:
     """Each trained model."""
-    return trained(request.param)
+    return train_model(request.param)
 
 
 def prompts_of(model: Trained) -> list[tuple[int, ...]]:
@@ -82,7 +82,7 @@ def test_greedy_token_for_token(model: Trained) -> None:
         model,
         prompts,
         depths=[(15, 15, 7, 0)[i % 4] for i in range(len(prompts))],
-        make_drafter=told(known, wrong=0.2),
+        make_drafter=drafter_for(known, wrong=0.2),
     )
 
     for prompt, one, other in zip(prompts, plain, guessed, strict=True):

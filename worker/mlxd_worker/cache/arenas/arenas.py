@@ -115,7 +115,7 @@ class Arenas:
             return []
         return [arena for arena in self.of(self.filling.capacity) if arena is not self.filling]
 
-    def ordered(self) -> list[Arena]:
+    def in_order(self) -> list[Arena]:
         """Return all by capacity, then age."""
         return sorted(self._arenas.values(), key=lambda arena: (arena.capacity, arena.id))
 
@@ -169,7 +169,7 @@ class Arenas:
         fitting = (a for a in reversed(self._spares.values()) if (a.capacity, a.slots) == shape)
         return next(fitting, None)
 
-    def displaced(self, capacity: int, slots: int) -> list[Arena]:
+    def spares_to_close(self, capacity: int, slots: int) -> list[Arena]:
         """Return the spares that an arena of this shape would close, oldest first."""
         if self.spare_for(capacity, slots) is not None:
             return []
@@ -181,7 +181,7 @@ class Arenas:
         self.next_id = ArenaId(self.next_id + 1)
         spare = self.spare_for(capacity, slots)
         if spare is None:
-            self.close_spares(self.displaced(capacity, slots), changes)
+            self.close_spares(self.spares_to_close(capacity, slots), changes)
             changes.append(Open(arena.id, capacity=capacity, slots=slots))
         else:
             del self._spares[spare.id]

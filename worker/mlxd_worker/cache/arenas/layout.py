@@ -95,7 +95,7 @@ def group_of(
     first, count = part.batch_rows[0], len(part.batch_rows)
     steps = mx.arange(width, dtype=mx.int32)
     own = offsets[first : first + count] if part.members is None else offsets[part.members]
-    asked = own if part.queriers is None else offsets[part.queriers]
+    first_positions = own if part.queriers is None else offsets[part.queriers]
     longest = max(lengths[index] for index in part.batch_rows)
     fine = min(-(-longest // FINE_SPAN) * FINE_SPAN, part.capacity)
     return Group(
@@ -109,7 +109,7 @@ def group_of(
         span=part.capacity if whole_arenas else fine,
         write_slots=part.write_slots,
         write_positions=own[:, None] + steps,
-        last_visible=asked[:, None] + steps,
+        last_visible=first_positions[:, None] + steps,
     )
 
 

@@ -27,16 +27,16 @@ class RowLengths:
         """Know of no row."""
         self._lengths: dict[RowId, _Length] = {}
 
-    def joined(self, row: RowId, *, tokens: int, tokens_max: int | None) -> None:
+    def join(self, row: RowId, *, tokens: int, tokens_max: int | None) -> None:
         """Take a row; it may become `tokens_max` long, None where nobody knows."""
         self._lengths[row] = _Length(tokens, tokens_max)
 
-    def reserved(self, wanted: Mapping[RowId, int]) -> None:
+    def reserve(self, wanted: Mapping[RowId, int]) -> None:
         """Note what rows have reserved."""
         for row, tokens in wanted.items():
             self._lengths[row].tokens = tokens
 
-    def left(self, row: RowId) -> None:
+    def leave(self, row: RowId) -> None:
         """Forget a row."""
         del self._lengths[row]
 

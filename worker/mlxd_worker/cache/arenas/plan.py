@@ -79,12 +79,12 @@ class StepPlan:
     memo: dict[tuple[object, ...], mx.array] = field(default_factory=dict)
     """Masks and indices that layers with the same geometry share within this pass."""
 
-    def shared(self, key: tuple[object, ...], make: Callable[[], mx.array]) -> mx.array:
+    def share(self, key: tuple[object, ...], make: Callable[[], mx.array]) -> mx.array:
         """Return what `make` gives, made once a pass for all layers that use the same `key`."""
-        found = self.memo.get(key)
-        if found is None:
-            found = self.memo[key] = make()
-        return found
+        value = self.memo.get(key)
+        if value is None:
+            value = self.memo[key] = make()
+        return value
 
     def in_order(self, parts: Sequence[mx.array]) -> mx.array:
         """Return what the groups' rows read, group by group, in the batch's order, lazy."""

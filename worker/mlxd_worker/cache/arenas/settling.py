@@ -37,7 +37,7 @@ def move_one(arenas: Arenas, changes: list[Change]) -> bool:
 
 def sink_one(arenas: Arenas, changes: list[Change]) -> None:
     """Move the last row of an arena, where too much is read below it, into its first free slot."""
-    for arena in arenas.ordered():
+    for arena in arenas.in_order():
         last = max(slot for slot, row in enumerate(arena.rows) if row is not None)
         row = arena.rows[last]
         if row is not None and arena.used <= last and last + 1 >= SUNK * arena.used:

@@ -93,12 +93,12 @@ class RowTable:
     @property
     def rows(self) -> tuple[RowId, ...]:
         """All rows by arena, then slot: the order in which a batch needs no gathering."""
-        return tuple(row for arena in self._arenas.ordered() for row in rows_in(arena))
+        return tuple(row for arena in self._arenas.in_order() for row in rows_in(arena))
 
     @property
     def arenas(self) -> tuple[Open, ...]:
         """The arenas that exist, by capacity, then age, as they were opened."""
-        return tuple(arena.opened for arena in self._arenas.ordered())
+        return tuple(arena.opened for arena in self._arenas.in_order())
 
     @property
     def spares(self) -> tuple[Open, ...]:
@@ -179,7 +179,7 @@ class RowTable:
         shape = (room.capacity, room.slots)
         if self._arenas.spare_for(*shape) is not None:
             return None, ()
-        closed = tuple(spare.opened for spare in self._arenas.displaced(*shape))
+        closed = tuple(spare.opened for spare in self._arenas.spares_to_close(*shape))
         return Open(self._arenas.next_id, capacity=room.capacity, slots=room.slots), closed
 
     def join(
@@ -206,8 +206,8 @@ class RowTable:
         if room is None:
             return None
         changes: list[Change] = []
-        self._arenas.seat(row, self._entered(room, changes), changes)
-        self._lengths.joined(row, tokens=tokens, tokens_max=tokens_max)
+        self._arenas.seat(row, self._enter(room, changes), changes)
+        self._lengths.join(row, tokens=tokens, tokens_max=tokens_max)
         return changes
 
     def rehearse(self, row: RowId, *, capacity: int, slots: int) -> list[Change]:
@@ -220,7 +220,7 @@ class RowTable:
             raise RowError(f"{slots} slots of {capacity} tokens beside {len(self)} rows")
         changes: list[Change] = []
         self._arenas.seat(row, self._arenas.open(capacity, slots, changes), changes)
-        self._lengths.joined(row, tokens=1, tokens_max=None)
+        self._lengths.join(row, tokens=1, tokens_max=None)
         return changes
 
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
@@ -233,7 +233,7 @@ class RowTable:
         """
         targets = {row: self.class_of(tokens) for row, tokens in wanted.items()}
         crossing = [row for row, target in targets.items() if target > self.capacity(row)]
-        self._lengths.reserved(wanted)
+        self._lengths.reserve(wanted)
         coming = Counter(targets[row] for row in crossing)
         changes: list[Change] = []
         for row in crossing:
@@ -251,7 +251,7 @@ class RowTable:
         """
         place = self.place(row)
         del self._arenas.places[row]
-        self._lengths.left(row)
+        self._lengths.leave(row)
         changes: list[Change] = [Free(place)]
         self._arenas.vacate(place, changes)
         return changes
@@ -321,7 +321,7 @@ class RowTable:
                 return _Room(None, capacity, size)
         return None
 
-    def _entered(self, room: _Room, changes: list[Change]) -> Arena:
+    def _enter(self, room: _Room, changes: list[Change]) -> Arena:
         if room.arena is not None:
             return room.arena
         arena = self._arenas.open(room.capacity, room.slots, changes)
@@ -338,7 +338,7 @@ class RowTable:
         if room is None:
             self._merge(self.classes, self.classes[-1], self.rows_max, changes)
         else:
-            self._arenas.move(row, self._entered(room, changes), changes)
+            self._arenas.move(row, self._enter(room, changes), changes)
 
     def _nearing(self, capacity: int) -> int:
         """Return how many rows stand just below a class, those that cross now included."""
@@ -368,7 +368,7 @@ class RowTable:
     ) -> None:
         """Move all rows of some classes into one new arena at once."""
         arenas = self._arenas
-        rows = [row for a in arenas.ordered() if a.capacity in merged for row in rows_in(a)]
+        rows = [row for a in arenas.in_order() if a.capacity in merged for row in rows_in(a)]
         arenas.filling = None
         together = arenas.open(capacity, slots, changes)
         for row in rows:

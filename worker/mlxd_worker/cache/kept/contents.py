@@ -88,7 +88,7 @@ class RowContents:
         """
         return self._of(row).offset
 
-    def joined(self, row: RowId) -> None:
+    def join(self, row: RowId) -> None:
         """Note a new row, empty.
 
         Raises:

@@ -310,9 +310,9 @@ class SnapshotBook:
             parent.close()
             child.close()
             return merged
-        return self._joined(parent, child)
+        return self._join(parent, child)
 
-    def _joined(self, parent: Snapshot, child: Snapshot) -> Snapshot:
+    def _join(self, parent: Snapshot, child: Snapshot) -> Snapshot:
         kind, start, stop = parent.kind, parent.start, child.stop
         before, after = list(parent.read()), list(child.read())
         parent.close()

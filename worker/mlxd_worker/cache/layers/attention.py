@@ -65,7 +65,7 @@ def visible_by_slot(group: Group, span: int, plan: StepPlan) -> mx.array:
         last = group.last_visible[:, None, :, None]
         return additive(mx.arange(span, dtype=mx.int32) > last, plan.dtype)
 
-    return plan.shared(("visible", group.arena, span), make)
+    return plan.share(("visible", group.arena, span), make)
 
 
 def shares_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
@@ -99,19 +99,19 @@ def attend_slots(
     shared = heads // kv_heads
     folded = mx.broadcast_to(mask[:, :, None], (slots, 1, shared, width, span))
     folded = folded.reshape(slots, 1, shared * width, span)
-    asked = queries.reshape(slots, kv_heads, shared * width, head_dim)
+    grouped = queries.reshape(slots, kv_heads, shared * width, head_dim)
     beside = folded_sinks(sinks, kv_heads, width)
     powers = by_powers() and queries.dtype == mx.float32
 
     def read(part: slice) -> mx.array:
         if powers and beside is None:
-            exponents = (asked[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
+            exponents = (grouped[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
             return softmax_of_powers(exponents + folded[part]) @ values[part]
         if beside is not None:  # MLX has one sink for all queries of a head
-            scores = (asked[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
+            scores = (grouped[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
             return shares_of(scores, beside) @ values[part]
         return mx.fast.scaled_dot_product_attention(
-            asked[part], keys[part], values[part], scale=scale, mask=folded[part]
+            grouped[part], keys[part], values[part], scale=scale, mask=folded[part]
         )
 
     cost = slots * heads * width * span * SCORE_VALUES
@@ -139,25 +139,25 @@ def attend_chunk(
         return mx.fast.scaled_dot_product_attention(
             queries, seen_keys, seen_values, scale=scale, sinks=sinks
         )
-    asked, parts = queries * scale, []
+    scaled, parts = queries * scale, []
     for first in range(0, width, BLOCK_QUERIES):
-        block = asked[:, :, first : first + BLOCK_QUERIES]
+        block = scaled[:, :, first : first + BLOCK_QUERIES]
         seen = length - width + first + block.shape[2]
         parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen], sinks))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
 def _attend_block(
-    asked: mx.array, keys: mx.array, values: mx.array, sinks: mx.array | None
+    queries: mx.array, keys: mx.array, values: mx.array, sinks: mx.array | None
 ) -> mx.array:
     """Return what the last positions' scaled queries read, in single steps: a CPU fuses none.
 
     The exponentials go side by side; the products, which use all cores by themselves, do not.
     """
-    _, heads, count, _ = asked.shape
+    _, heads, count, _ = queries.shape
     kv_heads, seen = keys.shape[1:3]
     folded = (1, kv_heads, heads // kv_heads * count, -1)
-    scores = (asked.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
+    scores = (queries.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
     if count > 1:
         later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
         scores = scores + additive(later, scores.dtype)
@@ -191,19 +191,19 @@ def attend_row(
     most = CHUNK_WIDTHS[-1]
     parts = []
     for first in range(0, width, most):
-        asked = queries[:, :, first : first + most]
-        padded = padded_width(asked.shape[2])
-        mask = plan.shared(
+        block = queries[:, :, first : first + most]
+        padded = padded_width(block.shape[2])
+        mask = plan.share(
             ("causal", chunk.arena, span, first),
             lambda first=first, padded=padded: _causal(  # type: ignore[misc]
                 chunk.start[1:] + first, padded, span, plan.dtype
             ),
         )
-        wide = mx.pad(asked, [(0, 0), (0, 0), (0, padded - asked.shape[2]), (0, 0)])
+        wide = mx.pad(block, [(0, 0), (0, 0), (0, padded - block.shape[2]), (0, 0)])
         read = mx.fast.scaled_dot_product_attention(
             wide, keys, values, scale=scale, mask=mask, sinks=sinks
         )
-        parts.append(read[:, :, : asked.shape[2]])
+        parts.append(read[:, :, : block.shape[2]])
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 

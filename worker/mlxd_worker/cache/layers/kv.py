@@ -92,15 +92,15 @@ class KVCache(SliceableCache):
         return seen_keys, seen_values
 
     def attend_joined_passes(
-        self, asked: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
+        self, parts: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
     ) -> list[mx.array]:
         """Do `attend` for several passes, no row being in two; return what each one reads.
 
         All write before any reads: a view of an array that is still to be written would copy it.
         """
-        for part in asked:
+        for part in parts:
             self._write(part.keys, part.values, part.plan)
-        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in asked]
+        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in parts]
 
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
@@ -162,7 +162,7 @@ class KVCache(SliceableCache):
         """Write a batch's tokens, each row's at its own position; only these are touched."""
         # Made once a pass: with a slice among the indices each layer would make its own.
         at = tuple(
-            plan.shared(
+            plan.share(
                 ("write", group.arena, self.kv_heads, axis),
                 partial(_target, group, self.kv_heads, axis),
             )

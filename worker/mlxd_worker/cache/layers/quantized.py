@@ -155,7 +155,7 @@ class QuantizedKVCache(SliceableCache):
         write_block(arrays, chunk.start, new.arrays)
         row = slice(chunk.slot, chunk.slot + 1)
         span = chunk.capacity if plan.bounded_shapes else chunk.length
-        keys, values = self._unpacked(Packed(*(array[row, :, :span] for array in arrays)))
+        keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
         return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
 
     def _attend_group(
@@ -173,15 +173,15 @@ class QuantizedKVCache(SliceableCache):
         scatter(arrays, group.write_slots, group.write_positions, tokens)
         seen = Packed(*(array[:slots, :, :span] for array in arrays))
         mask = visible_by_slot(group, span, plan)
-        asked = by_slot(queries, group)
+        grouped = by_slot(queries, group)
         if not self.packed_products:
-            keys, values = self._unpacked(seen)
-            return attend_slots(asked, keys, values, mask, scale=scale, sinks=sinks)
-        return self._attend_packed(asked, seen, mask, scale=scale, sinks=sinks)
+            keys, values = self._unpack(seen)
+            return attend_slots(grouped, keys, values, mask, scale=scale, sinks=sinks)
+        return self._attend_packed(grouped, seen, mask, scale=scale, sinks=sinks)
 
     def _attend_packed(
         self,
-        asked: mx.array,
+        queries: mx.array,
         seen: Packed,
         mask: mx.array,
         *,
@@ -189,9 +189,9 @@ class QuantizedKVCache(SliceableCache):
         sinks: mx.array | None,
     ) -> mx.array:
         """Attend without unpacking; heads that share keys are query positions of one head."""
-        slots, heads, width, _ = asked.shape
+        slots, heads, width, _ = queries.shape
         shared = heads // self.kv_heads
-        folded = (asked * scale).reshape(slots, self.kv_heads, shared * width, self.head_dim)
+        folded = (queries * scale).reshape(slots, self.kv_heads, shared * width, self.head_dim)
         keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
         values = Packed(*(array[:, self.kv_heads :] for array in seen.arrays))
         scores = self.packing.product(folded, keys, transpose=True)
@@ -202,6 +202,6 @@ class QuantizedKVCache(SliceableCache):
         read = self.packing.product(weights, values, transpose=False)
         return read.reshape(slots, heads, width, self.head_dim)
 
-    def _unpacked(self, stored: Packed) -> tuple[mx.array, mx.array]:
+    def _unpack(self, stored: Packed) -> tuple[mx.array, mx.array]:
         both = self.packing.unpack(stored)
         return both[:, : self.kv_heads], both[:, self.kv_heads :]

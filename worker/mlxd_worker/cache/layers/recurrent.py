@@ -150,7 +150,7 @@ class RecurrentCache:
         block = self._held.get(plan.places[0])
         if block is not None and block.is_of(plan.places):
             return tuple(block.arrays)
-        return self._gathered(plan)
+        return self._gather(plan)
 
     def put(self, plan: StepPlan, states: Sequence[mx.array]) -> None:
         """Take the states after the pass, each `[N, *shape]` in the batch's order; lazy.
@@ -163,7 +163,7 @@ class RecurrentCache:
         self._check(states, rows=len(plan.places))
         self._replace(plan.places, [mx.contiguous(state) for state in states])
 
-    def written(self, result: mx.array) -> mx.array:
+    def write_result(self, result: mx.array) -> mx.array:
         """Return `result` such that whoever evaluates it has the last `put` carried out first.
 
         Left to themselves, the states of all layers come at the end of the pass, and until then the
@@ -173,21 +173,21 @@ class RecurrentCache:
         ordered: list[mx.array] = mx.depends([result], list(self.arrays().values()))
         return ordered[0]
 
-    def _gathered(self, plan: StepPlan) -> tuple[mx.array, ...]:
+    def _gather(self, plan: StepPlan) -> tuple[mx.array, ...]:
         """Return the states of rows of several blocks, or of some rows of one."""
-        found = [self._held.get(place) for place in plan.places]
+        blocks = [self._held.get(place) for place in plan.places]
         starts: dict[_Block, int] = {}
         total = 0
-        for block in found:
+        for block in blocks:
             if block is not None and block not in starts:
                 starts[block] = total
                 total += block.slots
         indices = tuple(
             total if block is None else starts[block] + block.slot_of[place]
-            for place, block in zip(plan.places, found, strict=True)
+            for place, block in zip(plan.places, blocks, strict=True)
         )
         parts = [block.arrays for block in starts]
-        if None in found:
+        if None in blocks:
             parts.append(self._zeros())
             total += 1
         joined = [
@@ -196,7 +196,7 @@ class RecurrentCache:
         ]
         if indices == tuple(range(total)):
             return tuple(joined)
-        index = plan.shared(("rows", *indices), lambda: mx.array(indices, dtype=mx.int32))
+        index = plan.share(("rows", *indices), lambda: mx.array(indices, dtype=mx.int32))
         return tuple(mx.take(array, index, axis=0) for array in joined)
 
     def _replace(self, places: tuple[Place, ...], arrays: list[mx.array]) -> None:

@@ -206,9 +206,9 @@ class RotatingCache(ArenaCache):
             padding = padded_width(count) - count if plan.bounded_shapes else 0
             held = ring if plan.bounded_shapes else min(before + first, ring)
             read = mx.fast.scaled_dot_product_attention(
-                _padded(new_queries, padding),
-                _after(arrays[0][row, :, :held], _padded(new_keys, padding)),
-                _after(arrays[1][row, :, :held], _padded(new_values, padding)),
+                _pad(new_queries, padding),
+                _after(arrays[0][row, :, :held], _pad(new_keys, padding)),
+                _after(arrays[1][row, :, :held], _pad(new_values, padding)),
                 scale=scale,
                 mask=self._chunk_mask(chunk, plan, first, held, count + padding),
                 sinks=sinks,
@@ -229,7 +229,7 @@ class RotatingCache(ArenaCache):
     def _chunk_mask(
         self, chunk: Chunk, plan: StepPlan, first: int, held: int, width: int
     ) -> mx.array:
-        return plan.shared(
+        return plan.share(
             ("sliding", self.window, chunk.arena, first),
             lambda: sliding_mask(self.window, chunk.start[1:] + first, held, width, plan.dtype),
         )
@@ -254,7 +254,7 @@ class RotatingCache(ArenaCache):
             seen_keys, seen_values = (array[:slots, :, :seen] for array in arrays)
             mask = visible_by_slot(group, seen, plan)
             return attend_slots(by_row, seen_keys, seen_values, mask, scale=scale, sinks=sinks)
-        mask = plan.shared(
+        mask = plan.share(
             ("sliding", self.window, group.arena),
             lambda: sliding_mask(self.window, group.last_visible[:, 0], ring, width, plan.dtype),
         )
@@ -274,7 +274,7 @@ class RotatingCache(ArenaCache):
         return min(capacity, self.window)
 
 
-def _padded(array: mx.array, columns: int) -> mx.array:
+def _pad(array: mx.array, columns: int) -> mx.array:
     return mx.pad(array, [(0, 0), (0, 0), (0, columns), (0, 0)]) if columns else array
 
 

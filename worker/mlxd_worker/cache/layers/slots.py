@@ -39,8 +39,8 @@ class SlotCache(LayerCache, Protocol):
 
 def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SlotCache, ...] | None:
     """Return the layers as what a pass by slots needs; None where one of them cannot be that."""
-    found = tuple(layer for layer in layers if isinstance(layer, SliceableCache))
-    return found if found and len(found) == len(layers) else None
+    sliceable = tuple(layer for layer in layers if isinstance(layer, SliceableCache))
+    return sliceable if sliceable and len(sliceable) == len(layers) else None
 
 
 @dataclass(frozen=True, slots=True)

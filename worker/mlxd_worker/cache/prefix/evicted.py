@@ -49,7 +49,7 @@ class EvictedRuns:
         while len(self._runs) > RUNS_MAX or self.tokens > TOKENS_MAX:
             del self._runs[0]
 
-    def matched(self, key: Key) -> int:
+    def match(self, key: Key) -> int:
         """Return how much of `key`, from its beginning, is the beginning of an evicted run."""
         best = 0
         for run in self._runs:
@@ -63,9 +63,9 @@ class EvictedRuns:
         # The last token of a prompt is always evaluated, so no state is looked for at its end.
         within = {n for n, _ in self._states if beyond < n < length(key)}
         running, at = blake2b(digest_size=HASH_NBYTES), 0
-        found: set[tuple[int, bytes]] = set()
+        states: set[tuple[int, bytes]] = set()
         for n in sorted(within):
             running.update(part(key, at, n))
             at = n
-            found.add((n, running.digest()))
-        return not found.isdisjoint(self._states)
+            states.add((n, running.digest()))
+        return not states.isdisjoint(self._states)

@@ -88,9 +88,9 @@ def best_target(
     limit = min(limit, reach)
     stops = (snapshot.stop for held in states.values() for snapshot in held)
     for offset in sorted({limit, *(stop for stop in stops if stop < limit)}, reverse=True):
-        found = [_state_for(offset, held, rewinds) for held in states.values()]
-        chosen = [state for state in found if state is not None]
-        if offset > 0 and len(chosen) == len(found):
+        candidates = [_state_for(offset, held, rewinds) for held in states.values()]
+        chosen = [state for state in candidates if state is not None]
+        if offset > 0 and len(chosen) == len(candidates):
             cut = [part for chain in chains.values() for part in chain if part.start < offset]
             return Target(offset, (*cut, *chosen))
     return Target(0, ())

@@ -79,7 +79,7 @@ class PrefixCache:
         self.counts = counts or PrefixCounts()
         self.budget_nbytes = budget_nbytes
         self.version = 0
-        """Changes whenever `known` may have grown."""
+        """Changes whenever `count_known` may have grown."""
         self._caches = caches
         self._contents = caches.contents
         self._tenants: dict[RowId, _Tenant] = {}
@@ -113,7 +113,7 @@ class PrefixCache:
         """The bytes that snapshots own, those of running rows included."""
         return self._trie.nbytes + self._captured_nbytes()
 
-    def known(self, prompt: Sequence[int]) -> int:
+    def count_known(self, prompt: Sequence[int]) -> int:
         """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
         if not self.enabled:
             return 0
@@ -153,7 +153,7 @@ class PrefixCache:
         """Return where the row's next pass must end at the latest; None: anywhere."""
         return self._contents.next_stop(row)
 
-    def advanced(self, row: RowId) -> None:
+    def advance(self, row: RowId) -> None:
         """Capture what is due, after a pass of the row has been evaluated."""
         tenant = self._tenants.get(row)
         if tenant is None or not tenant.points or self._contents.offset(row) < tenant.points[0]:
@@ -219,7 +219,7 @@ class PrefixCache:
     def _reason(self, key: Key, match: Match[Kind, Snapshot], cached: int) -> CacheReason:
         if cached == length(key) - 1:
             return CacheReason.NONE
-        if self._evicted.matched(key) > match.count or self._evicted.had_state(key, beyond=cached):
+        if self._evicted.match(key) > match.count or self._evicted.had_state(key, beyond=cached):
             return CacheReason.EVICTED
         if cached < match.count:
             return CacheReason.NON_TRIMMABLE_DIVERGENCE

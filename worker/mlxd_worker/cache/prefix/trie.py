@@ -195,7 +195,7 @@ class PrefixTrie(Generic[K, S]):
         self._evictable.rank(self._now)
         while self._nbytes > max(to_nbytes, 0):
             node = self._evictable.least()
-            gone.append(self._described(node))
+            gone.append(self._describe(node))
             if node.children:
                 self._strip(node)
             else:
@@ -330,7 +330,7 @@ class PrefixTrie(Generic[K, S]):
     def _adopt(self, node: Node[K, S], kind: K, snapshot: S) -> None:
         node.snapshots[kind] = snapshot
         self._grow(node, snapshot.nbytes)
-        snapshot.on_materialise = partial(self._materialised, node)
+        snapshot.on_materialise = partial(self._note_materialised, node)
 
     def _release(self, node: Node[K, S], kind: K) -> S:
         snapshot = node.snapshots.pop(kind)
@@ -342,7 +342,7 @@ class PrefixTrie(Generic[K, S]):
         node.nbytes += nbytes
         self._nbytes += nbytes
 
-    def _materialised(self, node: Node[K, S], nbytes: int) -> None:
+    def _note_materialised(self, node: Node[K, S], nbytes: int) -> None:
         self._grow(node, nbytes)
         if node in self._evictable:
             self._evictable.note(node)
@@ -374,7 +374,7 @@ class PrefixTrie(Generic[K, S]):
                 return before.stop
         return 0
 
-    def _described(self, node: Node[K, S]) -> Evicted:
+    def _describe(self, node: Node[K, S]) -> Evicted:
         states_only = bool(node.children)
         nbytes = node.whole_nbytes if states_only else node.nbytes
         start = node.start if states_only else self._useless_without(node).start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mlxd_shared.domain.chats import json_object
-from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, called
+from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, make_call
 
 _OPEN: Final = "<｜tool▁call▁begin｜>"  # noqa: RUF001 - the letter is the model's
 _CLOSE: Final = "<｜tool▁call▁end｜>"  # noqa: RUF001 - the letter is the model's
@@ -24,14 +24,14 @@ def _decode(body: str, _: Tools) -> list[Called] | None:
 
 def _call(text: str) -> Called | None:
     inner, _, after = text.partition(_CLOSE)
-    first, found, second = inner.partition(_SEPARATOR)
-    if after.strip() or not found:
+    first, separator, second = inner.partition(_SEPARATOR)
+    if after.strip() or not separator:
         return None
     name, fence, arguments = second.strip().partition(f"{_FENCE}json")
     if not fence or not arguments.endswith(_FENCE):
         name, arguments = first, second
     try:
-        return called(name.strip(), json_object(arguments.removesuffix(_FENCE)))
+        return make_call(name.strip(), json_object(arguments.removesuffix(_FENCE)))
     except ValueError:
         return None
 

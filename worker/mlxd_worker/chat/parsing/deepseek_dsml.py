@@ -15,7 +15,7 @@ import json
 import re
 from typing import Any, Final
 
-from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, between, called
+from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, between, make_call
 
 MARK: Final = "｜DSML｜"
 _INVOKE: Final = f"<{MARK}invoke "
@@ -44,17 +44,17 @@ def _call(text: str) -> Called | None:
         return None
     arguments: dict[str, Any] = {}
     place = name.end()
-    while given := between(text, place, _PARAMETER, _PARAMETER_END):
-        argument = _ARGUMENT.match(given[0])
+    while parameter := between(text, place, _PARAMETER, _PARAMETER_END):
+        argument = _ARGUMENT.match(parameter[0])
         if argument is None:
             return None
-        value = given[0][argument.end() :]
+        value = parameter[0][argument.end() :]
         try:
             arguments[argument[1]] = value if argument[2] == "true" else json.loads(value)
         except (ValueError, RecursionError):
             return None
-        place = given[1]
-    return None if text[place:].strip() else called(name[1], arguments)
+        place = parameter[1]
+    return None if text[place:].strip() else make_call(name[1], arguments)
 
 
 def _syntax(whole: str) -> CallSyntax:

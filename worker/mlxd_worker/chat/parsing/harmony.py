@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from mlxd_shared.domain.chats import json_object
-from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, called, overlap
+from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, make_call, overlap
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -43,26 +43,28 @@ class HarmonyParser:
     def push(self, text: str) -> list[Piece]:
         """Take the next text; return the pieces that are certain."""
         self._held += text
-        found: list[Piece] = []
-        while self._read_header(found) if self._header is None else self._read_body(found):
+        pieces: list[Piece] = []
+        while self._read_header(pieces) if self._header is None else self._read_body(pieces):
             pass
         self._held, self._place = self._held[self._place :], 0
-        return found
+        return pieces
 
     def finish(self) -> list[Piece]:
         """Return what was held back."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         if self._header is None:
-            self._say(self._held if self._held.strip() else "", found)
+            self._say(self._held if self._held.strip() else "", pieces)
         else:
-            self._end(self._held, "", found)
+            self._end(self._held, "", pieces)
         self._held = ""
-        return found
+        return pieces
 
-    def _read_header(self, found: list[Piece]) -> bool:
+    def _read_header(self, pieces: list[Piece]) -> bool:
         begin = self._place
         text = self._held[begin : begin + _LONGEST_HEADER + len(MESSAGE)]
-        if text and not any(text.startswith(it) or it.startswith(text) for it in _HEADERS):
+        if text and not any(
+            text.startswith(header) or header.startswith(text) for header in _HEADERS
+        ):
             self._header = MESSAGE  # none: what comes is text
             return True
         end = text.find(MESSAGE)
@@ -74,14 +76,14 @@ class HarmonyParser:
             return False
         self._header = MESSAGE
         self._place += 1
-        self._say(text[:1], found)
+        self._say(text[:1], pieces)
         return True
 
-    def _read_body(self, found: list[Piece]) -> bool:
+    def _read_body(self, pieces: list[Piece]) -> bool:
         met = _STOP.search(self._held, self._place)
         if met is not None:
             stop = met[0] if met[0] in ENDS else ""
-            self._end(self._held[self._place : met.start()], stop, found)
+            self._end(self._held[self._place : met.start()], stop, pieces)
             self._place = met.start() + len(stop)
             self._header = None
             return True
@@ -91,24 +93,24 @@ class HarmonyParser:
         if self._calls:
             self._body.append(text)
         else:
-            self._say(text, found)
+            self._say(text, pieces)
         return False
 
-    def _end(self, body: str, stop: str, found: list[Piece]) -> None:
+    def _end(self, body: str, stop: str, pieces: list[Piece]) -> None:
         body = "".join((*self._body, body))
         self._body.clear()
         call = self._call(body) if self._calls else None
         if call is not None:
-            found.append(call)
+            pieces.append(call)
         elif self._calls:
-            found.append(Said(f"{self._header}{body}{stop}"))
+            pieces.append(Said(f"{self._header}{body}{stop}"))
         else:
-            self._say(body, found)
+            self._say(body, pieces)
 
     @property
     def _recipient(self) -> str:
-        found = _RECIPIENT.search(self._header or "")
-        return found[1] if found else ""
+        match = _RECIPIENT.search(self._header or "")
+        return match[1] if match else ""
 
     @property
     def _calls(self) -> bool:
@@ -119,11 +121,11 @@ class HarmonyParser:
         if not self._tools.offered:
             return None
         try:
-            return called(self._recipient.removeprefix("functions."), json_object(body))
+            return make_call(self._recipient.removeprefix("functions."), json_object(body))
         except ValueError:
             return None
 
-    def _say(self, text: str, found: list[Piece]) -> None:
+    def _say(self, text: str, pieces: list[Piece]) -> None:
         channel = _NAMED_CHANNEL.search(self._header or "")
         if text:
-            found.append(Said(text, reasoning=channel is not None and channel[1] == "analysis"))
+            pieces.append(Said(text, reasoning=channel is not None and channel[1] == "analysis"))

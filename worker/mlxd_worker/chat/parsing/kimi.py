@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from mlxd_shared.domain.chats import json_object
-from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, called
+from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, make_call
 
 _OPEN: Final = "<|tool_call_begin|>"
 _CLOSE: Final = "<|tool_call_end|>"
@@ -21,15 +21,15 @@ _CALL: Final = re.compile(
 def _decode(body: str, _: Tools) -> list[Called] | None:
     calls: list[Called] = []
     place = 0
-    while found := _CALL.match(body, place):
+    while match := _CALL.match(body, place):
         try:
-            call = called(found[1], json_object(found[2]))
+            call = make_call(match[1], json_object(match[2]))
         except ValueError:
             return None
         if call is None:
             return None
         calls.append(call)
-        place = found.end()
+        place = match.end()
     return calls if calls and not body[place:].strip() else None
 
 

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Final
 
-from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, call_of, called
+from mlxd_worker.chat.parsing.pieces import Begin, Called, Piece, Said, Tools, call_of, make_call
 
 PYTHON_TAG: Final = "<|python_tag|>"
 _BEGINNINGS: Final = (PYTHON_TAG, '{"name":"', '{"type":"function"', '{"function":')
@@ -54,9 +54,11 @@ class Llama3Parser:
         return [*calls]
 
     def _judge(self) -> None:
-        told = _BLANKS.sub("", self._held[:_LONGEST])
-        self._certain = any(told.startswith(it) for it in _BEGINNINGS)
-        self._text = not any(told.startswith(it) or it.startswith(told) for it in _BEGINNINGS)
+        beginning = _BLANKS.sub("", self._held[:_LONGEST])
+        self._certain = any(beginning.startswith(form) for form in _BEGINNINGS)
+        self._text = not any(
+            beginning.startswith(form) or form.startswith(beginning) for form in _BEGINNINGS
+        )
         if not self._certain and len(self._held) >= _LONGEST:
             self._text = True
 
@@ -104,7 +106,7 @@ def _keywords(name: str, arguments: str) -> list[Called] | None:
         words = [(word.arg, word.value) for word in tree.keywords if word.arg is not None]
         if len(words) < len(tree.keywords):  # **, which names nothing
             return None
-        call = called(name, {key: ast.literal_eval(value) for key, value in words})
+        call = make_call(name, {key: ast.literal_eval(value) for key, value in words})
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return None
     return None if call is None else [call]

@@ -58,34 +58,34 @@ class MarkedParser:
     def push(self, text: str) -> list[Piece]:
         """Take the next text; return the pieces that are certain."""
         self._held += text
-        found: list[Piece] = []
-        while self._step(found):
+        pieces: list[Piece] = []
+        while self._step(pieces):
             pass
         self._held, self._place = self._held[self._place :], 0
-        return found
+        return pieces
 
     def finish(self) -> list[Piece]:
         """Return what was held back."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         if self._at is _At.CALL:
             self._body.append(self._held)
-            self._end_call("", found, whole=False)
+            self._end_call("", pieces, whole=False)
         else:
-            self._say(self._held, found, reasoning=self._at is _At.REASONING)
+            self._say(self._held, pieces, reasoning=self._at is _At.REASONING)
         self._held = ""
-        return found
+        return pieces
 
-    def _step(self, found: list[Piece]) -> bool:
+    def _step(self, pieces: list[Piece]) -> bool:
         """Go as far as one mark; return whether there may be another."""
         match self._at:
             case _At.START:
                 return self._start()
             case _At.REASONING:
-                return self._reason(found)
+                return self._reason(pieces)
             case _At.TEXT:
-                return self._tell(found)
+                return self._tell(pieces)
             case _At.CALL:
-                return self._call(found)
+                return self._call(pieces)
 
     def _start(self) -> bool:
         assert self._think is not None
@@ -102,22 +102,22 @@ class MarkedParser:
         self._at = _At.TEXT
         return True
 
-    def _reason(self, found: list[Piece]) -> bool:
+    def _reason(self, pieces: list[Piece]) -> bool:
         assert self._think is not None
-        if not self._say_to(self._think.close, found, reasoning=True):
+        if not self._say_to(self._think.close, pieces, reasoning=True):
             return False
         self._blanks.clear()
         self._at, self._fresh = _At.TEXT, True
         return True
 
-    def _tell(self, found: list[Piece]) -> bool:
+    def _tell(self, pieces: list[Piece]) -> bool:
         opened = "" if self._calls is None else self._calls.open
-        if not self._say_to(opened, found, reasoning=False):
+        if not self._say_to(opened, pieces, reasoning=False):
             return False
         self._at = _At.CALL
         return True
 
-    def _call(self, found: list[Piece]) -> bool:
+    def _call(self, pieces: list[Piece]) -> bool:
         assert self._calls is not None
         mark = self._calls.close or self._calls.open
         end = self._held.find(mark, self._place)
@@ -128,12 +128,12 @@ class MarkedParser:
             return False
         self._body.append(self._held[self._place : end])
         self._place = end + len(mark)
-        self._end_call(self._calls.close or "", found, whole=True)
+        self._end_call(self._calls.close or "", pieces, whole=True)
         if self._calls.close is not None:
             self._at = _At.TEXT
         return True
 
-    def _end_call(self, close: str, found: list[Piece], *, whole: bool) -> None:
+    def _end_call(self, close: str, pieces: list[Piece], *, whole: bool) -> None:
         assert self._calls is not None
         body = "".join(self._body)
         blank = "".join(self._blanks)
@@ -142,21 +142,21 @@ class MarkedParser:
         readable = whole or self._calls.is_whole(body)
         calls = self._calls.decode(body, self._tools) if readable else None
         if calls is None:
-            found.append(Said(f"{blank}{self._calls.open}{body}{close}"))
+            pieces.append(Said(f"{blank}{self._calls.open}{body}{close}"))
         else:
-            found += calls
+            pieces += calls
         self._fresh = calls is not None
 
-    def _say(self, text: str, found: list[Piece], *, reasoning: bool) -> None:
+    def _say(self, text: str, pieces: list[Piece], *, reasoning: bool) -> None:
         """Say a text, and the blanks before it."""
         text = "".join((*self._blanks, text))
         self._blanks.clear()
         text = text.lstrip() if self._fresh else text
         if text:
             self._fresh = False
-            found.append(Said(text, reasoning=reasoning))
+            pieces.append(Said(text, reasoning=reasoning))
 
-    def _say_to(self, mark: str, found: list[Piece], *, reasoning: bool) -> bool:
+    def _say_to(self, mark: str, pieces: list[Piece], *, reasoning: bool) -> bool:
         """Say what stands before `mark` and go behind it, or as far as is sure; return which.
 
         Blanks at the end are not told yet. An empty mark is none.
@@ -168,7 +168,7 @@ class MarkedParser:
         body = self._held[self._place : end]
         text = body.rstrip()
         if text:
-            self._say(text, found, reasoning=reasoning)
+            self._say(text, pieces, reasoning=reasoning)
         self._blanks.append(body[len(text) :])
         self._place = end + len(mark) if met else end
         return met

@@ -57,7 +57,7 @@ class Tools:
             return text
         try:
             value = json.loads(text)
-            written(value)
+            write_arguments(value)
         except (ValueError, RecursionError):  # not JSON, or only to the library
             return text
         return value
@@ -134,25 +134,25 @@ def call_of(item: object, *, names: Sequence[str] = ("arguments", "parameters"))
     """Return the call that a JSON value describes by `name` and one of `names`; None if none."""
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         return None
-    given: object = next((item[name] for name in names if name in item), {})
-    if isinstance(given, str):
+    arguments: object = next((item[name] for name in names if name in item), {})
+    if isinstance(arguments, str):
         try:
-            given = json_object(given or "{}")
+            arguments = json_object(arguments or "{}")
         except ValueError:
             return None
-    return called(item["name"], given) if isinstance(given, dict) else None
+    return make_call(item["name"], arguments) if isinstance(arguments, dict) else None
 
 
-def called(name: str, arguments: dict[str, Any]) -> Called | None:
+def make_call(name: str, arguments: dict[str, Any]) -> Called | None:
     """Return a call; None where it has no name, or cannot be told as JSON."""
     try:
         name.encode()
-        return Called(name, written(arguments)) if name else None
+        return Called(name, write_arguments(arguments)) if name else None
     except ValueError:
         return None
 
 
-def written(arguments: object) -> str:
+def write_arguments(arguments: object) -> str:
     """Return a call's arguments as JSON, as templates write it.
 
     Raises:
@@ -168,9 +168,9 @@ def written(arguments: object) -> str:
 
 def blank_end(text: str, place: int) -> int:
     """Return where the blanks at a place end."""
-    found = _BLANKS.match(text, place)
-    assert found is not None, "no blanks are blanks, too"
-    return found.end()
+    match = _BLANKS.match(text, place)
+    assert match is not None, "no blanks are blanks, too"
+    return match.end()
 
 
 def between(text: str, place: int, opened: str, closed: str) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, called
+from mlxd_worker.chat.parsing.pieces import Called, CallSyntax, Tools, make_call
 
 _END: Final = "</function>"
 _FUNCTION: Final = re.compile(r"\s*<function=([^>\s]+)>")
@@ -19,15 +19,15 @@ def _decode(body: str, tools: Tools) -> list[Called] | None:
         return None
     name, place = function[1], function.end()
     arguments: dict[str, object] = {}
-    while found := _PARAMETER.match(body, place):
-        end = body.find(_PARAMETER_END, found.end())
+    while match := _PARAMETER.match(body, place):
+        end = body.find(_PARAMETER_END, match.end())
         if end < 0:
             return None
-        value = body[found.end() : end].removeprefix("\n").removesuffix("\n")
-        arguments[found[1]] = tools.value(name, found[1], value)
+        value = body[match.end() : end].removeprefix("\n").removesuffix("\n")
+        arguments[match[1]] = tools.value(name, match[1], value)
         place = end + len(_PARAMETER_END)
     rest = body[place:].strip()
-    call = called(name, arguments) if rest in ("", _END) else None
+    call = make_call(name, arguments) if rest in ("", _END) else None
     return None if call is None else [call]
 
 

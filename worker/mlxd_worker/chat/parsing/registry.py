@@ -114,10 +114,10 @@ class OutputFormat:
 
 def output_format(template: str) -> OutputFormat:
     """Return how a model of this template writes its answers."""
-    fits = (it for it in FAMILIES if all(mark in template for mark in it.written))
+    fits = (each for each in FAMILIES if all(mark in template for mark in each.written))
     family = next(fits, PLAIN)
     if family.make is HarmonyParser:
         return OutputFormat(family, None)
     # Some templates only take reasoning out of former answers: the model opens it by itself.
-    thinks = (it for it in THINKS if it.open in template or it.close in template)
+    thinks = (each for each in THINKS if each.open in template or each.close in template)
     return OutputFormat(family, next(thinks, None))

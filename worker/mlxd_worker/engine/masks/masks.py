@@ -33,7 +33,7 @@ def words_count(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def masked(logits: mx.array, masks: Sequence[AllowedTokens | None]) -> mx.array:
+def mask_logits(logits: mx.array, masks: Sequence[AllowedTokens | None]) -> mx.array:
     """Return logits [N, V] with -inf where a row's mask does not allow a token, lazy.
 
     masks: one a row, None for a row that may draw any token. The result is the input itself where

@@ -37,7 +37,7 @@ class Drawn:
 def draw_all(
     logits: mx.array,
     draws: Sequence[Draw],
-    asked: Sequence[int | None],
+    logprobs_counts: Sequence[int | None],
     *,
     along: Sequence[mx.array] = (),
 ) -> list[Drawn]:
@@ -47,36 +47,36 @@ def draw_all(
     at all. along: what else the step has to evaluate, in the same sync.
     """
     hopeful = runs_cpu()
-    drawn = _evaluated(logits, draws, asked, along, hopeful=hopeful)
-    wide = [row for row, given in enumerate(drawn) if given.token_id == TOKEN_WIDE]
+    drawn = _evaluate(logits, draws, logprobs_counts, along, hopeful=hopeful)
+    wide = [row for row, result in enumerate(drawn) if result.token_id == TOKEN_WIDE]
     if wide:
         rest = logits[mx.array(wide, dtype=mx.uint32)]
-        again = [draws[row] for row in wide], [asked[row] for row in wide]
-        for row, given in zip(wide, _evaluated(rest, *again, hopeful=False), strict=True):
-            drawn[row] = given
+        again = [draws[row] for row in wide], [logprobs_counts[row] for row in wide]
+        for row, result in zip(wide, _evaluate(rest, *again, hopeful=False), strict=True):
+            drawn[row] = result
     return drawn
 
 
-def _evaluated(
+def _evaluate(
     logits: mx.array,
     draws: Sequence[Draw],
-    asked: Sequence[int | None],
+    logprobs_counts: Sequence[int | None],
     along: Sequence[mx.array] = (),
     *,
     hopeful: bool,
 ) -> list[Drawn]:
     tokens = sample(logits, draws, hopeful=hopeful)
-    logprobs = logprobs_of(logits, tokens, asked)
+    logprobs = logprobs_of(logits, tokens, logprobs_counts)
     watched = [row for row, draw in enumerate(draws) if draw.watched]
     rivals = _rivals(logits, tokens, draws, watched, hopeful=hopeful) if watched else None
     own = [] if logprobs is None else logprobs.arrays()
     mx.eval(tokens, own, [] if rivals is None else rivals, list(along))
     token_ids = cast("list[int]", tokens.tolist())
-    told = {} if logprobs is None else logprobs.told(token_ids)
+    logprobs_by_row = {} if logprobs is None else logprobs.to_values(token_ids)
     rival_ids = [] if rivals is None else cast("list[int]", rivals.tolist())
     rival_of = dict(zip(watched, rival_ids, strict=True))
     return [
-        _drawn(token_id, told.get(row), rival_of.get(row, token_id))
+        _make_drawn(token_id, logprobs_by_row.get(row), rival_of.get(row, token_id))
         for row, token_id in enumerate(token_ids)
     ]
 
@@ -96,7 +96,7 @@ def _rivals(
     return sample(logits, [draws[row] for row in watched], hopeful=hopeful, against=tokens)
 
 
-def _drawn(token_id: int, logprobs: PositionLogprobs | None, rival_id: int) -> Drawn:
+def _make_drawn(token_id: int, logprobs: PositionLogprobs | None, rival_id: int) -> Drawn:
     if rival_id == TOKEN_WIDE:  # then both have to be drawn from all of the vocabulary
         return Drawn(TOKEN_WIDE)
     return Drawn(token_id, logprobs, near_tie=rival_id != token_id)

@@ -37,7 +37,7 @@ class Logprobs:
         """Return what the step has to evaluate."""
         return [array for array in (self.chosen, self.top_ids, self.top) if array is not None]
 
-    def told(self, drawn: Sequence[int]) -> dict[int, PositionLogprobs]:
+    def to_values(self, drawn: Sequence[int]) -> dict[int, PositionLogprobs]:
         """Return plain values by row; `drawn` are the tokens of all rows. Evaluated before."""
         chosen = cast("list[float]", self.chosen.tolist())
         none: list[list[int]] = [[] for _ in self.rows]
@@ -52,13 +52,15 @@ class Logprobs:
         }
 
 
-def logprobs_of(logits: mx.array, tokens: mx.array, asked: Sequence[int | None]) -> Logprobs | None:
+def logprobs_of(
+    logits: mx.array, tokens: mx.array, logprobs_counts: Sequence[int | None]
+) -> Logprobs | None:
     """Return the log-probabilities of drawn tokens, lazy; None where no row asks.
 
     logits: raw, float32 [N, V]. tokens: int32 [N]; a negative one, of a row that fails, gets some
     value. asked: how many of the best tokens each row wants, None for none of it all.
     """
-    asking = [(row, count) for row, count in enumerate(asked) if count is not None]
+    asking = [(row, count) for row, count in enumerate(logprobs_counts) if count is not None]
     if not asking:
         return None
     rows, counts = zip(*asking, strict=True)

@@ -41,11 +41,11 @@ class RecentTokens:
     def ahead(self, token_ids: Sequence[int]) -> list[Mapping[int, int]]:
         """Return what `counts` would be after each of `token_ids`, of which none is taken."""
         window, counts = self._window.copy(), self._counts.copy()
-        found: list[Mapping[int, int]] = []
+        counts_ahead: list[Mapping[int, int]] = []
         for token_id in token_ids:
             _slide(window, counts, (token_id,))
-            found.append(counts.copy())
-        return found
+            counts_ahead.append(counts.copy())
+        return counts_ahead
 
     def _extend(self, token_ids: Iterable[int]) -> None:
         _slide(self._window, self._counts, token_ids)
@@ -65,7 +65,7 @@ def _slide(window: deque[int], counts: Counter[int], token_ids: Iterable[int]) -
         counts[token_id] += 1
 
 
-def penalised(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]]]) -> mx.array:
+def penalise(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]]]) -> mx.array:
     """Return logits [N, V] with every row's penalties applied, lazy.
 
     rows: each row's options and how often its recent tokens occur. The result is the input itself

@@ -21,8 +21,8 @@ from typing import Final, Self
 import mlx.core as mx
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.masks.masks import AllowedTokens, masked
-from mlxd_worker.engine.sampling.penalties import penalised
+from mlxd_worker.engine.masks.masks import AllowedTokens, mask_logits
+from mlxd_worker.engine.sampling.penalties import penalise
 from mlxd_worker.engine.sampling.ranking import best_ids
 from mlxd_worker.engine.sampling.weights import unit_sum, unit_sums_before
 from mlxd_worker.engine.sampling.xtc import Ends, without_top_choices
@@ -140,11 +140,11 @@ def sample(
     rows_count, vocab_size = logits.shape
     assert rows_count == len(draws), "one draw a row"
     assert logits.dtype == mx.float32, "sampling is done in float32"
-    logits = _biased(logits, draws)
-    logits = penalised(logits, [(draw.sampling, draw.recent) for draw in draws])
+    logits = _add_bias(logits, draws)
+    logits = penalise(logits, [(draw.sampling, draw.recent) for draw in draws])
     if against is not None:
-        logits = _lowered(logits, against, draws)
-    allowed = masked(_without_forbidden(logits, draws), [draw.mask for draw in draws])
+        logits = _lower(logits, against, draws)
+    allowed = mask_logits(_without_forbidden(logits, draws), [draw.mask for draw in draws])
     groups: dict[str, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_path_of(draw.sampling, vocab_size, hopeful=hopeful), []).append(row)
@@ -172,7 +172,7 @@ def _mix32(value: mx.array) -> mx.array:
     return value ^ (value >> 16)
 
 
-def _biased(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+def _add_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Add every row's logit bias; the result is the input itself where no row has one."""
     entries = [(row, *bias) for row, draw in enumerate(draws) for bias in draw.sampling.logit_bias]
     if not entries:
@@ -183,7 +183,7 @@ def _biased(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     return logits.at[mx.array(rows), mx.array(ids)].add(mx.array(values, dtype=mx.float32))
 
 
-def _lowered(logits: mx.array, tokens: mx.array, draws: Sequence[Draw]) -> mx.array:
+def _lower(logits: mx.array, tokens: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Lower the logit of every row's token by what lowers its final score by `NEAR_TIE`."""
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     steps = [NEAR_TIE * max(temperature, NEAR_TIE_T_MIN) for temperature in temperatures]
@@ -247,7 +247,7 @@ def _sample_group(
     if path == "flat":
         return _draw_flat(logits, group)
     ids = best_ids(logits, _width(path, group.options, logits.shape[1]))
-    total = unit_sum(mx.exp(_scaled(logits, group.options))) if path == "nucleus" else None
+    total = unit_sum(mx.exp(_scale(logits, group.options))) if path == "nucleus" else None
     return _draw_ranked(mx.take_along_axis(logits, ids, axis=-1), ids, group, total)
 
 
@@ -278,7 +278,7 @@ class _Group:
             ends=_ends_of(draws, logits) if acting else None,
         )
 
-    def excluded(self, scores: mx.array, logits: mx.array, ids: mx.array) -> mx.array:
+    def exclude_top(self, scores: mx.array, logits: mx.array, ids: mx.array) -> mx.array:
         """Return the scores after xtc; the input itself where it leaves every row alone."""
         if self.thresholds is None or self.ends is None:
             return scores
@@ -320,7 +320,7 @@ def _width(path: str, options: Sequence[Sampling], vocab_size: int) -> int:
     return min(next(width for width in SUPPORT_WIDTHS if width >= widest), vocab_size)
 
 
-def _scaled(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
+def _scale(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
     """Return (logits - row maximum) / T: never above 0, so a tiny temperature cannot overflow."""
     temperatures = mx.array([[option.temperature] for option in options], dtype=mx.float32)
     return (logits - mx.max(logits, axis=-1, keepdims=True)) / temperatures
@@ -328,12 +328,12 @@ def _scaled(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
 
 def _draw_flat(logits: mx.array, group: _Group) -> mx.array:
     """Draw over the whole vocabulary, for rows that no cut by rank concerns."""
-    scores = _scaled(logits, group.options)
+    scores = _scale(logits, group.options)
     if any(option.min_p > 0.0 for option in group.options):
         floors = mx.array([[option.min_p] for option in group.options], dtype=mx.float32)
         scores = mx.where(mx.exp(scores) >= floors, scores, -mx.inf)
     ids = mx.arange(logits.shape[1], dtype=mx.uint32)[None]
-    scores = group.excluded(scores, logits, ids)
+    scores = group.exclude_top(scores, logits, ids)
     return mx.argmax(scores + gumbel_noise(group.keys, ids), axis=-1).astype(mx.int32)
 
 
@@ -356,14 +356,14 @@ def _draw_ranked(
     ]
     table = mx.array(columns, dtype=mx.float32)
     ranks = mx.arange(width, dtype=mx.float32)[None]
-    scores = _scaled(logits, group.options)
+    scores = _scale(logits, group.options)
     # Weights are relative to the best token's, which is 1, so min-p needs no normaliser.
     weights = mx.where(ranks < table[:, 0:1], mx.exp(scores), 0.0)
     before = unit_sums_before(weights)
     end = table[:, 1:2] * (unit_sum(weights) if total is None else total)
     within = before < end
     kept = within & (weights >= table[:, 2:3]) & (ranks < table[:, 0:1])
-    scores = group.excluded(mx.where(kept, scores, -mx.inf), logits, ids)
+    scores = group.exclude_top(mx.where(kept, scores, -mx.inf), logits, ids)
     best = mx.argmax(scores + gumbel_noise(group.keys, ids), axis=-1)
     tokens = mx.take_along_axis(ids, best[:, None], axis=-1)[:, 0].astype(mx.int32)
     if total is None:

@@ -43,7 +43,7 @@ class StepCosts:
         most = known * INNOVATION_MAX
         self._seconds[key] = known + COST_WEIGHT * max(-most, min(seconds - known, most))
 
-    def measured(self, rows: int, width: int) -> float | None:
+    def time_of(self, rows: int, width: int) -> float | None:
         """Return what such a step takes, or None where none was measured."""
         return self._seconds.get((coarse(rows), width))
 
@@ -53,7 +53,7 @@ class StepCosts:
         None before the first. Half of a step is taken not to depend on its rows where only one
         number of rows, or none as small or as large, was measured.
         """
-        known = self.measured(rows, 1)
+        known = self.time_of(rows, 1)
         if known is not None:
             return known
         counts = sorted(count for count, width in self._seconds if width == 1)
@@ -76,7 +76,7 @@ class StepCosts:
         the two before it; else each token more costs what it did in the wide pass most like it.
         Before the first wide pass it is a plain step: it is tried as soon as that could pay.
         """
-        known = self.measured(rows, width)
+        known = self.time_of(rows, width)
         plain = self.plain(rows)
         if known is not None or plain is None:
             return known

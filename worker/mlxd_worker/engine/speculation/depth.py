@@ -147,10 +147,10 @@ class DepthController:
         """Return how the next step of `rows` rows, some of which make `offers`, is run best.
 
         width_max: the widest pass that the rows with offers can take; shared_max: that all can. The
-        caller runs it, so or narrower, and tells `ran` of each pass.
+        caller runs it, so or narrower, and tells `learn_pass` of each pass.
         """
         possible = self._possible(offers, max(width_max, shared_max))
-        if len(possible) < 2 or self.costs.measured(rows, 1) is None:
+        if len(possible) < 2 or self.costs.time_of(rows, 1) is None:
             return PLAIN
         ways = [
             self._way(width, rows, len(offers), width_max=width_max, shared_max=shared_max)
@@ -165,9 +165,9 @@ class DepthController:
             self._below += 1
             return ways[best][0]
         self._below = 0
-        return ways[self._probed(best, len(ways))][0]
+        return ways[self._probe(best, len(ways))][0]
 
-    def ran(self, rows: int, width: int, seconds: float) -> None:
+    def learn_pass(self, rows: int, width: int, seconds: float) -> None:
         """Learn what a pass of `rows` rows and this width took."""
         self.costs.note(rows, width, seconds)
         if width in self._widths:
@@ -216,7 +216,7 @@ class DepthController:
                 best, best_rate = index, rate
         return best
 
-    def _probed(self, best: int, ways: int) -> int:
+    def _probe(self, best: int, ways: int) -> int:
         """Return `best`, or now and then the next wider one, so that its cost stays known."""
         if best + 1 == ways:
             return best

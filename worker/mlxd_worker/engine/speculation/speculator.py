@@ -36,7 +36,7 @@ from mlxd_worker.engine.speculation.depth import (
     Record,
 )
 from mlxd_worker.engine.speculation.drafts import Drafter, Guess, MakeDrafter, PromptLookup
-from mlxd_worker.engine.speculation.verify import Guesses, agreed, decode_wide
+from mlxd_worker.engine.speculation.verify import Guesses, count_agreed, decode_wide
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper
 from mlxd_worker.engine.stepping.forward import make_ready, prefill
 from mlxd_worker.models.base import Passes
@@ -150,14 +150,14 @@ class Speculator:
         runs = self._plain.step(rows, ahead=ahead, carried=carried)
         self._told_s = self._clock()
         if not carried:
-            self._controller.ran(len(rows), 1, self._told_s - started_s)
+            self._controller.learn_pass(len(rows), 1, self._told_s - started_s)
         return runs
 
     def _step_wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
         started_s = self._clock()
         rows = make_ready(self._caches, rows, width=width)
         runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
-        self._controller.ran(len(rows), width, self._clock() - started_s)
+        self._controller.learn_pass(len(rows), width, self._clock() - started_s)
         return runs
 
     def _guess(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
@@ -180,8 +180,8 @@ class Speculator:
         request = row.request
         if request.top_logprobs is not None or request.constraint is not None or row.forcing:
             return 0
-        asked = request.speculation_depth
-        return min(self._depth_default if asked is None else asked, row.left - 1, WIDTHS[-1] - 1)
+        depth = request.speculation_depth
+        return min(self._depth_default if depth is None else depth, row.left - 1, WIDTHS[-1] - 1)
 
     def _guesser(self, row: Row) -> _Guesser:
         guesser = self._guessers.get(row.id)
@@ -213,19 +213,19 @@ class Speculator:
 
     def _width_max(self, rows: Sequence[Row]) -> int:
         """Return the widest pass that all of `rows` can take."""
-        return max(width for width in self._widths if width == 1 or self._allowed(rows, width))
+        return max(width for width in self._widths if width == 1 or self._allows(rows, width))
 
-    def _allowed(self, rows: Sequence[Row], width: int) -> bool:
+    def _allows(self, rows: Sequence[Row], width: int) -> bool:
         """Tell whether all rows can take `width` tokens and go back."""
         table, contents = self._caches.table, self._caches.contents
-        if len(rows) * width > PASS_TOKENS_MAX or not self._warmed(rows, width):
+        if len(rows) * width > PASS_TOKENS_MAX or not self._is_warm(rows, width):
             return False
         return all(
             row.offset + width <= table.context_max and contents.takes_back(row.id, width)
             for row in rows
         )
 
-    def _warmed(self, rows: Sequence[Row], width: int) -> bool:
+    def _is_warm(self, rows: Sequence[Row], width: int) -> bool:
         """Tell whether such a step takes no new shapes; a single row's is that of a chunk."""
         if self._shapes is None or len(rows) == 1:
             return True
@@ -243,11 +243,11 @@ class Speculator:
             guess = guesses.get(run.row.id)
             if guess is None:
                 continue
-            drawn = [it.token_id for it in run.drawn]
+            drawn = [result.token_id for result in run.drawn]
             self._guessers[run.row.id].record.note(
                 guess.agreed,
                 judged=min(len(drawn), len(guess.tokens)),
-                right=agreed(guess.tokens, drawn),
+                right=count_agreed(guess.tokens, drawn),
             )
 
 

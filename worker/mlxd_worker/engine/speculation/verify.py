@@ -47,20 +47,22 @@ def decode_wide(
     offsets are left as they were: the caller that judges the runs calls `settle`.
     """
     runs = [(row.next_token(), *guesses.get(row.id, ())) for row in rows]
-    logits = model.logits(_hidden(model, caches, rows, runs, width))
+    logits = model.logits(_hidden_rows(model, caches, rows, runs, width))
     draws = [draw for row, run in zip(rows, runs, strict=True) for draw in row.draws(run[1:])]
-    asked = [_asked(row, run) for row, run in _each(rows, runs)]
-    drawn = draw_all(logits, draws, asked, along=caches.state())
-    made, first = [], 0
+    logprobs_counts = [_logprobs_count(row, run) for row, run in _each(rows, runs)]
+    drawn = draw_all(logits, draws, logprobs_counts, along=caches.state())
+    done_runs, first = [], 0
     for row, run in zip(rows, runs, strict=True):
-        count = 1 + agreed(run[1:], [given.token_id for given in drawn[first : first + len(run)]])
+        count = 1 + count_agreed(
+            run[1:], [result.token_id for result in drawn[first : first + len(run)]]
+        )
         kept = tuple(drawn[first : first + count])
-        made.append(Run(row, kept, row.offset, drafted=len(run) - 1))
+        done_runs.append(Run(row, kept, row.offset, drafted=len(run) - 1))
         first += len(run)
-    return made
+    return done_runs
 
 
-def agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
+def count_agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
     """Return how many guesses, from the first on, are what was drawn."""
     count = 0
     while count < min(len(guesses), len(drawn)) and guesses[count] == drawn[count]:
@@ -68,7 +70,7 @@ def agreed(guesses: Sequence[int], drawn: Sequence[int]) -> int:
     return count
 
 
-def _hidden(
+def _hidden_rows(
     model: Passes,
     caches: RowCaches,
     rows: Sequence[Row],
@@ -95,7 +97,7 @@ def _each(rows: Sequence[Row], runs: Sequence[Sequence[int]]) -> list[tuple[Row,
     return [(row, run) for row, run in zip(rows, runs, strict=True) for _ in run]
 
 
-def _asked(row: Row, run: Sequence[int]) -> int | None:
+def _logprobs_count(row: Row, run: Sequence[int]) -> int | None:
     """Return how many log-probabilities a row's draw comes with."""
     assert len(run) == 1 or row.request.top_logprobs is None, "such a row does not guess"
     return row.request.top_logprobs

@@ -71,12 +71,12 @@ class CompiledModel:
         return self._pass(batch, caches, lone_row=False)
 
     def _pass(self, batch: Batch, caches: PassCaches, *, lone_row: bool) -> mx.array:
-        found = None
+        slots = None
         if batch.width == 1 and self._layers is not None and caches is self._caches:
-            found = self._caches.by_slots(batch.rows, batch.lengths, lone_row=lone_row)
-        if found is None or self._layers is None:
+            slots = self._caches.by_slots(batch.rows, batch.lengths, lone_row=lone_row)
+        if slots is None or self._layers is None:
             return self._model.forward(batch, caches)
-        layout, positions = found
+        layout, positions = slots
         tokens = batch.tokens.reshape(-1)
         if layout.source is not None:
             tokens = tokens[layout.source]
@@ -92,7 +92,7 @@ class CompiledModel:
         if step is None:
             assert self._layers is not None, "asked for by slots"
             layers = self._caches.layers
-            traced = _traced(self._model, layers, self._layers, shapes, alone=alone)
+            traced = _trace(self._model, layers, self._layers, shapes, alone=alone)
             step = self._steps[key] = mx.compile(traced)
             if len(self._steps) > STEPS_MAX:
                 self._steps.popitem(last=False)
@@ -117,7 +117,7 @@ def settle(
             layer.settle(arena, arrays[start : start + each])
 
 
-def _traced(
+def _trace(
     model: Model,
     all_layers: Sequence[LayerCache | None],
     layers: tuple[SlotCache, ...],
@@ -148,7 +148,7 @@ class _TracedCaches:
     """The layers, and a plan that has been made already."""
 
     layers: Sequence[LayerCache | None]
-    made: StepPlan
+    traced_plan: StepPlan
 
     def plan(
         self,
@@ -161,4 +161,4 @@ class _TracedCaches:
     ) -> StepPlan:
         """Return the plan."""
         del rows, offsets, lengths, width, dtype
-        return self.made
+        return self.traced_plan

@@ -23,7 +23,7 @@ def prefill(model: Passes, caches: RowCaches, row: Row, tokens: Sequence[int]) -
     """Evaluate the row's next prompt tokens into the caches, and move its offset."""
     caches.reserve(row.id, tokens=row.offset + len(tokens))
     hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
-    along = [] if row.pool is None else [row.pool.taken(hidden)]
+    along = [] if row.pool is None else [row.pool.take_states(hidden)]
     mx.eval(caches.state(), along)
     row.offset += len(tokens)
 

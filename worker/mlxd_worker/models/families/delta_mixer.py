@@ -19,7 +19,7 @@ from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
-from mlxd_worker.models.weights.linear import Projection, named_arrays, reordered
+from mlxd_worker.models.weights.linear import Projection, named_arrays, reorder_outputs
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
@@ -68,7 +68,7 @@ class DeltaMixer:
 
         normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
         gated = normed * silu(gate.astype(mx.float32).reshape(result.shape))
-        gated = cache.written(gated.astype(dtype).reshape(rows.shape[0], -1))
+        gated = cache.write_result(gated.astype(dtype).reshape(rows.shape[0], -1))
         return self.weights.output(gated)
 
     def _convolve(self, history: mx.array, width: int) -> mx.array:
@@ -134,7 +134,7 @@ def _take_projection(config: DeltaConfig, weights: Weights, prefix: str) -> Proj
     if not config.grouped:
         return weights.linear([prefix + name for name in PROJECTIONS])
     stored = weights.linear([prefix + name for name in GROUPED_PROJECTIONS])
-    return reordered(stored, _orders(config))
+    return reorder_outputs(stored, _orders(config))
 
 
 def _orders(config: DeltaConfig) -> tuple[list[int], list[int]]:

@@ -54,8 +54,8 @@ def _step(inputs: DeltaInputs, state: mx.array) -> tuple[mx.array, mx.array]:
     keys, queries = inputs.keys[:, 0], inputs.queries[:, 0]
     decays = mx.exp(inputs.log_decays[:, 0])[..., None]
     # The value heads of one key head are read by one product, for the key and the query at once.
-    asked = mx.stack([keys, queries], axis=-1)
-    read = state.reshape(rows, key_heads, -1, key_dim) @ asked
+    keys_and_queries = mx.stack([keys, queries], axis=-1)
+    read = state.reshape(rows, key_heads, -1, key_dim) @ keys_and_queries
     read = decays[..., None] * read.reshape(rows, value_heads, value_dim, 2)
     learnt = inputs.rates[:, 0, :, None] * (inputs.values[:, 0] - read[..., 0])
     overlap = mx.sum(keys * queries, axis=-1, keepdims=True)

@@ -94,19 +94,19 @@ class LatentAttention:
         )
         rotated = self.rotation(rotating.swapaxes(1, 2), offsets, plan)
         gain = self.rotation.config.gain
-        asked = [
+        parts = [
             absorbed.reshape(heads, -1, width, config.rank).swapaxes(0, 1),
             rotated[:, :heads] if gain == 1.0 else rotated[:, :heads] * gain**2,
         ]
         entries = [latents.reshape(-1, 1, width, config.rank), rotated[:, heads:]]
         read = cache.attend(
-            mx.concatenate(asked, axis=-1),
+            mx.concatenate(parts, axis=-1),
             mx.concatenate(entries, axis=-1),
             plan,
             scale=config.decoder.scale,
         )
-        made = self.expanding(read.swapaxes(0, 1).reshape(heads, count, config.rank))
-        return made.swapaxes(0, 1).reshape(count, -1)
+        out = self.expanding(read.swapaxes(0, 1).reshape(heads, count, config.rank))
+        return out.swapaxes(0, 1).reshape(count, -1)
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
@@ -120,13 +120,13 @@ class LatentAttention:
             named |= {f"{name}.{part}": array for part, array in by_head.arrays().items()}
         return named
 
-    def _queries(self, given: mx.array) -> mx.array:
+    def _queries(self, rows: mx.array) -> mx.array:
         """Return all heads' queries, `[M, heads, query_dim]`."""
         if self.query_norm is not None:
-            given = mx.fast.rms_norm(given, self.query_norm.weight, self.query_norm.eps)
+            rows = mx.fast.rms_norm(rows, self.query_norm.weight, self.query_norm.eps)
         if self.query_up is not None:
-            given = self.query_up(given)
-        return given.reshape(given.shape[0], self.config.decoder.heads, -1)
+            rows = self.query_up(rows)
+        return rows.reshape(rows.shape[0], self.config.decoder.heads, -1)
 
 
 def take_latent_attention(
@@ -163,8 +163,8 @@ def _take_up(
         return absorbing, expanding
     both = weights.linear([prefix + BOTH_UP])
     if isinstance(both, PackedLinear):
-        words, scales = (_parted(config, array) for array in (both.words, both.scales))
-        offsets = (None, None) if both.offsets is None else _parted(config, both.offsets)
+        words, scales = (_part(config, array) for array in (both.words, both.scales))
+        offsets = (None, None) if both.offsets is None else _part(config, both.offsets)
         absorbing, expanding = (
             PackedHeadLinear(
                 words[part],
@@ -179,11 +179,11 @@ def _take_up(
         )
         return absorbing, expanding
     assert isinstance(both, Linear), "one weight is in one form"
-    keys, values = _parted(config, both.weight)
+    keys, values = _part(config, both.weight)
     return HeadLinear(keys, turned=False), HeadLinear(values, turned=True)
 
 
-def _parted(config: LatentConfig, array: mx.array) -> tuple[mx.array, mx.array]:
+def _part(config: LatentConfig, array: mx.array) -> tuple[mx.array, mx.array]:
     """Return keys' and values' part of rows that lie head by head; each owns its memory."""
     by_head = array.reshape(config.decoder.heads, config.plain_dim + config.value_dim, -1)
     parts = mx.split(by_head, [config.plain_dim], axis=1)

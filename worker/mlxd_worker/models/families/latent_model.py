@@ -33,7 +33,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_ends,
     take_feed,
 )
-from mlxd_worker.models.weights.fused import added
+from mlxd_worker.models.weights.fused import add_projection
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
 
 
@@ -104,15 +104,15 @@ class LatentModel:
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         plan = plan_pass(batch, caches, self.dtype)
-        rows = self._ends.embedded(batch.tokens)
+        rows = self._ends.embed(batch.tokens)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         unpacks = self._packed and batch.width > 1 and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             read = layer.attention(rows, batch.offsets, as_latent(cache), plan)
-            rows = layer.feed(added(rows, read, layer.output))
+            rows = layer.feed(add_projection(rows, read, layer.output))
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        return self._ends.normed(rows)
+        return self._ends.normalise(rows)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""

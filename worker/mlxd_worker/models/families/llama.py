@@ -35,7 +35,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_layer,
     take_norm,
 )
-from mlxd_worker.models.weights.fused import added, normed_times
+from mlxd_worker.models.weights.fused import add_projection, normed_times
 from mlxd_worker.models.weights.linear import packed_rows_max
 
 
@@ -118,16 +118,16 @@ class LlamaModel:
     def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
         """Do `forward` for several batches; their rows are together in all products."""
         passes = [_Pass(batch, plan_pass(batch, caches, self.dtype)) for batch in batches]
-        rows = self._embedded(_together([its.batch.tokens.reshape(-1) for its in passes]))
+        rows = self._embed(_together([its.batch.tokens.reshape(-1) for its in passes]))
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         wide = any(its.batch.width > 1 for its in passes)
         unpacks = self._packed and wide and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             read = self._attend(layer, rows, as_attention(cache), passes)
-            rows = layer.feed(added(rows, read, layer.output, layer.output_norm))
+            rows = layer.feed(add_projection(rows, read, layer.output, layer.output_norm))
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        return _apart(self._ends.normed(rows), passes)
+        return _apart(self._ends.normalise(rows), passes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""
@@ -142,8 +142,8 @@ class LlamaModel:
             named |= {f"layers.{index}.{name}": array for name, array in layer.arrays().items()}
         return named
 
-    def _embedded(self, ids: mx.array) -> mx.array:
-        rows, scale = self._ends.embedded(ids), self.config.embedding_scale
+    def _embed(self, ids: mx.array) -> mx.array:
+        rows, scale = self._ends.embed(ids), self.config.embedding_scale
         return rows if scale == 1.0 else rows * scale
 
     def _attend(
@@ -155,26 +155,31 @@ class LlamaModel:
         if layer.head_norms is not None:
             joined = layer.head_norms(joined)
         if first.plan.in_place and isinstance(cache, KVCache) and self._in_place:
-            periods = first.plan.shared(("periods", id(layer.rotation)), layer.rotation.periods)
+            periods = first.plan.share(("periods", id(layer.rotation)), layer.rotation.periods)
             return cache.attend_joined(
                 joined, periods, first.plan, heads=config.heads, scale=layer.scale
             )
         parts = _apart(joined, passes)
-        asked = [self._asked(layer, part, its) for part, its in zip(parts, passes, strict=True)]
-        if len(asked) == 1:
-            (it,) = asked
+        heads = [self._project(layer, part, its) for part, its in zip(parts, passes, strict=True)]
+        if len(heads) == 1:
+            (one,) = heads
             read = [
                 cache.attend(
-                    it.queries, it.keys, it.values, it.plan, scale=layer.scale, sinks=layer.sinks
+                    one.queries,
+                    one.keys,
+                    one.values,
+                    one.plan,
+                    scale=layer.scale,
+                    sinks=layer.sinks,
                 )
             ]
         else:
             assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
-            read = cache.attend_joined_passes(asked, scale=layer.scale, sinks=layer.sinks)
+            read = cache.attend_joined_passes(heads, scale=layer.scale, sinks=layer.sinks)
         width = config.heads * config.head_dim
         return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
 
-    def _asked(self, layer: Layer, joined: mx.array, its: _Pass) -> Asked:
+    def _project(self, layer: Layer, joined: mx.array, its: _Pass) -> Asked:
         """Return one pass's rotated queries and keys, and its values."""
         config = self.config
         heads = config.heads + 2 * config.kv_heads

@@ -135,7 +135,7 @@ class Qwen35Model:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         plan = plan_pass(batch, caches, self.dtype)
         eps = self.config.decoder.norm_eps
-        rows = self._ends.embedded(batch.tokens)
+        rows = self._ends.embed(batch.tokens)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         unpacks = self._packed and batch.width > 1 and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
@@ -149,7 +149,7 @@ class Qwen35Model:
             rows = layer.feed(rows)
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
-        return self._ends.normed(rows)
+        return self._ends.normalise(rows)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab], lazy."""

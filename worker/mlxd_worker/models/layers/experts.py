@@ -58,8 +58,8 @@ class Shared:
 
     def __call__(self, normed: mx.array) -> mx.array:
         """Return what it makes of normalised rows."""
-        made = self.down(gated_halves(self.gate_up(normed), width=self.width))
-        return made if self.gate is None else mx.sigmoid(self.gate(normed)) * made
+        output = self.down(gated_halves(self.gate_up(normed), width=self.width))
+        return output if self.gate is None else mx.sigmoid(self.gate(normed)) * output
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class Experts:
         normed = mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
         weights, chosen = self._choose(normed)
         one_by_one = self._one_by_one(normed.dtype, chosen.size)
-        made = (self._by_expert if one_by_one else self._gathered)(normed, chosen)
-        mixed = (made * weights[..., None]).sum(axis=1)
+        out = (self._by_expert if one_by_one else self._gather)(normed, chosen)
+        mixed = (out * weights[..., None]).sum(axis=1)
         return rows + (mixed if self.shared is None else mixed + self.shared(normed))
 
     def arrays(self) -> Mapping[str, mx.array]:
@@ -120,36 +120,36 @@ class Experts:
         gathered = isinstance(self.gate_up, ExpertLinear) and dtype == mx.float32
         return not gathered or choices >= EACH_MIN * self.config.count
 
-    def _gathered(self, normed: mx.array, chosen: mx.array) -> mx.array:
+    def _gather(self, normed: mx.array, chosen: mx.array) -> mx.array:
         """Return [M, chosen, hidden] by products that gather each row's expert; lazy."""
         if chosen.size < ORDERED_MIN:
-            made = self._activated(self.gate_up(normed[:, None, None], chosen, ordered=False))
-            return self.down(made, chosen, ordered=False).squeeze(-2)
+            out = self._activate(self.gate_up(normed[:, None, None], chosen, ordered=False))
+            return self.down(out, chosen, ordered=False).squeeze(-2)
         order, back = _orders(chosen)
         experts = chosen.reshape(-1)[order]
         # Reshaped: the strides of a new axis lead MLX's grouped products on CUDA astray (0.32.4).
-        given = normed[order // chosen.shape[1]].reshape(-1, 1, normed.shape[-1])
-        made = self._activated(self.gate_up(given, experts, ordered=True))
-        made = self.down(made, experts, ordered=True)[back]
-        return made.reshape(*chosen.shape, -1)
+        gathered = normed[order // chosen.shape[1]].reshape(-1, 1, normed.shape[-1])
+        out = self._activate(self.gate_up(gathered, experts, ordered=True))
+        out = self.down(out, experts, ordered=True)[back]
+        return out.reshape(*chosen.shape, -1)
 
     def _by_expert(self, normed: mx.array, chosen: mx.array) -> mx.array:
         """Return [M, chosen, hidden] by two products an expert; evaluates the choice."""
         order, back = _orders(chosen)
         numbers = mx.arange(self.config.count)[:, None]
         counts = cast("list[int]", (chosen.reshape(1, -1) == numbers).sum(axis=1).tolist())
-        given = normed[order // chosen.shape[1]]
+        gathered = normed[order // chosen.shape[1]]
         spans = _spans(counts)
-        both = mx.concatenate([self.gate_up.of(e)(given[a:b]) for e, a, b in spans], axis=0)
-        made = self._gated(both)
-        made = mx.concatenate([self.down.of(e)(made[a:b]) for e, a, b in spans], axis=0)
-        return made[back].reshape(*chosen.shape, -1)
+        both = mx.concatenate([self.gate_up.of(e)(gathered[a:b]) for e, a, b in spans], axis=0)
+        out = self._gate(both)
+        out = mx.concatenate([self.down.of(e)(out[a:b]) for e, a, b in spans], axis=0)
+        return out[back].reshape(*chosen.shape, -1)
 
-    def _activated(self, both: mx.array) -> mx.array:
+    def _activate(self, both: mx.array) -> mx.array:
         flat = both.reshape(-1, both.shape[-1])
-        return self._gated(flat).reshape(*both.shape[:-1], -1)
+        return self._gate(flat).reshape(*both.shape[:-1], -1)
 
-    def _gated(self, flat: mx.array) -> mx.array:
+    def _gate(self, flat: mx.array) -> mx.array:
         if self.config.clamp is not None:
             return clamped_halves(flat, width=self.config.mlp, clamp=self.config.clamp)
         return gated_halves(flat, width=self.config.mlp)

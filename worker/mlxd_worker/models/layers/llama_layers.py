@@ -37,7 +37,7 @@ from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.experts import Experts, take_experts
-from mlxd_worker.models.weights.fused import added, gated, logits_of
+from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
@@ -57,18 +57,18 @@ class Rotation:
 
         plan: of the pass, in which all layers share the angles where MLX would make them anew.
         """
-        if self._fused(heads):
-            return self._rotated(heads, offsets)
+        if self._uses_fused(heads):
+            return self._rotate(heads, offsets)
         count, width, half = heads.shape[0], heads.shape[2], self.dims // 2
         angles = partial(self._angles, offsets, width)
         cosines, sines = (
-            plan.shared((name, id(self)), lambda turn=turn: turn(angles()))  # type: ignore[misc]
+            plan.share((name, id(self)), lambda turn=turn: turn(angles()))  # type: ignore[misc]
             for name, turn in (("cosines", mx.cos), ("sines", _signed_sines))
         )
         pairs = heads.reshape(count, -1, width, 2, half)
         return (pairs * cosines + pairs[..., ::-1, :] * sines).reshape(heads.shape)
 
-    def _fused(self, heads: mx.array) -> bool:
+    def _uses_fused(self, heads: mx.array) -> bool:
         """Tell whether MLX is to do it: on a CPU it takes it apart for each layer anew."""
         plain = self.dims == heads.shape[-1] and not self.config.interleaved
         return not (plain and runs_cpu() and heads.dtype == mx.float32)
@@ -78,7 +78,7 @@ class Rotation:
         positions = offsets[:, None] + mx.arange(width, dtype=offsets.dtype)
         return (positions.astype(mx.float32)[..., None] / self.periods())[:, None, :, None]
 
-    def _rotated(self, heads: mx.array, offsets: mx.array) -> mx.array:
+    def _rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
         return mx.fast.rope(
             heads,
             self.dims,
@@ -113,8 +113,8 @@ def rotation_of(config: RopeConfig, dims: int) -> Rotation:
 
 def rotations_of(configs: Sequence[RopeConfig], dims: int) -> tuple[Rotation, ...]:
     """Return one for each config, the same object for equal ones."""
-    made = {config: rotation_of(config, dims) for config in dict.fromkeys(configs)}
-    return tuple(made[config] for config in configs)
+    rotations = {config: rotation_of(config, dims) for config in dict.fromkeys(configs)}
+    return tuple(rotations[config] for config in configs)
 
 
 def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
@@ -149,8 +149,10 @@ class Dense:
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what it makes of them added."""
-        made = gated(rows, self.norm, self.gate_up, width=self.width, activation=self.activation)
-        return added(rows, made, self.down, self.output_norm)
+        inner = gate_projection(
+            rows, self.norm, self.gate_up, width=self.width, activation=self.activation
+        )
+        return add_projection(rows, inner, self.down, self.output_norm)
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return norms, gate and up, and down."""
@@ -292,11 +294,11 @@ class Ends:
     norm: Norm
     head: Projection
 
-    def embedded(self, ids: mx.array) -> mx.array:
+    def embed(self, ids: mx.array) -> mx.array:
         """Return the rows [M, hidden] of token ids of any shape, lazy."""
         return self.embedding.lookup(ids.reshape(-1))
 
-    def normed(self, rows: mx.array) -> mx.array:
+    def normalise(self, rows: mx.array) -> mx.array:
         """Return the last layer's rows, normalised, lazy."""
         return mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlxd_models.families.common.packing import Packing
 from mlxd_worker.machine.lanes import lanes
-from mlxd_worker.models.weights.linear import unpacked
+from mlxd_worker.models.weights.linear import unpack_rows
 
 PIECE_VALUES: Final = 1 << 18
 
@@ -47,7 +47,7 @@ def numbers_of(
     flat_offsets = None if offsets is None else offsets.reshape(rows, -1)
 
     def piece(owner: int, part: slice) -> mx.array:
-        return unpacked(
+        return unpack_rows(
             flat_words[part],
             flat_scales[part],
             None if flat_offsets is None else flat_offsets[part],
@@ -67,11 +67,11 @@ def numbers_of(
     streams = lanes()
     whole = mx.zeros((rows, inputs), dtype)
     for first in range(0, len(parts), len(streams)):
-        made = []
+        pieces = []
         for (owner, part), stream in zip(parts[first:], streams, strict=False):
             with mx.stream(stream):
-                made.append((part, piece(owner, part)))
-        for part, numbers in made:
+                pieces.append((part, piece(owner, part)))
+        for part, numbers in pieces:
             whole[part] = numbers
         # Whatever is not waited for is there at once.
         mx.eval(whole)
@@ -91,16 +91,16 @@ def packed_of(plain: mx.array, packing: Packing) -> tuple[mx.array, ...]:
         places = [(expert, part) for expert in range(stack[0]) for part in rows]
     whole: list[mx.array] = []
     for place in places:
-        made = mx.quantize(
+        packed = mx.quantize(
             plain[place],
             group_size=packing.group_size,
             bits=packing.bits,
             mode=packing.mode.value,
         )
         if not whole:
-            whole = [mx.zeros((*stack, outputs, part.shape[-1]), part.dtype) for part in made]
-        for array, part in zip(whole, made, strict=True):
+            whole = [mx.zeros((*stack, outputs, part.shape[-1]), part.dtype) for part in packed]
+        for array, part in zip(whole, packed, strict=True):
             array[place] = part
-        del part, made
+        del part, packed
         mx.eval(whole)
     return tuple(whole)

@@ -118,7 +118,7 @@ class _File:
     def __init__(self, segments: Sequence[Segment], shape: Sequence[int], dtype: str) -> None:
         self._segments = segments
         self._width = _NBYTES[dtype]
-        stored = sum(it.nbytes // _NBYTES[it.fact.dtype] for it in segments)
+        stored = sum(segment.nbytes // _NBYTES[segment.fact.dtype] for segment in segments)
         nbytes = stored * self._width
         facts = {"dtype": dtype, "shape": list(shape), "data_offsets": [0, nbytes]}
         text = json.dumps({self.TENSOR: facts}).encode()

@@ -43,8 +43,8 @@ class ExpertLinear:
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         """Map each row by its expert."""
         turned = self.weight.swapaxes(-1, -2)
-        made = mx.gather_mm(rows, turned, rhs_indices=experts, sorted_indices=ordered)
-        return _biased(made, self.bias, experts)
+        out = mx.gather_mm(rows, turned, rhs_indices=experts, sorted_indices=ordered)
+        return _add_bias(out, self.bias, experts)
 
     def of(self, expert: int) -> Projection:
         """Return one expert's linear."""
@@ -75,7 +75,7 @@ class PackedExpertLinear:
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         """Map each row by its expert."""
-        made = mx.gather_qmm(
+        out = mx.gather_qmm(
             rows,
             self.words,
             self.scales,
@@ -88,7 +88,7 @@ class PackedExpertLinear:
             global_scale=self.global_scale,
             sorted_indices=ordered,
         )
-        return _biased(made, self.bias, experts)
+        return _add_bias(out, self.bias, experts)
 
     def of(self, expert: int) -> PackedLinear:
         """Return one expert's linear."""
@@ -140,8 +140,8 @@ class ExpertsSideBySide:
         }
 
 
-def _biased(made: mx.array, bias: mx.array | None, experts: mx.array) -> mx.array:
-    return made if bias is None else made + bias[experts][..., None, :]
+def _add_bias(out: mx.array, bias: mx.array | None, experts: mx.array) -> mx.array:
+    return out if bias is None else out + bias[experts][..., None, :]
 
 
 def _present(named: Mapping[str, mx.array | None]) -> Mapping[str, mx.array]:

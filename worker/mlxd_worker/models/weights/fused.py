@@ -33,13 +33,13 @@ def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array
     return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
 
 
-def added(
+def add_projection(
     residual: mx.array, rows: mx.array, projection: Projection, norm: Norm | None = None
 ) -> mx.array:
     """Return `residual` + the projection of `rows`, normalised where `norm` says so."""
     if norm is not None:
-        made = mx.fast.rms_norm(projection(rows), norm.weight, norm.eps)
-        return bounded_sum(residual, made)
+        out = mx.fast.rms_norm(projection(rows), norm.weight, norm.eps)
+        return bounded_sum(residual, out)
     plain = _plain(projection)
     if plain is not None and served_by_row(rows, plain):
         return row_times(rows, plain, residual=residual)
@@ -56,7 +56,7 @@ def bounded_sum(left: mx.array, right: mx.array) -> mx.array:
     return mx.clip(exact, -_FLOAT16_MAX, _FLOAT16_MAX).astype(mx.float16)
 
 
-def gated(
+def gate_projection(
     rows: mx.array,
     norm: Norm,
     gate_up: Projection,
@@ -78,24 +78,24 @@ def gated_halves(
 ) -> mx.array:
     """Return `act(g) * u` where g and u are the halves, of `width`, of each row."""
 
-    def activated(part: slice) -> mx.array:
+    def activate_part(part: slice) -> mx.array:
         gate, up = both[part, :width], both[part, width:]
         return times_sigmoid(gate * up, _steepness(gate, activation))
 
     count = both.shape[0]
-    return side_by_side(activated, count=count, values=count * width, axis=0)
+    return side_by_side(activate_part, count=count, values=count * width, axis=0)
 
 
 def clamped_halves(both: mx.array, *, width: int, clamp: GateClamp) -> mx.array:
     """Return `(u + 1) * g * sigmoid(slope * g)`, g and u being each row's halves, bounded."""
 
-    def activated(part: slice) -> mx.array:
+    def activate_part(part: slice) -> mx.array:
         gate = mx.minimum(both[part, :width], clamp.limit)
         up = mx.clip(both[part, width:], -clamp.limit, clamp.limit)
         return times_sigmoid(gate * (up + 1), clamp.slope * gate)
 
     count = both.shape[0]
-    return side_by_side(activated, count=count, values=count * width, axis=0)
+    return side_by_side(activate_part, count=count, values=count * width, axis=0)
 
 
 def _steepness(gate: mx.array, activation: Activation) -> mx.array:

@@ -18,7 +18,7 @@ from mlxd_worker.models.weights.expert_linear import (
     ExpertProjection,
     PackedExpertLinear,
 )
-from mlxd_worker.models.weights.linear import packed_rows_max, unpacked
+from mlxd_worker.models.weights.linear import packed_rows_max, unpack_rows
 
 
 class HeadProjection(Protocol):
@@ -70,10 +70,10 @@ class PackedHeadLinear:
         # Without its global scale a product may be beyond float16.
         exact = mx.float32 if factor is not None else self.form or self.scales.dtype
         if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > packed_rows_max():
-            weight = unpacked(self.words, self.scales, self.offsets, self.packing, form=exact)
+            weight = unpack_rows(self.words, self.scales, self.offsets, self.packing, form=exact)
             weight = weight if factor is None else (weight * factor).astype(rows.dtype)
             return HeadLinear(weight, turned=self.turned)(rows)
-        made = packed_product(
+        out = packed_product(
             rows,
             self.words,
             self.scales,
@@ -83,7 +83,7 @@ class PackedHeadLinear:
             bits=self.packing.bits,
             mode=self.packing.mode.value,
         )
-        return made if factor is None else (made * factor).astype(rows.dtype)
+        return out if factor is None else (out * factor).astype(rows.dtype)
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return all that it holds, by the names that checkpoints have for it."""

@@ -30,21 +30,21 @@ class LazyTensors(Collection[str]):
         self._facts = {fact.name: fact for fact in facts}
         self._left = set(self._facts)
         self._opened: dict[Path, dict[str, mx.array]] = {}
-        self._made: dict[str, mx.array] = {}
+        self._arrays: dict[str, mx.array] = {}
         self._by_file: dict[Path, list[TensorFact]] = {}
         for fact in self._facts.values():
             self._by_file.setdefault(fact.file, []).append(fact)
         self._checked: set[Path] = set()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._left or name in self._made
+        return name in self._left or name in self._arrays
 
     def __iter__(self) -> Iterator[str]:
         yield from self._left
-        yield from self._made
+        yield from self._arrays
 
     def __len__(self) -> int:
-        return len(self._left) + len(self._made)
+        return len(self._left) + len(self._arrays)
 
     def pop(self, name: str) -> mx.array:
         """Take a tensor.
@@ -53,8 +53,8 @@ class LazyTensors(Collection[str]):
             InvalidModel: its file cannot be opened, or is not the one whose header was read.
             MachineShort: the machine lacks what it takes to open it.
         """
-        if name in self._made:
-            return self._made.pop(name)
+        if name in self._arrays:
+            return self._arrays.pop(name)
         fact = self._facts[name]
         self._check_unchanged(fact.file)
         if fact.file not in self._opened:
@@ -88,14 +88,14 @@ class LazyTensors(Collection[str]):
             self._let_go(name)
         return array
 
-    def reopened(self, name: str) -> mx.array:
+    def reopen(self, name: str) -> mx.array:
         """Return a stored tensor from an opening of its own; it is not taken."""
         fact = self._facts[name]
         return _open(fact.file)[fact.stored_name]
 
-    def put(self, made: Mapping[str, mx.array]) -> None:
+    def put(self, arrays: Mapping[str, mx.array]) -> None:
         """Let these be taken, made of what was."""
-        self._made |= made
+        self._arrays |= arrays
 
     def discard(self, name: str) -> None:
         """Let nobody take a tensor."""
@@ -106,10 +106,12 @@ class LazyTensors(Collection[str]):
         if file in self._checked:
             return
         now = {fact.stored_name: _place(fact) for fact in read_header(file)}
-        moved = [it for it in self._by_file[file] if now.get(it.stored_name) != _place(it)]
+        moved = [fact for fact in self._by_file[file] if now.get(fact.stored_name) != _place(fact)]
         if moved:
             # A tensor that is another, or gone, moves those behind it: it is the one to name.
-            first = min(moved, key=lambda it: now.get(it.stored_name, ())[:2] == _place(it)[:2])
+            first = min(
+                moved, key=lambda fact: now.get(fact.stored_name, ())[:2] == _place(fact)[:2]
+            )
             problem = "not there any more as its header said: the file has changed"
             raise InvalidModel(problem, file=file.name, field=first.stored_name)
         self._checked.add(file)
@@ -126,7 +128,7 @@ class LazyTensors(Collection[str]):
         """Let go of everything."""
         self._left.clear()
         self._opened.clear()
-        self._made.clear()
+        self._arrays.clear()
 
 
 def _place(fact: TensorFact) -> tuple[str, tuple[int, ...], int]:

@@ -101,7 +101,7 @@ class PackedLinear:
         # Without its global scale a product may be beyond float16.
         unsafe = self.global_scale is not None and rows.dtype == mx.float16
         if unsafe or rows.shape[0] > packed_rows_max():
-            result = rows @ self._unpacked(self.words, self.scales, self.offsets).T
+            result = rows @ self._unpack(self.words, self.scales, self.offsets).T
         else:
             result = packed_product(
                 rows,
@@ -120,7 +120,7 @@ class PackedLinear:
     def lookup(self, ids: mx.array) -> mx.array:
         """Return the weight's rows at `ids`, unpacked."""
         offsets = None if self.offsets is None else self.offsets[ids]
-        return self._unpacked(self.words[ids], self.scales[ids], offsets)
+        return self._unpack(self.words[ids], self.scales[ids], offsets)
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return all that it holds, by the names that checkpoints have for it."""
@@ -128,8 +128,8 @@ class PackedLinear:
         optional = {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
         return named | {name: array for name, array in optional.items() if array is not None}
 
-    def _unpacked(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
-        return unpacked(
+    def _unpack(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
+        return unpack_rows(
             words, scales, offsets, self.packing, global_scale=self.global_scale, form=self.dtype
         )
 
@@ -161,21 +161,19 @@ class SideBySide:
         return named
 
 
-def reordered(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
+def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
     """Return a projection without biases whose outputs are in another order, evaluated.
 
     orders: of each linear that it was made of, where its outputs are.
     """
     if isinstance(projection, SideBySide):
         pairs = zip(projection.parts, orders, strict=True)
-        return SideBySide(tuple(_reordered(part, [order]) for part, order in pairs))
+        return SideBySide(tuple(_reorder(part, [order]) for part, order in pairs))
     assert isinstance(projection, Linear | PackedLinear), "the only other forms"
-    return _reordered(projection, orders)
+    return _reorder(projection, orders)
 
 
-def _reordered(
-    part: Linear | PackedLinear, orders: Sequence[Sequence[int]]
-) -> Linear | PackedLinear:
+def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Linear | PackedLinear:
     places: list[int] = []
     for order in orders:
         first = len(places)
@@ -203,7 +201,7 @@ def named_arrays(name: str, projection: Projection) -> dict[str, mx.array]:
     return {f"{name}.{part}": array for part, array in projection.arrays().items()}
 
 
-def unpacked(
+def unpack_rows(
     words: mx.array,
     scales: mx.array,
     offsets: mx.array | None,

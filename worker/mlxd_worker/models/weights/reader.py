@@ -86,10 +86,10 @@ class Reader:
         """Return all tensors that nobody has taken, as they are stored, lazy."""
         return {name: self._lazy.pop(name) for name in list(self._lazy)}
 
-    def evaluate(self, made: Mapping[str, mx.array]) -> None:
+    def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
         """Evaluate what was made of all tensors; each counts for its share of what is read."""
-        total, done = sum(array.nbytes for array in made.values()), 0
-        for name, array in made.items():
+        total, done = sum(array.nbytes for array in arrays.values()), 0
+        for name, array in arrays.items():
             try:
                 mx.eval(array)
             except RuntimeError as error:
@@ -108,15 +108,15 @@ class Reader:
 
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as `dtype`."""
-        return self._taken(name, self._dtype)
+        return self._take(name, self._dtype)
 
     def take_float32(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as float32."""
-        return self._taken(name, mx.float32)
+        return self._take(name, mx.float32)
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
         """Return tensors joined along their first axis, evaluated, as `dtype`."""
-        return self._joined(names, self._dtype)
+        return self._join(names, self._dtype)
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
         """Return linears over one input as one, packed where they are and are to stay so."""
@@ -135,9 +135,9 @@ class Reader:
                 return self._packed_experts(stored, packing, has_bias=has_bias)
             parts = [self._packed_experts([stems], packing, has_bias=has_bias) for stems in stored]
             return parts[0] if len(parts) == 1 else ExpertsSideBySide(tuple(parts))
-        bias = self._stacked(stored, "bias", self._dtype) if has_bias else None
+        bias = self._stack(stored, "bias", self._dtype) if has_bias else None
         if packing is None:
-            return ExpertLinear(self._stacked(stored, "weight", self._dtype), bias)
+            return ExpertLinear(self._stack(stored, "weight", self._dtype), bias)
         return ExpertLinear(self._unpacked_experts(stored, packing), bias)
 
     def check_copies(self, specs: Sequence[TensorSpec]) -> None:
@@ -146,7 +146,7 @@ class Reader:
             if spec.copy_of is None or spec.name not in self._facts:
                 continue
             # Opened for this alone: comparing materialises both, and the original is read again.
-            original, copy = self._lazy.reopened(spec.copy_of), self._lazy.reopened(spec.name)
+            original, copy = self._lazy.reopen(spec.copy_of), self._lazy.reopen(spec.name)
             equal = mx.array_equal(original, copy)
             self._evaluate(equal, [spec.name])
             if not equal.item():
@@ -173,9 +173,9 @@ class Reader:
         if packings[0] is not None and self._keep_packed:
             return self._packed_linear(stems, packings[0], bias)
         if packings[0] is not None and len(set(packings)) == 1 and not self._own_scales(stems):
-            return Linear(self._unpacked(stems, packings[0]), bias)
+            return Linear(self._unpack(stems, packings[0]), bias)
         parts = [
-            self.take(name) if packing is None else self._unpacked([stem], packing)
+            self.take(name) if packing is None else self._unpack([stem], packing)
             for stem, name, packing in zip(stems, names, packings, strict=True)
         ]
         if len(parts) == 1:
@@ -188,13 +188,13 @@ class Reader:
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
     ) -> PackedLinear:
         self._pack(stems, packing)
-        words = self._joined([f"{stem}.weight" for stem in stems], mx.uint32)
+        words = self._join([f"{stem}.weight" for stem in stems], mx.uint32)
         scales, offsets = [f"{stem}.scales" for stem in stems], [f"{stem}.biases" for stem in stems]
         if packing.has_offsets:
             return PackedLinear(
                 words, self.take_stacked(scales), self.take_stacked(offsets), packing, bias
             )
-        kept, own = self._joined(scales, mx.uint8), None
+        kept, own = self._join(scales, mx.uint8), None
         if self._own_scales(stems):
             own = self.take_float32(f"{stems[0]}.global_scale").reshape(())
         return PackedLinear(words, kept, None, packing, bias, global_scale=own, form=self._dtype)
@@ -208,9 +208,9 @@ class Reader:
                 continue
             plain, fact = self._pop(names[0]), self._facts[names[0]]
             self._evaluate(plain, names)
-            made = packed_of(plain, packing)
+            packed = packed_of(plain, packing)
             del plain
-            self._lazy.put(dict(zip(names, made, strict=True)))
+            self._lazy.put(dict(zip(names, packed, strict=True)))
             self._facts |= {name: replace(fact, name=name, nbytes=0) for name in names[1:]}
 
     def _packed_experts(
@@ -218,14 +218,14 @@ class Reader:
     ) -> PackedExpertLinear:
         for stems in stored:
             self._pack(stems, packing)
-        words = self._stacked(stored, "weight", mx.uint32)
-        bias = self._stacked(stored, "bias", self._dtype) if has_bias else None
+        words = self._stack(stored, "weight", mx.uint32)
+        bias = self._stack(stored, "bias", self._dtype) if has_bias else None
         if packing.has_offsets:
             scales, offsets = (
-                self._stacked(stored, part, self._dtype) for part in ("scales", "biases")
+                self._stack(stored, part, self._dtype) for part in ("scales", "biases")
             )
             return PackedExpertLinear(words, scales, offsets, packing, bias)
-        kept = self._stacked(stored, "scales", mx.uint8)
+        kept = self._stack(stored, "scales", mx.uint8)
         own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None
         return PackedExpertLinear(
             words, kept, None, packing, bias, global_scale=own, form=self._dtype
@@ -239,19 +239,19 @@ class Reader:
         sources = {spec.name: spec.source for spec in specs if spec.source is not None}
         shares = Counter(source.name for source in sources.values())
         whole = {name: self._lazy.pop(name) for name in shares}
-        made = {
+        by_new_name = {
             name: apply_operation(source, whole[source.name]) for name, source in sources.items()
         }
         facts = {
             name: replace(fact, name=name, nbytes=fact.nbytes // shares[fact.name])
-            for name, fact in ((name, self._facts[it.name]) for name, it in sources.items())
+            for name, fact in ((name, self._facts[source.name]) for name, source in sources.items())
         }
         for name in shares:
             del self._facts[name]
-        self._lazy.put(made)
+        self._lazy.put(by_new_name)
         self._facts |= facts
 
-    def _stacked(self, stored: Sequence[Sequence[str]], part: str, dtype: mx.Dtype) -> mx.array:
+    def _stack(self, stored: Sequence[Sequence[str]], part: str, dtype: mx.Dtype) -> mx.array:
         """Return stacks joined along their outputs, each stored as one tensor or in slices."""
         names = [[f"{stem}.{part}" for stem in stems] for stems in stored]
         whole = 2 if part == "bias" else 3
@@ -259,25 +259,25 @@ class Reader:
         array = self._read(*joined_slabs(names, shapes, whole=whole), dtype)
         if array is None:
             stacks = [stack_of([self._pop(name) for name in group], whole=whole) for group in names]
-            array = self._filled(stacks, [name for group in names for name in group], 1, dtype)
+            array = self._join_lazily(stacks, [name for group in names for name in group], 1, dtype)
         self._finish_reading(array, [name for group in names for name in group])
         return array
 
-    def _taken(self, name: str, dtype: mx.Dtype) -> mx.array:
+    def _take(self, name: str, dtype: mx.Dtype) -> mx.array:
         array = self._read([(name, None)], self._facts[name].shape, dtype)
         if array is None:
             array = self._pop(name).astype(dtype)
         self._finish_reading(array, [name])
         return array
 
-    def _joined(self, names: Sequence[str], dtype: mx.Dtype) -> mx.array:
+    def _join(self, names: Sequence[str], dtype: mx.Dtype) -> mx.array:
         if len(names) == 1:
-            return self._taken(names[0], dtype)
+            return self._take(names[0], dtype)
         shapes = [self._facts[name].shape for name in names]
         rows = sum(shape[0] for shape in shapes)
         array = self._read([(name, None) for name in names], (rows, *shapes[0][1:]), dtype)
         if array is None:
-            array = self._filled([self._pop(name) for name in names], names, 0, dtype)
+            array = self._join_lazily([self._pop(name) for name in names], names, 0, dtype)
         self._finish_reading(array, names)
         return array
 
@@ -287,7 +287,7 @@ class Reader:
         array = self._lazy.read(slabs, shape, dtype=WORDS[dtype])
         return None if array is None else array.astype(dtype)
 
-    def _filled(
+    def _join_lazily(
         self, parts: list[mx.array], names: Sequence[str], axis: int, dtype: mx.Dtype
     ) -> mx.array:
         """Return lazy parts joined along an axis, each let go of before the next is evaluated."""
@@ -305,13 +305,13 @@ class Reader:
             self._evaluate(whole, names)
         return whole
 
-    def _unpacked(self, stems: Sequence[str], packing: Packing) -> mx.array:
+    def _unpack(self, stems: Sequence[str], packing: Packing) -> mx.array:
         """Return packed weights, joined, as numbers, evaluated.
 
         Of those that have a scale of their own there is one.
         """
         words, scales, offsets = (
-            None if kind is None else self._joined([f"{stem}.{part}" for stem in stems], kind)
+            None if kind is None else self._join([f"{stem}.{part}" for stem in stems], kind)
             for part, kind in parts_read(packing)
         )
         own = self._own_scale(stems).reshape(()) if self._own_scales(stems) else None
@@ -322,12 +322,12 @@ class Reader:
             loose = [self._unpacked_stack([stems], packing) for stems in stored]
             if len(loose) == 1:
                 return loose[0]
-            return self._filled(loose, [f"{stored[0][0]}.weight"], 1, self._dtype)
+            return self._join_lazily(loose, [f"{stored[0][0]}.weight"], 1, self._dtype)
         return self._unpacked_stack(stored, packing)
 
     def _unpacked_stack(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
         words, scales, offsets = (
-            None if kind is None else self._stacked(stored, part, kind)
+            None if kind is None else self._stack(stored, part, kind)
             for part, kind in parts_read(packing)
         )
         own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None

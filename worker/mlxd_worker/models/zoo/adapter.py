@@ -43,7 +43,7 @@ from mlxd_worker.models.zoo.caches import (
     Leaves,
     PeerCaches,
     StatesLeaf,
-    joined,
+    join_parts,
     parts_of,
     recurrent,
 )
@@ -52,12 +52,12 @@ from mlxd_worker.models.zoo.peer import (
     cast_weights,
     hollow,
     module_of,
+    observe_pass,
     packed_modules,
     parameters_of,
-    restored,
-    seen,
-    uncompiled,
+    restore_model,
     unpack,
+    without_compiling,
 )
 
 if TYPE_CHECKING:  # see `peer`
@@ -110,7 +110,7 @@ class ZooModel:
         # models do while they are traced.
         self.capabilities = Capabilities(embeds=False, compiles=False)
         self._caches = PeerCaches(module_of("cache"))
-        self._leaves, logits = seen(peer, self._caches)
+        self._leaves, logits = observe_pass(peer, self._caches)
         self._dtype = _floating(logits.dtype)
         self.apart = False
         self.apart = config.name in APART or not _decodes_together(self)
@@ -160,16 +160,16 @@ class ZooModel:
         before = {number: cache.states(plan) for number, cache in kept.items()}
         after: dict[int, list[list[mx.array]]] = {number: [] for number in kept}
         results = []
-        with uncompiled():
+        with without_compiling():
             for part in parts:
-                dressed = self._caches.dressed(self._leaves, caches.layers, part, before)
+                dressed = self._caches.dress(self._leaves, caches.layers, part, before)
                 results.append(self._peer(part.tokens, cache=dressed))
                 for number, states in self._caches.states_after(self._leaves, dressed).items():
                     after[number].append(states)
-        for number, found in after.items():
-            states = [joined(parts, each) for each in zip(*found, strict=True)]
+        for number, states_of_part in after.items():
+            states = [join_parts(parts, each) for each in zip(*states_of_part, strict=True)]
             kept[number].put(plan, states)
-        return joined(parts, results).reshape(-1, self.vocab_size)
+        return join_parts(parts, results).reshape(-1, self.vocab_size)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] of what `forward` returned, lazy."""
@@ -189,7 +189,7 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
     """
     stated = parse_installed(config)
     peer = hollow(stated.name, config)
-    leaves, logits = seen(peer, PeerCaches(module_of("cache")))
+    leaves, logits = observe_pass(peer, PeerCaches(module_of("cache")))
     return ZooConfig(stated.name, config, stated.packings, leaves, logits.shape[-1])
 
 
@@ -200,7 +200,7 @@ def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpe
         InvalidModel: some are missing, of no use, or of another shape than the config says.
     """
     lazy = LazyTensors(facts)
-    peer = _restored(config, {name: lazy.pop(name) for name in list(lazy)})
+    peer = _restore(config, {name: lazy.pop(name) for name in list(lazy)})
     specs = []
     packed = packed_modules(peer)
     for path, array in parameters_of(peer):
@@ -220,17 +220,17 @@ def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpe
     return tuple(specs)
 
 
-def _restored(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
-    return restored(config.name, config.values, stored, config.packings)
+def _restore(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
+    return restore_model(config.name, config.values, stored, config.packings)
 
 
 def build(config: ZooConfig, weights: Weights) -> Model:
     """Take all weights; nothing else keeps them.
 
     Raises:
-        InvalidModel: as `restored`.
+        InvalidModel: as `restore_model`.
     """
-    peer = _restored(config, weights.take_stored())
+    peer = _restore(config, weights.take_stored())
     dtype = weights.dtype
     cast_weights(peer, dtype)
     if not weights.keeps_packed:
@@ -256,8 +256,8 @@ def zoo_footprint(config: ZooConfig) -> Footprint:
     nbytes = sum(RecurrentCache(leaf.states).slot_nbytes(0) for leaf in states)
     caches = CacheSizes(
         kv_values_per_token=whole,
-        kv_heads=max((it.kv_heads for it in kept), default=1),
-        head_dim=max((it.head_dim for it in kept), default=1),
+        kv_heads=max((kept_fact.kv_heads for kept_fact in kept), default=1),
+        head_dim=max((kept_fact.head_dim for kept_fact in kept), default=1),
         windows=tuple(WindowedLayers(window, windows[window]) for window in sorted(windows)),
         recurrent_values_per_row=-(-nbytes // 4),
         recurrent_layers=len(states),
@@ -277,9 +277,9 @@ ZOO: Final = Family(
 
 def _decodes_together(model: ZooModel) -> bool:
     """Tell whether rows of unlike lengths give in one pass what they give alone."""
-    together = _tried(model)
+    together = _try_batch(model)
     model.apart = True
-    alone = _tried(model)
+    alone = _try_batch(model)
     model.apart = False
     if together is None or alone is None:
         return False
@@ -288,7 +288,7 @@ def _decodes_together(model: ZooModel) -> bool:
     return error <= APART_ERROR.get(model.dtype, APART_ERROR_HALVES) or largest.item() == 0
 
 
-def _tried(model: ZooModel) -> mx.array | None:
+def _try_batch(model: ZooModel) -> mx.array | None:
     """Return the logits of rows that decode in one batch; None where that cannot be done."""
     context = min(TRIED_CONTEXT, model.context_max)
     rows = [RowId(-1 - index) for index in range(len(TRIED_LENGTHS))]

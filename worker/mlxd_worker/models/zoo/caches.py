@@ -75,7 +75,7 @@ class Part:
     row: int | None = None
     """The one batch row that this is; None: all of a group, or the only one there is."""
 
-    def taken(self, states: mx.array) -> mx.array:
+    def take_rows(self, states: mx.array) -> mx.array:
         """Return a batch's states `[N, ...]` as this part's rows."""
         if self.group is not None:
             return by_slot(states, self.group)
@@ -104,7 +104,7 @@ def parts_of(plan: StepPlan, batch: Batch, *, apart: bool) -> list[Part]:
     return parts
 
 
-def joined(parts: Sequence[Part], results: Sequence[mx.array]) -> mx.array:
+def join_parts(parts: Sequence[Part], results: Sequence[mx.array]) -> mx.array:
     """Return what the parts gave, one after another, in the batch's order."""
     if parts[0].group is not None:
         return parts[0].plan.in_order(results)
@@ -173,7 +173,7 @@ class Attended:
         def make() -> mx.array:
             return _visible(self._group_columns(group)[:, None, :], asking, window)[:, None]
 
-        return plan.shared(("visible to the peer", group.arena, self._ring, window), make)
+        return plan.share(("visible to the peer", group.arena, self._ring, window), make)
 
     @property
     def _ring(self) -> int | None:
@@ -246,7 +246,7 @@ class PeerCaches:
                 leaves.append(self._leaf(short, long))
         return Leaves(tuple(leaves), tuple(groups))
 
-    def dressed(
+    def dress(
         self,
         leaves: Leaves,
         layers: Sequence[LayerCache | None],
@@ -258,7 +258,7 @@ class PeerCaches:
         states: of all rows of the batch before the pass, by the number of the leaf.
         """
 
-        def made(number: int) -> Any:  # noqa: ANN401 - the peer's classes have no types
+        def make_leaf(number: int) -> Any:  # noqa: ANN401 - the peer's classes have no types
             leaf = leaves.leaves[number]
             if isinstance(leaf, StatesLeaf):
                 return self._states(leaf, part, states.get(number, ()))
@@ -268,20 +268,20 @@ class PeerCaches:
             return Attended(layer, window, part)
 
         return [
-            made(entry)
+            make_leaf(entry)
             if isinstance(entry, int)
-            else self.module.CacheList(*(made(number) for number in entry))
+            else self.module.CacheList(*(make_leaf(number) for number in entry))
             for entry in leaves.groups
         ]
 
     def states_after(self, leaves: Leaves, dressed: Sequence[Any]) -> dict[int, list[mx.array]]:
         """Return the states that a part's pass left, by the number of the leaf."""
         after: dict[int, list[mx.array]] = {}
-        for entry, found in zip(leaves.groups, dressed, strict=True):
+        for entry, caches in zip(leaves.groups, dressed, strict=True):
             pairs = (
-                [(entry, found)]
+                [(entry, caches)]
                 if isinstance(entry, int)
-                else list(zip(entry, found.caches, strict=True))
+                else list(zip(entry, caches.caches, strict=True))
             )
             for number, cache in pairs:
                 leaf = leaves.leaves[number]
@@ -294,7 +294,7 @@ class PeerCaches:
         cache = self.module.ArraysCache(size=leaf.size)
         if not part.fresh:  # a model may treat a start in its own way: nothing is there
             for at, state in zip(leaf.at, states, strict=True):
-                cache[at] = part.taken(state)
+                cache[at] = part.take_rows(state)
         return cache
 
     def _leaf(self, short: Any, long: Any) -> Leaf:  # noqa: ANN401 - as above
@@ -306,7 +306,7 @@ class PeerCaches:
         if kind is module.RotatingKVCache and not long.keep:
             return _keys_leaf(long, window=long.max_size)
         problem = f"mlx-lm keeps what this model remembers in a {kind.__name__}"
-        raise unmapped(f"{problem}, which has no counterpart here")
+        raise unmapped_error(f"{problem}, which has no counterpart here")
 
 
 def _keys_leaf(cache: Any, *, window: int | None) -> KeysLeaf:  # noqa: ANN401 - as above
@@ -323,12 +323,12 @@ def _states_leaf(short: Any, long: Any) -> StatesLeaf:  # noqa: ANN401 - as abov
     for index in at:
         shape, before = tuple(long[index].shape[1:]), tuple(short[index].shape[1:])
         if shape != before and not mx.issubdtype(long[index].dtype, mx.integer):
-            raise unmapped(f"a state grows with the text, from {before} to {shape}")
+            raise unmapped_error(f"a state grows with the text, from {before} to {shape}")
         states.append(RowState(f"state{index}", shape, long[index].dtype))
     return StatesLeaf(len(long.cache), tuple(states), at)
 
 
-def unmapped(problem: str) -> InvalidModel:
+def unmapped_error(problem: str) -> InvalidModel:
     """Return the error about a model whose memory cannot be kept here."""
     return InvalidModel(problem, file=CONFIG_FILE, field="model_type")
 
@@ -336,7 +336,7 @@ def unmapped(problem: str) -> InvalidModel:
 def _as_declared(array: mx.array, state: RowState) -> mx.array:
     """Return a state in its type and shape: earlier ids that are not there yet are zeros."""
     missing = [
-        (wanted - found, 0) for found, wanted in zip(array.shape[1:], state.shape, strict=True)
+        (wanted - have, 0) for have, wanted in zip(array.shape[1:], state.shape, strict=True)
     ]
     if any(before for before, _ in missing):
         array = mx.pad(array, [(0, 0), *missing])

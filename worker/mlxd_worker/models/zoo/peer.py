@@ -72,7 +72,7 @@ def hollow(name: str, config: Mapping[str, Any]) -> Module:
     return cast("Module", peer)
 
 
-def restored(
+def restore_model(
     name: str,
     config: Mapping[str, Any],
     stored: dict[str, mx.array],
@@ -85,17 +85,17 @@ def restored(
     """
     peer = hollow(name, config)
     try:
-        made = peer.sanitize(stored) if "sanitize" in dir(peer) else stored
+        weights = peer.sanitize(stored) if "sanitize" in dir(peer) else stored
         if packings is not None:
-            _pack(peer, packings, made)
-        peer.load_weights(list(made.items()), strict=True)
+            _pack(peer, packings, weights)
+        peer.load_weights(list(weights.items()), strict=True)
     except Exception as error:  # as above: its words name the tensors
         problem = f"mlx-lm's {name} cannot take these tensors: {_reason(error)}"
         raise InvalidModel(problem) from error
     return peer
 
 
-def seen(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
+def observe_pass(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
     """Return what a model remembers, and the logits of a pass that nobody evaluates.
 
     Raises:
@@ -103,7 +103,7 @@ def seen(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
     """
     passes, logits = [], mx.zeros(())
     try:
-        with uncompiled():
+        with without_compiling():
             for width in (NARROW_TOKENS, WIDE_TOKENS):
                 kept = caches.module.make_prompt_cache(peer)
                 logits = peer(mx.zeros((1, width), dtype=mx.int32), cache=kept)
@@ -117,19 +117,19 @@ def seen(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
 
 def arrays_of(peer: Module) -> dict[str, mx.array]:
     """Return all arrays that a model holds, its own tables included, each once."""
-    found = peer.filter_and_map(lambda _, __, value: isinstance(value, dict | list | mx.array))
-    once = {id(array): name for name, array in reversed(_named(found))}
-    return {name: array for name, array in _named(found) if once[id(array)] == name}
+    tree = peer.filter_and_map(lambda _, __, value: isinstance(value, dict | list | mx.array))
+    once = {id(array): name for name, array in reversed(_name_arrays(tree))}
+    return {name: array for name, array in _name_arrays(tree) if once[id(array)] == name}
 
 
 def packed_modules(peer: Module) -> dict[str, Packing]:
     """Return how modules are packed, by their paths; those that are not are left out."""
-    found, untyped = {}, cast("Any", peer)
+    packings, untyped = {}, cast("Any", peer)
     for path, module in untyped.named_modules():
         if "scales" in module:
             mode = PackingMode(str(module.mode))
-            found[path] = Packing(int(module.group_size), int(module.bits), mode)
-    return found
+            packings[path] = Packing(int(module.group_size), int(module.bits), mode)
+    return packings
 
 
 def unpack(peer: Module) -> None:
@@ -150,7 +150,7 @@ def cast_weights(peer: Module, dtype: mx.Dtype) -> None:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def without_compiling() -> Iterator[None]:
     """On a CPU, run functions as they are that the peer compiles: that needs a C++ compiler."""
     if not runs_cpu() or os.environ.get("MLX_DISABLE_COMPILE"):
         yield
@@ -188,17 +188,17 @@ def _update(peer: Module, arrays: Mapping[str, mx.array]) -> None:
 
 def parameters_of(peer: Module) -> list[tuple[str, mx.array]]:
     """Return the weights of a model with the paths to them."""
-    return _named(cast("Any", peer).parameters())
+    return _name_arrays(cast("Any", peer).parameters())
 
 
-def _named(tree: object) -> list[tuple[str, mx.array]]:
+def _name_arrays(tree: object) -> list[tuple[str, mx.array]]:
     """Return the arrays of a tree with the paths to them."""
     return cast("list[tuple[str, mx.array]]", tree_flatten(tree))
 
 
 def _reason(error: Exception) -> str:
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told[:REASON_CHARS_MAX]}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:REASON_CHARS_MAX]}"
 
 
 def _zeros(array: mx.array) -> mx.array:
