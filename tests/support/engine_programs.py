@@ -193,7 +193,7 @@ comes = st.builds(
     max_tokens=st.sampled_from([40, 12, 1, None]),
     min_tokens=st.sampled_from([0, 0, 6]),
     ends=st.booleans(),
-    asked=st.sampled_from(["", "guesses", "guesses", "logprobs", "format", "rest", BROKEN]),
+    requested=st.sampled_from(["", "guesses", "guesses", "logprobs", "format", "rest", BROKEN]),
     hurry=st.sampled_from([False, False, True]),
     priority=st.integers(0, 1),
 )

@@ -1,13 +1,11 @@
 """The Llama family: Llama 2 and 3, SmolLM, Mistral; and, by their configs, its kin.
 
 Invariants:
-- What sets a family apart is in its config and in the parts of its layers (`llama_layers`), not in
-  a model of its own.
+- What sets a family apart is in its config and its layers' parts, not in a model of its own.
 - Rows are flat `[rows * width, hidden]` everywhere but inside attention.
 - Queries, keys and values come from one product, gate and up from another: their weights are joined
   while loading, and the separate ones are never kept.
-- No `mx.compile`: on CPU it needs a C++ compiler at run time and gains about a tenth; where it pays
-  (CUDA), the step is compiled around `forward`, not in here.
+- No `mx.compile`: on a CPU it needs a compiler, for a tenth; for CUDA a step is compiled whole.
 """
 
 from collections.abc import Mapping, Sequence
