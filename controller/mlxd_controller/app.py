@@ -39,6 +39,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
+from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
@@ -148,6 +149,7 @@ async def _listening(
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     following = tasks.create_task(follow_health(health, catalog, runtime))
+    trimming = tasks.create_task(keep_heap_trimmed())
     try:
         target = listen(
             server,
@@ -161,6 +163,7 @@ async def _listening(
             yield target
     finally:
         following.cancel()
+        trimming.cancel()
         await health.leave()
         runtime.post(ShutDown(settings.shutdown_grace_s))
         # Refuses new calls at once; the second stop ends what has no lease, such as watches.

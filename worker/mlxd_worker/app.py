@@ -24,6 +24,7 @@ import grpc
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import MlxdError, ShuttingDown
 from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
@@ -127,6 +128,8 @@ async def serve(
         if options.life_fd is not None:
             worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
             stack.callback(worker.lifeline.close)
+        trimming = asyncio.create_task(keep_heap_trimmed(idle=worker.streams.idle.is_set))
+        stack.callback(trimming.cancel)
         loading = asyncio.create_task(_load_own(worker, options, end))
         await stopping.wait()
         engine.abandon_load()
