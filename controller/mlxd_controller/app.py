@@ -39,7 +39,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
-from mlxd_shared.ops.heap import keep_heap_trimmed
+from mlxd_shared.ops.heap import bound_heap, keep_heap_trimmed
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
@@ -64,6 +64,7 @@ async def serve(settings: ServeSettings, *, on_ready: Callable[[str], None] | No
         BadCredentials: a file of `settings.security` cannot be used.
         ExceptionGroup: a bug.
     """
+    bound_heap()
     logs.configure(level=settings.log_level, fmt=settings.log_format)
     stopping = asyncio.Event()
     with _signals(stopping):
