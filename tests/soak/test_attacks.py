@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_shared import config
 from tests.support.attacks.report import check, figures
 from tests.support.attacks.siege import FULL, Plan, besiege
 
@@ -25,6 +26,7 @@ PLAN = Plan(
     alone_s=min(SECONDS / 10, 60.0),
     warm_s=min(SECONDS / 5, 300.0),
     round_s=min(SECONDS / 5, 60.0),
+    settle_s=3 * config.HEAP_LOOK_S,
 )
 HEALTH_MS_P99_MAX = 100.0
 HEALTH_MS_MAX = 1000.0

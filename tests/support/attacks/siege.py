@@ -78,6 +78,7 @@ class Plan:
     warm_s: for how long it is attacked before anything is counted.
     round_s: how long a round takes; None: all attacks at once, and no rounds.
     waiting_max: how many streams may wait for a row; None: as many as a server lets by itself.
+    settle_s: for how long nothing is under way before what the server holds is looked at.
     """
 
     seconds: float
@@ -86,6 +87,7 @@ class Plan:
     warm_s: float = 0.0
     round_s: float | None = None
     waiting_max: int | None = None
+    settle_s: float = 0.0
     seed: int = 1
 
 
@@ -129,14 +131,14 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
         if plan.warm_s:
             await _attack_in_rounds(server, plan, plan.warm_s)
         alone = [await _alone(server, plan.alone_s)]
-        before, pids_before = await _resting(site)
+        before, pids_before = await _resting(site, plan.settle_s)
         async with (
             _watch("health", server.address, bare=True) as probing,
             _watch("stream", server.address, str(GOOD_TOKENS)) as streaming,
         ):
             tallies = await _attack_in_rounds(server, plan, plan.seconds)
         await site.back_at(before.controller)  # connections end a moment after their peers
-        after, pids_after = await _resting(site)
+        after, pids_after = await _resting(site, plan.settle_s)
         alone.append(await _alone(server, plan.alone_s))
         lines = server.log_path.read_text(encoding="utf-8").splitlines()
     logged = [json.loads(line) for line in lines if line.startswith("{")]
@@ -202,13 +204,14 @@ async def _alone(server: Served, seconds: float) -> Streamed:
     return Streamed(**watch.seen)
 
 
-async def _resting(site: Site) -> tuple[Holding, set[int]]:
-    """Return what the server holds once nothing is under way, and its workers."""
+async def _resting(site: Site, settle_s: float) -> tuple[Holding, set[int]]:
+    """Return what the server holds once nothing has been under way for so long, and its workers."""
     async with asyncio.timeout(QUIET_S_MAX):
         async with site.client.watch_status(interval_s=0.2) as statuses:
             async for status in statuses:
                 if not any(w.streams_running or w.streams_waiting for w in status.workers):
                     break
+    await wait(settle_s)
     held = await site.at_rest()
     pids = {worker.pid for worker in status.workers if worker.exit_code is None}
     rss = sum(psutil.Process(pid).memory_info().rss for pid in pids)
