@@ -1,0 +1,1 @@
+"""Tests of what a worker answers, as its servicers put it."""
