@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
+from mlxd_controller.launcher.attached import AttachedLauncher, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
@@ -110,7 +110,7 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
 @asynccontextmanager
 async def _attach(settings: ServeSettings, limits: Limits, clock: Clock) -> AsyncIterator[Crew]:
     launcher = AttachedLauncher(
-        [AttachedWorker(name, address) for name, address in settings.workers],
+        settings.workers,
         security=settings.worker_security,
         wait_s=settings.load_stall_timeout_s,
     )

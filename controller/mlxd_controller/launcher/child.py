@@ -1,11 +1,8 @@
 """A child process, started and awaited without holding up the event loop.
 
-Invariants:
-- It is started on a thread: until a child has become another program its parent stands still, and
-  where all processors are busy that is tens of milliseconds, in which no request would be served.
-- A start that is cancelled is waited for all the same, since it uses the caller's descriptors; its
-  process is then ended and reaped.
-- The process is reaped once, by its one `wait`; a signal never reaches another one of its id.
+It is started on a thread: until a child has become another program its parent stands still, and
+where all processors are busy that is tens of milliseconds, in which no request would be served. It
+is reaped once, by its one `wait`, so that a signal never reaches another process of its id.
 """
 
 from __future__ import annotations
@@ -14,9 +11,10 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
+
+from mlxd_shared.ops.known_process import open_handle
 
 
 class Child:
@@ -24,6 +22,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], *, handle: int | None) -> None:
         """Await the end of `process`; `handle`, if any, becomes readable then, and is owned."""
+        self.pid = process.pid
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -33,18 +32,8 @@ class Child:
         else:
             self._loop.add_reader(handle, self._readable, handle)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal."""
-        return self._ended.result() if self._ended.done() else None
-
     async def wait(self) -> int:
-        """Return the exit code once it has ended and is reaped."""
+        """Return the exit code once it has ended and is reaped; negative: a signal."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -66,7 +55,8 @@ async def start(
 ) -> Child:
     """Start a process in a session of its own, without input; return it once it is the program.
 
-    output: the descriptor that its output and errors go to.
+    output: the descriptor that its output and errors go to. A start that is cancelled is waited for
+    all the same, because it uses the caller's descriptors; its process is then ended and reaped.
 
     Raises:
         OSError: it cannot be started.
@@ -92,19 +82,9 @@ async def start(
             cancelled = error
     if cancelled is None:
         process = starting.result()
-        return Child(process, handle=_handle_of(process.pid))
+        return Child(process, handle=open_handle(process.pid))
     if starting.exception() is None:
         process = starting.result()
         process.kill()
         process.wait()  # a moment
     raise cancelled
-
-
-def _handle_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when a child ends; None where there are none."""
-    if sys.platform != "linux":
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # an old kernel, or a sandbox: a thread waits instead
-        return None

@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlxd_shared import config
 
 READ_LIMIT_BYTES = 64 * config.KIB
 
 
-@dataclass(slots=True)
 class Pipe:
-    """A pipe; what is still open is closed by close()."""
+    """The two ends of a pipe; what is still open is closed by close()."""
 
-    read_fd: int
-    write_fd: int
-    _open: set[int] = field(default_factory=set)
-
-    @classmethod
-    def make(cls) -> Pipe:
-        """Return a pipe that no child inherits unless it is told to."""
-        read_fd, write_fd = os.pipe()
-        return cls(read_fd, write_fd, {read_fd, write_fd})
-
-    @classmethod
-    def from_ends(cls, read_fd: int, write_fd: int) -> Pipe:
-        """Return the pipe of two ends that are open already."""
-        return cls(read_fd, write_fd, {read_fd, write_fd})
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        """Own both descriptors."""
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self._open = {read_fd, write_fd}
 
     def close(self, *fds: int) -> None:
         """Close these ends, or both; what is closed or given away already is left alone."""

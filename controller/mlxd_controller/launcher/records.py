@@ -1,9 +1,8 @@
 """What the launcher leaves beside a worker's socket, for a controller that comes after it.
 
-Invariants:
-- A record is whole or not there: it is written aside and renamed.
-- What is read is not trusted: only a plain file of this user, within RECORD_BYTES_MAX, whose every
-  field is of its type, is a record. All else is None, and nothing is done to any process for it.
+A record is whole or not there. What is read is not trusted: only a plain file of this user, within
+RECORD_BYTES_MAX, whose every field is of its type, is a record; nothing is done to any process for
+anything else.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The folder of the workers' sockets and records: private, and one controller's at a time.
 
-Invariants:
-- Only this user can enter it (0700, owner checked), and a lock on a file in it is held as long as
-  its controller lives; the system lets go of the lock however that ends. The folder itself is not
-  locked: binding a socket in it takes a moment.
-- Names in it are this module's: nothing else is ever read or removed there.
-- The name of a default folder depends on the served address alone, so that the controller that is
-  started next with the same options finds it.
+Its controller holds a lock on a file in it, which the system lets go of however that ends. Names in
+it are this module's: nothing else is ever read or removed there. A default folder is named by the
+served address alone, so that the next controller with the same options finds it.
 """
 
 from __future__ import annotations
@@ -108,10 +104,10 @@ class RunDir:
 def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
     """Return the run directory of a controller that serves at `address`.
 
-    given: what the operator says; None is the default of that address.
+    path: what the operator says; None is the default of that address.
 
     Raises:
-        InvalidRequest: see RunDir.claimed.
+        InvalidRequest: see RunDir.claim.
     """
     if path is not None:  # a link of the operator's own is one to follow
         return RunDir.claim(path.resolve() if path.is_symlink() else path)

@@ -20,8 +20,8 @@ from mlxd.v1 import (
 )
 from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe
-from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
-from mlxd_controller.launcher.ending import END_UNKNOWN
+from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.process import END_UNKNOWN
 from mlxd_controller.memory.device import Limits
 from mlxd_controller.runtime.ports import LoadOrder
 from mlxd_shared.domain.devices import kind_of
@@ -101,7 +101,7 @@ async def attach_launcher(
             target = listen(server, parse_address(f"unix:{folder}/{number}"))
             await server.start()
             stack.push_async_callback(server.stop, None)
-            named.append(AttachedWorker(f"w{number}", target))
+            named.append((f"w{number}", target))
         launcher = AttachedLauncher(named, wait_s=wait_s)
         watching = asyncio.create_task(launcher.run())
         try:
@@ -174,7 +174,7 @@ async def test_waiting_for_a_worker_has_a_bound_and_a_reason() -> None:
             await launcher.launch(model="n", incarnation="")
     assert caught.value.last_lines == ("worker w0: in use",)
 
-    nobody = AttachedLauncher([AttachedWorker("gone", "127.0.0.1:1")], wait_s=2.0)
+    nobody = AttachedLauncher([("gone", "127.0.0.1:1")], wait_s=2.0)
     watching = asyncio.create_task(nobody.run())
     with pytest.raises(WorkerTimedOut) as caught:
         await nobody.launch(model="m", incarnation="")

@@ -14,7 +14,7 @@ CLOSING_TURNS = 20
 
 
 async def _give_up_a_reader() -> None:
-    pipe = Pipe.make()
+    pipe = Pipe(*os.pipe())
     reading = asyncio.create_task(pipe.reader())
     await asyncio.sleep(0)
     reading.cancel()
