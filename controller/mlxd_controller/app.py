@@ -23,8 +23,7 @@ from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
 from mlxd_controller.runtime.adoption import enrol
-from mlxd_controller.runtime.clock import SystemClock
-from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.catalog import Catalog

@@ -27,8 +27,7 @@ from mlxd_controller.core.state import State
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.memory.device import HostProbe, Limits
-from mlxd_controller.runtime.clock import SystemClock
-from mlxd_controller.runtime.ports import Ports, RawStream
+from mlxd_controller.runtime.ports import Ports, RawStream, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library

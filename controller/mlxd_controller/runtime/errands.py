@@ -1,8 +1,7 @@
 """What the scheduler wants done and what takes time: loads, ends and orders, each in a task.
 
-Invariants:
-- No method waits. Each task tells of its outcome with one event at its end, also when it fails.
-- A load that is being stopped says nothing: the end of the worker tells of it.
+No method waits. Each task tells of its outcome with one event at its end, also when it fails; a
+load that is being stopped says nothing: the end of the worker tells of it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.metrics.counters import Metrics
-from mlxd_controller.runtime.loading import end_worker, load_worker, order_of, shrink_worker
+from mlxd_controller.runtime.loading import end_worker, load_worker
 from mlxd_controller.runtime.ports import Ports
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.runtime.workers import Workers
@@ -84,7 +83,7 @@ class Errands:
         self._tasks.create_task(self._stop(self._worker(number), reason))
 
     def shrink(self, number: int, target_bytes: int) -> None:
-        """Have a worker give memory back; Shrunk when it has answered, or has not in time."""
+        """Have a worker give memory back; Shrunk when it has answered, or not in time."""
         self._tasks.create_task(self._shrink(self._worker(number), target_bytes))
 
     def learn(self) -> None:
@@ -104,10 +103,8 @@ class Errands:
         try:
             await load_worker(
                 worker,
-                order_of(action),
-                launcher=self._ports.launcher,
-                connect=self._ports.connect,
-                clock=clock,
+                action,
+                self._ports,
                 stall_timeout_s=self._stall_timeout_s,
                 on_progress=lambda step: self._post(ev.Progressed(worker.number, step)),
             )
@@ -148,6 +145,25 @@ class Errands:
         self._post(ev.Unloaded(worker.number))
 
     async def _shrink(self, worker: Worker, target_bytes: int) -> None:
-        before_bytes, after_bytes = await shrink_worker(worker, target_bytes, self._metrics)
+        assert worker.link is not None, worker.number
+        before_bytes = after_bytes = 0
+        try:
+            before_bytes, after_bytes = await worker.link.shrink(
+                target_bytes, timeout_s=config.SHRINK_TIMEOUT_S
+            )
+        except MlxdError as error:
+            _log.warning("worker did not shrink", model=worker.name, reason=error.describe())
+            self._metrics.shrinks.add(model=worker.name, outcome="failed")
+        else:
+            self._metrics.shrinks.add(model=worker.name, outcome="done")
+            gain_bytes = max(0, before_bytes - after_bytes)
+            self._metrics.shrunk_bytes.add(gain_bytes, model=worker.name)
+            _log.info(
+                "shrunk",
+                model=worker.name,
+                target_bytes=target_bytes,
+                before_bytes=before_bytes,
+                after_bytes=after_bytes,
+            )
         await self._workers.refresh((worker,), wait_s=config.STATUS_POLL_S)
         self._post(ev.Shrunk(worker.number, before_bytes, after_bytes))

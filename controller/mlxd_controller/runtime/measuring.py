@@ -2,10 +2,8 @@
 
 Invariants:
 - Whatever begins a load, or follows the end of a worker, is decided on by a measurement of its own.
-- Others make do with one that is RECENT_S old: a burst of events measures once. A measurement reads
-  a dozen small files of the system, while nobody is served.
-- Where the system lets none of them be opened, as to a process that has as many open as it may,
-  what was measured last holds on: that is no reason to end.
+  Others make do with one that is RECENT_S old: it reads a dozen small files while nobody is served.
+- Where the system lets none of them be opened, what was measured last holds on.
 """
 
 from __future__ import annotations

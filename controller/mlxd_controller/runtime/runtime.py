@@ -26,9 +26,8 @@ from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model, State, next_wake_s
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.adoption import leave_word
-from mlxd_controller.runtime.changes import Changes
+from mlxd_controller.runtime.changes import Changes, same_but_measured
 from mlxd_controller.runtime.errands import Errands
-from mlxd_controller.runtime.learning import same_but_measured
 from mlxd_controller.runtime.loading import end_worker
 from mlxd_controller.runtime.measuring import Measuring
 from mlxd_controller.runtime.ports import ModelRef, Ports, RawStream
@@ -135,12 +134,14 @@ class Runtime:
         self.post(event)
         return event.devices
 
-    def may_have_died_of(self, worker: Worker, stream: int) -> bool:
-        """Return whether a worker that has ended may have done so for a stream that it was sent.
+    def may_have_died_of(self, lease: Lease) -> bool:
+        """Return whether a worker that has ended may have done so because of a lease's stream.
 
-        Not for one that waited behind its rows, and not where somebody killed it.
+        Not of one that waited behind its rows, and not where somebody killed it.
         """
-        return worker.has_begun(stream) and not worker.was_killed(self._ports.oom_kills())
+        if lease.stream is None or not lease.worker.has_begun(lease.stream):
+            return False
+        return not lease.worker.was_killed(self._ports.oom_kills())
 
     def measure_devices(self) -> tuple[Device, ...]:
         """Return the devices as they were a moment ago, or as they are now."""

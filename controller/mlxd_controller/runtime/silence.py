@@ -3,12 +3,11 @@
 Invariants:
 - The time counts from the first question that has no answer. Any answer ends it, however late, and
   be it an error of the worker's own.
-- Only time in which this process could hear counts: a round of questions that took longer than
-  ROUND_MAX_S, since the machine or this process stood still, counts as ROUND_MAX_S.
-- A round in which this process stood still ends nobody: an answer may have come that nobody could
-  hear yet. The next round judges, be it as long.
-- A worker may answer while its engine does not: its figures are then older each time. Since a step
-  of a large model on a slow machine may take long, an engine has ENGINE_PATIENCE times the bound.
+- Only time in which this process could hear counts: a longer round of questions counts as
+  ROUND_MAX_S, because the machine or this process stood still. Such a round ends nobody: an answer
+  may have come that nobody could hear yet. The next round judges, be it as long.
+- A worker may answer while its engine does not: its figures are then older each time. An engine has
+  ENGINE_PATIENCE times the bound, because a step may take long on a slow machine.
 - Workers that others started, that load or that are being stopped have bounds of their own.
 """
 

@@ -1,8 +1,6 @@
 """One worker: its launch, its process, what it says of itself, and what it was sent.
 
-Invariants:
-- One owner, the runtime: others read, and change it by the methods that note what they saw.
-- What a worker has said is as old as `figures_s` says.
+One owner, the runtime: others read, and change it by the methods that note what they saw.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from itertools import islice
 
 from mlxd_controller.memory.device import usage_of
 from mlxd_controller.memory.oom import killed_from_outside
-from mlxd_controller.runtime.ports import WorkerLink, WorkerProcess
+from mlxd_controller.runtime.ports import RawStream, WorkerLink, WorkerProcess
 from mlxd_models.fit.measured import Figures
 from mlxd_models.fit.plan import Plan
 from mlxd_shared import config
@@ -50,29 +48,6 @@ class Attention:
         self.still_s = self.still_s + round_s if stands_still else 0.0
 
 
-class SentStreams:
-    """The streams that a worker was sent and that have not ended, oldest first."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._open: dict[int, None] = {}
-        self._count = 0
-
-    def begin(self) -> int:
-        """Note that a stream begins, and return its number."""
-        self._count += 1
-        self._open[self._count] = None
-        return self._count
-
-    def end(self, number: int) -> None:
-        """Note that a stream has ended, but not by the worker's death: then it counts as one."""
-        self._open.pop(number, None)
-
-    def oldest(self, count: int) -> tuple[int, ...]:
-        """Return the numbers of the `count` oldest."""
-        return tuple(islice(self._open, count))
-
-
 @dataclass(slots=True, eq=False)
 class Worker:
     """One launch, from its first moment to after its end."""
@@ -107,7 +82,8 @@ class Worker:
     """What the system said last that the process holds; None where it has said nothing."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
     attention: Attention = field(default_factory=Attention)
-    streams: SentStreams = field(default_factory=SentStreams)
+    streams: dict[RawStream, None] = field(default_factory=dict)
+    """Those that it was sent and that have not ended but by its death, oldest first."""
     ended_because: str = ""
     """Why the controller ends the process while streams run on it; "" if it does not."""
 
@@ -125,9 +101,9 @@ class Worker:
             return False
         return (self.figures.age_s or 0.0) >= ENGINE_STILL_S
 
-    def has_begun(self, number: int) -> bool:
+    def has_begun(self, stream: RawStream) -> bool:
         """Return whether a stream had its turn, as far as rows go by age: it did not just wait."""
-        return number in self.streams.oldest(self.plan.rows_max)
+        return stream in islice(self.streams, self.plan.rows_max)
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""

@@ -1,11 +1,8 @@
 """The gRPC connection to one worker: protobuf stops here, and what may be large stays bytes.
 
-Invariants:
-- Every request names the model's digest and the worker's incarnation; a process that happens to
-  listen on the address of another is never taken for it.
-- What goes through goes with the worker's own proof that it was checked; nothing else does.
-- Deadlines are the caller's to give: they go to the worker with each call.
-- A call that close() ends, or that comes after it, raises RemoteError: nobody cancelled its caller.
+Every request names the model's digest and the worker's incarnation, so that a process that listens
+on another's address is never taken for it. A call that close() ends, or that comes after it, raises
+RemoteError: nobody cancelled its caller.
 """
 
 from __future__ import annotations
@@ -18,13 +15,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from mlxd.v1 import (
-    inference_pb2,
-    status_pb2,
-    status_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
+from mlxd.v1 import inference_pb2, status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
 from mlxd_controller.runtime.ports import LoadOrder, Question
 from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
@@ -39,14 +30,9 @@ _T = TypeVar("_T")
 Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 RawCall: TypeAlias = grpc.aio.UnaryStreamCall[bytes, bytes]
 RawMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-_Relayed: TypeAlias = (
-    type[inference_pb2.GenerateRequest]
-    | type[inference_pb2.TokenizeRequest]
-    | type[inference_pb2.DetokenizeRequest]
-    | type[inference_pb2.EmbedRequest]
-)
 _PREFIX = "/mlxd.v1.InferenceService/"
-_REQUESTS: dict[Question, _Relayed] = {
+_Kind: TypeAlias = Callable[..., Message]
+_REQUESTS: dict[Question, _Kind] = {
     Question.TOKENIZE: inference_pb2.TokenizeRequest,
     Question.DETOKENIZE: inference_pb2.DetokenizeRequest,
     Question.EMBED: inference_pb2.EmbedRequest,
@@ -196,7 +182,7 @@ class GrpcLink:
         self._closed = True
         await asyncio.shield(self._channel.close())
 
-    def _address(self, request: bytes, kind: _Relayed) -> bytes:
+    def _address(self, request: bytes, kind: _Kind) -> bytes:
         """Return `request` as one to this worker: of a field that comes twice the last one counts.
 
         That is a rule of the wire's format, and saves parsing a prompt to set two short fields.

@@ -1,9 +1,7 @@
 """The workers there are and the last ones that failed: processes, links, figures.
 
-Invariants:
-- Each launch has one record, by its serial number; one owner, the runtime.
-- Figures are as old as `figures_s` says: nothing here waits for a worker longer than it was told.
-- At most DEAD_WORKERS_MAX failed workers are remembered, the latest of each model.
+Each launch has one record, by its serial number; one owner, the runtime. At most DEAD_WORKERS_MAX
+failed workers are remembered, the latest of each model.
 """
 
 from __future__ import annotations
@@ -11,17 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from mlxd_controller.runtime.learning import figures_of, is_news
 from mlxd_controller.runtime.ports import Clock, WorkerLink
 from mlxd_controller.runtime.worker import Worker
 from mlxd_models.fit.measured import Figures
+from mlxd_shared.config import MIB
+from mlxd_shared.domain.devices import DeviceKind, kind_of
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
 DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
+WEIGHTS_ACCOUNT = "weights"
+NEWS_BYTES = MIB
+"""The scheduler is told of what has grown by so much."""
 _log = get_logger("workers")
 
 
@@ -134,3 +137,26 @@ class Workers:
             return
         worker.attention.note_answer()
         worker.note_status(status, self._clock.now_s())
+
+
+def figures_of(worker: WorkerFigures) -> Figures | None:
+    """Return what a worker with a model takes; None where it does not say."""
+    memory = worker.memory
+    weights = sum(a.nbytes for a in memory.accounts if a.name == WEIGHTS_ACCOUNT)
+    if not weights:
+        return None
+    # Beside arrays, only where these are part of a process's resident set.
+    on_cpu = kind_of(worker.backend) is DeviceKind.CPU
+    return Figures(
+        weights=weights,
+        peak=memory.mlx_peak_nbytes,
+        process=max(memory.resident_nbytes - memory.mlx_nbytes, 0) if on_cpu else 0,
+    )
+
+
+def is_news(before: Figures | None, now: Figures) -> bool:
+    """Return whether the scheduler should hear of `now`, after it has heard `before`."""
+    if before is None:
+        return True
+    grown = max(now.peak - before.peak, now.process - before.process)
+    return grown >= NEWS_BYTES or now.weights != before.weights

@@ -79,7 +79,6 @@ class Relay:
         self._moves = self._migrations = self._starts = 0
         self._waited_s = self._queued_s = 0.0
         self._came = False
-        self._number = 0
 
     async def frames(self, context: Context) -> AsyncGenerator[bytes, None]:
         """Yield the stream's messages, serialised.
@@ -153,7 +152,7 @@ class Relay:
     ) -> AsyncGenerator[bytes, None]:
         """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
         self._prepare()
-        self._came, self._number = False, 0
+        self._came = False
         last = b""
         async with aclosing(self._hear(lease, context)) as frames:
             async for frame in frames:
@@ -175,7 +174,7 @@ class Relay:
             raise self._lost_error(lease.worker.describe_end(code))
         stream = await self._begin(lease, context)
         lease.stream = stream
-        self._number = lease.worker.streams.begin()
+        lease.worker.streams[stream] = None
         lost = False
         try:
             while (frame := await self._read(stream, lease)) is not None:
@@ -189,7 +188,7 @@ class Relay:
         finally:
             stream.cancel()
             if not lost:
-                lease.worker.streams.end(self._number)
+                del lease.worker.streams[stream]
 
     def _prepare(self) -> None:
         """Have the request say where the stream stands."""
@@ -254,7 +253,7 @@ class Relay:
         stays = isinstance(gone, WorkerLost) and not self._spec.migrate
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
         silent = ended and lost and not self._came
-        if silent and self._runtime.may_have_died_of(lease.worker, self._number):
+        if silent and self._runtime.may_have_died_of(lease):
             self._quarantine.note_death(self._key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
