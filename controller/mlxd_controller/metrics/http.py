@@ -1,12 +1,9 @@
 """The endpoint that Prometheus scrapes: GET /metrics over HTTP, and nothing else.
 
-Invariants:
-- One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
-  request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped.
-- The listener's protection is the gRPC listener's: TLS, client certificates and the token work here
-  too, and an address that others can reach needs them. A stranger learns nothing, not even whether
-  a path exists.
-- Nothing of an exception is sent; the log has it.
+One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
+request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped. The
+protection is the gRPC listener's: TLS, client certificates and the token. A stranger learns
+nothing, not even whether a path exists.
 """
 
 from __future__ import annotations
@@ -88,13 +85,7 @@ def parse_head(head: bytes) -> Request:
 class _Endpoint:
     """Answers one connection after the other."""
 
-    def __init__(
-        self,
-        scrape: Scrape,
-        security: ListenerSecurity,
-        *,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, scrape: Scrape, security: ListenerSecurity, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._scrape = scrape
         self._security = security

@@ -45,7 +45,9 @@ class Silence:
         self._looks_again = passed_s >= LATE_S and not self._stood_still
         self._stood_still = passed_s >= LATE_S
         for worker in workers:
-            worker.note_round(min(passed_s, ROUND_MAX_S), now_s)
+            worker.attention.note_round(
+                min(passed_s, ROUND_MAX_S), now_s, stands_still=worker.stands_still
+            )
 
     def find_hung(self, workers: Iterable[Worker]) -> list[tuple[Worker, str]]:
         """Return those of `workers` that have been silent too long by the last round, and why.

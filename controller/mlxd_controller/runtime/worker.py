@@ -126,18 +126,14 @@ class Worker:
         return "" if self.exit_code is None else self.describe_end(self.exit_code)
 
     def describe_end(self, code: int) -> str:
-        """Return for people why it ended, with this exit code."""
-        return self.ended_because or describe_exit(code)
+        """Return for people why it ended, with this exit code; negative is a signal."""
+        return self.ended_because or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def was_killed(self, oom_kills: int | None) -> bool:
         """Return whether it was killed for nothing that it did; `oom_kills`: their count by now."""
         if self.ended_because:  # it hung
             return False
         return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
-
-    def note_round(self, round_s: float, now_s: float) -> None:
-        """Note that a round of questions is over, `round_s` of which could be heard."""
-        self.attention.note_round(round_s, now_s, stands_still=self.stands_still)
 
     def note_status(self, status: ProcessStatus, now_s: float) -> None:
         """Keep what the process says of itself, if it says anything."""
@@ -158,8 +154,3 @@ class Worker:
         if usage is not None:
             self.resident_nbytes = usage.resident_nbytes
             self.cpu_s = max(self.cpu_s, usage.cpu_s)
-
-
-def describe_exit(code: int) -> str:
-    """Return an exit code for people; negative is a signal."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,9 +1,7 @@
 """InferenceService: checks a request, and has its model's workers answer it.
 
-Invariants:
-- A Generate is relayed from worker to worker (`relay`); what needs no worker to the end is asked
-  once more of the next one where the first has gone.
-- Fields that are the controller's to set are refused from its clients.
+A Generate is relayed from worker to worker (`relay`); what needs no worker to the end is asked once
+more of the next one where the first has gone.
 """
 
 # ruff: noqa: N802 - names are gRPC's
@@ -78,7 +76,7 @@ class InferenceService:
                 )
                 async with transcript.of(request), aclosing(relay.frames(context)) as frames:
                     async for frame in frames:
-                        transcript.saw_frame(frame)
+                        transcript.note_frame(frame)
                         yield frame
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:

@@ -1,8 +1,7 @@
 """ModelService: what models there are; loading, unloading, forgetting and watching them.
 
-Invariants:
-- A load belongs to the scheduler: a client that goes away leaves it running.
-- Pages are cut by name, so that a list that changes meanwhile skips and repeats nothing else.
+A load belongs to the scheduler: a client that goes away leaves it running. Pages are cut by name,
+so that a list that changes meanwhile skips and repeats nothing else.
 """
 # ruff: noqa: ARG002, N802 - names and signatures are gRPC's
 
@@ -181,8 +180,9 @@ async def _until_ready(
     last: Model | None = None
     while not answer.done():
         step = asyncio.ensure_future(news.next())
+        waiting: set[asyncio.Future[Any]] = {step, answer}
         try:
-            await _first_of(step, answer)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             step.cancel()
         if step.done() and not step.cancelled() and not _has_failed(answer):
@@ -195,11 +195,6 @@ async def _until_ready(
         yield model
         if isinstance(model.phase, Ready):
             return
-
-
-async def _first_of(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> None:
-    """Wait until one of the two is done."""
-    await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _has_failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:

@@ -1,12 +1,12 @@
 """Prompts that workers died of, so that one of them does not end worker after worker.
 
 Invariants:
-- A death is held against the prompts that had not brought a token forth on the worker that died,
-  once, however many requests had that prompt; a prompt that brings one forth is cleared. So who is
-  merely beside the culprit, and gets on, is not suspected; nor is who waited behind all rows.
+- A death is held, once, against each prompt that had not produced a token on the worker that died;
+  a prompt that produces one is cleared. So neither what runs beside the culprit is suspected, nor
+  what waited behind all rows.
 - Suspects of one model go one at a time, each until its first token: of two that a worker died of,
   the second death tells which it was, and the innocent lose their place in the queue, no more.
-- Bounded: the prompts of longest ago are forgotten first, and every one after `FORGET_S`.
+- The prompts of longest ago are forgotten first, and every one after `FORGET_S`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Quarantine:
         while len(self._deaths) > PROMPTS_MAX:
             self._deaths.popitem(last=False)
 
-    def got_on(self, key: bytes) -> None:
-        """Clear a prompt: a worker has gone on from it."""
+    def clear(self, key: bytes) -> None:
+        """Suspect a prompt no more: a worker has gone on from it."""
         deaths = self._deaths.pop(key, None)
         if deaths is not None:
             deaths.cleared.set()

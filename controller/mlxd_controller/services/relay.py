@@ -2,10 +2,9 @@
 
 Invariants:
 - A lease is held from before the first byte to after the last, and released however the call ends.
-- Messages are relayed unparsed while the stream has one worker, and kept as bytes.
-- After a loss the next worker is given the prompt, the tokens so far and the stream's seed, and
-  goes on: no gap, no repeat, no second beginning; each of its messages is checked (DESIGN 6).
-- What an operator or a shutdown ends is not carried on, nor is a stream whose request says so.
+- Messages are relayed unparsed, and kept as bytes, while the stream has one worker. After a loss
+  the next one is given the prompt, the tokens so far and the seed, and its messages are checked.
+- Streams that an operator, a shutdown or their own request ends at a loss are not continued.
 - Every wait and count is bounded; a prompt that workers die of is refused (`quarantine`).
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.runtime.ports import ModelRef, RawStream
@@ -88,13 +87,16 @@ class Relay:
             WorkerLost: the worker died, and the stream cannot or may not go on.
             MlxdError: what the scheduler or the worker has against it.
         """
+        ref = self._ref
         try:
             while True:
-                self._quarantine.check(self._key, self._ref.name)
+                self._quarantine.check(self._key, ref.name)
                 async with AsyncExitStack() as trial:
                     async with AsyncExitStack() as held:
                         lease = await self._acquire_lease(held, context)
-                        await trial.enter_async_context(self._trial())
+                        await trial.enter_async_context(
+                            self._quarantine.trial(self._key, digest=ref.digest, model=ref.name)
+                        )
                         gone: MlxdError
                         try:
                             async with aclosing(self._relay(lease, trial, context)) as frames:
@@ -114,7 +116,7 @@ class Relay:
                             return
                     await self._move(gone, lease, context)
         except BaseException:
-            self._meter.broke_off(self._journal.offset - len(self._spec.resumed))
+            self._meter.note_break(self._journal.offset - len(self._spec.resumed))
             raise
 
     async def _acquire_lease(self, held: AsyncExitStack, context: Context) -> Lease:
@@ -143,10 +145,6 @@ class Relay:
             self._waited_s += lease.waited_s
             return lease
 
-    def _trial(self) -> AbstractAsyncContextManager[None]:
-        """Hold a suspect's place: to its first token, or until it is known what it died of."""
-        return self._quarantine.trial(self._key, digest=self._ref.digest, model=self._ref.name)
-
     async def _relay(
         self, lease: Lease, trial: AsyncExitStack, context: Context
     ) -> AsyncGenerator[bytes, None]:
@@ -158,7 +156,7 @@ class Relay:
             async for frame in frames:
                 if not self._came:
                     self._came = True
-                    self._quarantine.got_on(self._key)
+                    self._quarantine.clear(self._key)
                     await trial.aclose()
                 self._journal.add(frame)
                 last = frame
@@ -172,7 +170,13 @@ class Relay:
         """Yield a worker's messages as those of this stream; its worker knows of it meanwhile."""
         if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
             raise self._lost_error(lease.worker.describe_end(code))
-        stream = await self._begin(lease, context)
+        try:
+            stream = link_of(lease).generate(
+                as_checked(self._request, ids=self._journal.offset),
+                timeout_s=context.time_remaining(),
+            )
+        except RemoteError as error:
+            raise await explain(error, lease, self._journal.offset) from error
         lease.stream = stream
         lease.worker.streams[stream] = None
         lost = False
@@ -180,7 +184,7 @@ class Relay:
             while (frame := await self._read(stream, lease)) is not None:
                 if self._migrations:
                     frame = self._adapt(frame, begins=not self._came)
-                self._meter.saw_frame()
+                self._meter.note_frame()
                 yield frame
         except WorkerLost:
             lost = True
@@ -215,15 +219,6 @@ class Relay:
         if message.HasField("finish"):
             message.usage.migrations = self._migrations
         return message.SerializeToString()
-
-    async def _begin(self, lease: Lease, context: Context) -> RawStream:
-        try:
-            return link_of(lease).generate(
-                as_checked(self._request, ids=self._journal.offset),
-                timeout_s=context.time_remaining(),
-            )
-        except RemoteError as error:
-            raise await explain(error, lease, self._journal.offset) from error
 
     async def _read(self, stream: RawStream, lease: Lease) -> bytes | None:
         """Return the next message; raise what ended the stream, an abort of ours first of all."""

@@ -26,7 +26,7 @@ def test_two_workers_in_a_row_are_enough() -> None:
     quarantine.note_death(KEY, "i-1")
     quarantine.note_death(KEY, "i-1")
     quarantine.check(KEY, "m")
-    quarantine.got_on(KEY)
+    quarantine.clear(KEY)
     quarantine.note_death(KEY, "i-2")
     quarantine.check(KEY, "m")
     quarantine.note_death(KEY, "i-3")
@@ -81,7 +81,7 @@ async def test_who_waits_with_a_prompt_that_gets_on_is_let_go() -> None:
         await asyncio.wait(waiting, timeout=0)
         assert begun == []
         waiting.pop().cancel()
-        quarantine.got_on(KEY)
+        quarantine.clear(KEY)
         async with asyncio.timeout(TRIAL_WAIT_MAX_S / 2):
             await asyncio.gather(*waiting)
         assert sorted(begun) == [0, 1]
