@@ -1,10 +1,7 @@
 """The composition root: settings to a running controller, and its graceful stop.
 
-Invariants:
-- Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
-- However serve() ends, no worker process is left, and what it made in the file system is gone. What
-  a controller before it has left, because it was killed, is adopted or gone before it serves.
-- A bug in the runtime ends serve() with its exception.
+Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
+However serve() ends, no worker process is left, and what it made in the file system is gone.
 """
 
 from __future__ import annotations
@@ -41,8 +38,6 @@ from mlxd_shared.ops import logs
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
-
-__all__ = ["ServeSettings", "serve"]
 
 DEMO_NAME = "demo"
 FLUSH_GRACE_S = 0.5

@@ -181,7 +181,8 @@ class Station:
         if self.status is not None:
             self._silent_since_s = now_s
         # Once a kind: what gRPC says of a connection differs from one attempt to the next.
-        if self.status is not None or _kind(problem) != _kind(self.problem):
+        is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
+        if self.status is not None or is_other:
             _log.warning("worker is silent", worker=self.name, reason=problem)
         self.status, self.problem = None, problem
         if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
@@ -252,7 +253,8 @@ class AttachedLauncher:
                 while (station := self._free(model)) is None:
                     await self._changed.wait()
         except TimeoutError:
-            lines = tuple(f"worker {s.name}: {_why_not(s)}" for s in self.stations)
+            reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)
+            lines = tuple(f"worker {station.name}: {reason}" for station, reason in reasons)
             raise WorkerTimedOut(model, lines, self._wait_s) from None
         return station.take()
 
@@ -290,11 +292,3 @@ class AttachedLauncher:
 
         free = [s for s in self.stations if s.process is None and s.figures is not None]
         return min(free, key=preference, default=None)
-
-
-def _kind(problem: str) -> str:
-    return problem.partition(":")[0]
-
-
-def _why_not(station: Station) -> str:
-    return station.problem if station.status is None else "in use"

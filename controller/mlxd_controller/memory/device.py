@@ -1,11 +1,9 @@
 """What memory there is, without importing MLX.
 
-Invariants:
-- `total` is the machine's, or the control group's where that is less; `budget` leaves the reserve
-  and keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now.
-- Each GPU is a device of its own, with the reserve and the operator's limit each.
-- A worker that is loading moves bytes from "available" to "ours": their sum, which is what
-  `usable` is made of, stays the same.
+`total` is the machine's, or the control group's where that is less; `budget` leaves the reserve and
+keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now: a
+worker that is loading moves bytes from "available" to "ours", which leaves it as it was. Each GPU
+is a device of its own, with the reserve and the operator's limit each.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import Protocol
 import psutil
 
 from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nvml, visible
+from mlxd_controller.settings import Limits
 from mlxd_models.fit.plan import Device
-from mlxd_shared import config
 from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.ops.logs import get_logger
 
@@ -31,26 +29,6 @@ METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
 _log = get_logger("device")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the operator allows: `reserve_bytes`, else a fraction of the total, stays free.
-
-    Of each GPU `gpu_overhead_bytes`, and a fraction of its memory, stay free besides.
-    """
-
-    memory_limit_bytes: int | None = None
-    reserve_bytes: int | None = None
-    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
-    gpu_overhead_bytes: int = 0
-    gpu_overhead_fraction: float = 0.0
-
-    def overhead(self, kind: DeviceKind, total_bytes: int) -> int:
-        """Return what stays free of one device besides the reserve: of a GPU alone."""
-        if kind is DeviceKind.CPU:
-            return 0
-        return self.gpu_overhead_bytes + int(total_bytes * self.gpu_overhead_fraction)
 
 
 class HostProbe:
@@ -92,7 +70,6 @@ class GpuMeter(Protocol):
 
     def read(self, gpu_id: str) -> GpuUse | None:
         """Return what a GPU holds now; None where that cannot be told. Never blocks."""
-        ...
 
 
 class CudaProbe:
@@ -152,8 +129,8 @@ def make_device(
     reserve = limits.reserve_bytes
     if reserve is None:
         reserve = int(total_bytes * limits.reserve_fraction)
-    overhead = limits.overhead(kind, total_bytes)
-    reserve += overhead
+    if kind is not DeviceKind.CPU:
+        reserve += limits.gpu_overhead_bytes + int(total_bytes * limits.gpu_overhead_fraction)
     budget = max(0, total_bytes - reserve)
     if limits.memory_limit_bytes is not None:
         budget = min(budget, limits.memory_limit_bytes)

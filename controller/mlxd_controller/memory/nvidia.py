@@ -1,11 +1,8 @@
 """The NVIDIA GPUs of this machine that the controller, and so its workers, may see.
 
-Invariants:
-- A GPU is known by the driver's id, which is the same however few of them a process sees, and named
-  by its place in nvidia-smi: gpu0, gpu1, ...
-- What the controller's own CUDA_VISIBLE_DEVICES hides is not there.
-- The driver is asked through NVML: a question takes microseconds, and no memory of any GPU, for
-  nothing of CUDA is touched. What it cannot say is None, never a guess.
+A GPU is known by the driver's id, which is the same however few of them a process sees, and named
+by its place in nvidia-smi: gpu0, gpu1, ... The driver is asked through NVML, which takes
+microseconds and no memory of any GPU. What it cannot say is None, never a guess.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Final
 
-VMSTAT: Final = Path("/proc/vmstat")
-_NAME: Final = "oom_kill"
+VMSTAT = Path("/proc/vmstat")
 
 
 def oom_kills(vmstat: Path = VMSTAT) -> int | None:
@@ -21,7 +19,7 @@ def oom_kills(vmstat: Path = VMSTAT) -> int | None:
     except OSError:
         return None
     pairs = (line.split() for line in lines)
-    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == _NAME), None)
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"), None)
 
 
 def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:

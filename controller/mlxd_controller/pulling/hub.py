@@ -3,11 +3,8 @@
 The library begins a file anew in each process. So a file that its server offers as plain bytes is
 fetched here into the cache, from where the last attempt ended, and is the library's from then on.
 
-Invariants:
-- A file counts once it is whole: its bytes have the hash that the server gave before.
-- A revision's name leads to a snapshot only when all of this pull is there, so that no reader of
-  the cache meets half a model.
-- What a server names never becomes a path unchecked: hashes are hexadecimal, files lie below.
+A file counts once its bytes have the hash that the server gave before. A revision's name leads to a
+snapshot only when all of this pull is there, so that no reader of the cache meets half a model.
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
-from mlxd_controller.pulling.failure import PullFailed
-from mlxd_controller.pulling.hub_api import Hub, RemotePart, of_the_system
+from mlxd_controller.pulling.hub_api import Hub, PullFailed, RemotePart, of_the_system
 from mlxd_models.files.model_files import parse_json_object, read_file
 from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX
 from mlxd_models.files.weights import INDEX_FILE
@@ -269,13 +265,4 @@ def _existing_parent(path: Path) -> Path:
 
 def to_json_line(pulled: Pulled) -> str:
     """Return a pull as one line of JSON."""
-    return json.dumps(
-        {
-            "repository": pulled.repository,
-            "revision": pulled.revision,
-            "commit": pulled.commit,
-            "path": str(pulled.path),
-            "files": pulled.files,
-            "nbytes": pulled.nbytes,
-        }
-    )
+    return json.dumps({**asdict(pulled), "path": str(pulled.path)})

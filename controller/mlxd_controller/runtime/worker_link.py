@@ -8,7 +8,8 @@ RemoteError: nobody cancelled its caller.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -48,13 +49,8 @@ class GrpcRawStream:
 
     async def read(self) -> bytes | None:
         """Return the next message, None at the end; see the port."""
-        try:
+        with _own_errors():
             message = await self._call.read()
-        except grpc.RpcError as error:
-            raise from_call(error) from error
-        except asyncio.CancelledError:
-            _raise_if_ended_here()
-            raise
         return message if isinstance(message, bytes) else None
 
     def cancel(self) -> None:
@@ -110,10 +106,9 @@ class GrpcLink:
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
         try:
-            async for message in call:
-                yield progress_from_pb(message.progress)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
+            with _own_errors():
+                async for message in call:
+                    yield progress_from_pb(message.progress)
         finally:
             call.cancel()
 
@@ -142,10 +137,9 @@ class GrpcLink:
         request = status_pb2.WatchStatusRequest(interval=duration_to_pb(interval_s))
         call = self._status.WatchStatus(request)
         try:
-            async for message in call:
-                yield process_from_pb(message.status)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
+            with _own_errors():
+                async for message in call:
+                    yield process_from_pb(message.status)
         finally:
             call.cancel()
 
@@ -202,17 +196,20 @@ class GrpcLink:
         timeout_s: float | None,
     ) -> _T:
         self._check_open()
-        try:
+        with _own_errors():
             return await method(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
-        except asyncio.CancelledError:
-            _raise_if_ended_here()
-            raise
 
 
-def _raise_if_ended_here() -> None:
-    """Turn gRPC's CancelledError into an error where a call was cancelled and its task was not."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling() == 0:
-        raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Turn gRPC's errors into ours, also its CancelledError where nobody cancelled the task."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_call(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() == 0:
+            message = "the call was ended here"
+            raise RemoteError(grpc.StatusCode.CANCELLED, message) from None
+        raise

@@ -32,7 +32,11 @@ async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> N
                 await registry.tell(ref.digest, (ref.name, *ref.aliases), serving=False)
         while True:
             try:
-                await _follow(registry, catalog, runtime)
+                with runtime.changes.subscribe() as news:
+                    for model in runtime.state.models.values():
+                        await _tell(registry, catalog, model)
+                    while True:
+                        await _tell(registry, catalog, await news.next())
             except QueueFull as error:
                 _log.warning("health of models is told anew", reason=error.describe())
                 await asyncio.sleep(error.retry_after_s)
@@ -73,19 +77,6 @@ async def _list_models(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
         except MachineShort as error:
             _log.warning("models are looked for again", reason=error.describe())
             await asyncio.sleep(error.retry_after_s)
-
-
-async def _follow(registry: _Registry, catalog: Catalog, runtime: Runtime) -> None:
-    """Tell how every model is, and then each change.
-
-    Raises:
-        QueueFull: changes were lost.
-    """
-    with runtime.changes.subscribe() as news:
-        for model in runtime.state.models.values():
-            await _tell(registry, catalog, model)
-        while True:
-            await _tell(registry, catalog, await news.next())
 
 
 async def _tell(registry: _Registry, catalog: Catalog, model: Model) -> None:

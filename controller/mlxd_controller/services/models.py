@@ -80,10 +80,9 @@ class ModelService:
         _check_facts(ref, spec)
         if request.validate_only:
             self._check_options(ref, spec)
-        fit: types_pb2.FitReport | None = self._fit(ref, spec)
-        if request.validate_only:
-            yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
+            yield model_pb2.LoadModelResponse(fit=self._fit(ref, spec), model=self._view(ref))
             return
+        fit: types_pb2.FitReport | None = self._fit(ref, spec)
         with self._catalog.keeping(ref), self._runtime.changes.subscribe(ref.digest) as news:
             async with self._runtime.loading(ref, spec) as answer:
                 async for model in _until_ready(news, answer):

@@ -6,11 +6,8 @@ Invariants:
   listed so where another has its name.
 - Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
 - One broken model hides no other: it is listed with its error, and refused when asked for.
-- What was named when the server began stays; a name that a load gave is forgotten when a client
-  says so, or to make room for another, if nobody needs it: no model in use, and no alias.
-- What is forgotten while its files are read is not found. A model in use whose last name goes is
-  known by its digest.
-- Shelves are looked at anew whenever somebody asks; what has not changed is not read again.
+- A name that a load gave is forgotten when a client says so, or to make room for another, if no
+  model in use and no alias needs it. What is forgotten while its files are read is not found.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
-from mlxd_controller.store.alias_places import AliasPlaces, Unreadable
-from mlxd_controller.store.folder import Folder
+from mlxd_controller.store.aliases import AliasPlaces, Unreadable
+from mlxd_controller.store.folder import Entry, Folder, Readings
 from mlxd_controller.store.loaded_names import LoadedNames
-from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
@@ -141,7 +137,7 @@ class Library:
         if not left and self._is_in_use(path, needed):
             problem = f"{name!r} is the only name of a model in use: unload it first"
             raise InvalidRequest.of("name", problem)
-        self._loaded.forget(name)
+        del self._loaded[name]
         _log.info("name forgotten", model=name, path=str(path))
         self._unsee(name, needed)
         return tuple(left)

@@ -22,8 +22,8 @@ from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
-from mlxd_controller.memory.device import Limits
 from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_controller.settings import Limits
 from mlxd_shared.domain.devices import kind_of
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
 from mlxd_shared.domain.requests import LoadSpec
