@@ -116,7 +116,8 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
                 try:
                     yield target
                 finally:
-                    crew.leave()
+                    if crew.attached is not None:
+                        crew.attached.leave()
 
 
 @asynccontextmanager

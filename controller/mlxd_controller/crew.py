@@ -45,11 +45,6 @@ class Crew:
     survivors: tuple[Survivor, ...] = ()
     """Workers of a former controller that follow this one, for the runtime to adopt."""
 
-    def leave(self) -> None:
-        """Keep the models of attached workers loaded from now on: the controller is leaving."""
-        if self.attached is not None:
-            self.attached.leave()
-
 
 @asynccontextmanager
 async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> AsyncIterator[Crew]:

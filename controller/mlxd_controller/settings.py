@@ -24,9 +24,6 @@ class StorePlaces:
     """Ollama's, with its manifests and blobs."""
 
 
-NO_STORES = StorePlaces()
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the operator allows of each device's memory.
@@ -40,9 +37,6 @@ class Limits:
     reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
     gpu_overhead_bytes: int = 0
     gpu_overhead_fraction: float = 0.0
-
-
-NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +58,8 @@ class ServeSettings:
 
     address: str = config.DEFAULT_ADDRESS
     models: tuple[tuple[str, Path], ...] = ()
-    stores: StorePlaces = NO_STORES
-    limits: Limits = NO_LIMITS
+    stores: StorePlaces = StorePlaces()
+    limits: Limits = Limits()
     keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
     max_loaded: int | None = None
     waiting_max: int | None = None

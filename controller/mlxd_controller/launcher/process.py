@@ -19,9 +19,8 @@ from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from mlxd_controller.launcher.child import Child
+from mlxd_controller.launcher.child import Child, Pipe, PipeReader
 from mlxd_controller.launcher.output import Output
-from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
@@ -88,7 +87,8 @@ class LocalProcess(EndingProcess):
     async def _follow(self) -> int:
         """Return the exit code once it has ended, its output is read and its files are gone."""
 
-    async def _ends_within(self, limit_s: float) -> bool:
+    async def ends_within(self, limit_s: float) -> bool:
+        """Wait for the end, `limit_s` at most; return whether it has come."""
         await asyncio.wait({self._ended}, timeout=limit_s)
         return self._ended.done()
 
@@ -136,7 +136,7 @@ class SubprocessWorker(LocalProcess):
     async def _close(self) -> int:
         if self.exit_code is None:
             self._process.send_signal(signal.SIGINT if self.address else signal.SIGTERM)
-            if not await self._ends_within(config.WORKER_INTERRUPT_GRACE_S):
+            if not await self.ends_within(config.WORKER_INTERRUPT_GRACE_S):
                 self._log.warning("worker did not stop; killing it", pid=self.pid)
                 self._process.send_signal(signal.SIGKILL)
         return await self.wait_exited()
@@ -196,7 +196,7 @@ class AdoptedWorker(LocalProcess):
             if self._gone.is_set():
                 break
             self._known.send_signal(number)
-            await self._ends_within(wait_s)
+            await self.ends_within(wait_s)
         if not self._gone.is_set():
             self._log.error("worker does not end", pid=self.pid)
             self._known.close()

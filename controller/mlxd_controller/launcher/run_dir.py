@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mlxd_controller.launcher.records import SUFFIXES, WorkerFiles
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
@@ -31,7 +32,6 @@ LOCK_NAME = "lock"
 LOCK_TRIES_MAX = 10
 STEM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{1,8}")
 """What a worker's files are called: who launched it, and its number."""
-SUFFIXES = (".sock", ".json", ".out", ".new")
 RUN_DIR_BYTES_MAX = config.UNIX_PATH_BYTES_MAX - len("/") - len("ffffffff-ffffffff.sock")
 """What a run_dir may have, so that the name of every launch's socket fits behind it."""
 _log = get_logger("launcher")
@@ -81,7 +81,7 @@ class RunDir:
     def stems(self) -> tuple[str, ...]:
         """Return what the workers are called whose files lie here, sorted."""
         named = (path.name.partition(".") for path in self.path.iterdir())
-        ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and "." + end in SUFFIXES}
+        ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and end in SUFFIXES}
         return tuple(sorted(ours))
 
     def close(self) -> None:
@@ -93,8 +93,7 @@ class RunDir:
                     self.path.parent.rmdir()
         else:
             for stem in self.stems():
-                for suffix in SUFFIXES:
-                    (self.path / (stem + suffix)).unlink(missing_ok=True)
+                WorkerFiles(self.path, stem).remove()
             (self.path / LOCK_NAME).unlink(missing_ok=True)
         if self._lock_fd is not None:
             os.close(self._lock_fd)

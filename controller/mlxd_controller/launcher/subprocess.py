@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher import child
+from mlxd_controller.launcher.child import Pipe, PipeReader
 from mlxd_controller.launcher.environment import own_environment
-from mlxd_controller.launcher.pipes import Pipe, PipeReader
 from mlxd_controller.launcher.process import SubprocessWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir

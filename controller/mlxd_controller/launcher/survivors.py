@@ -21,14 +21,7 @@ import psutil
 from mlxd_controller.launcher.process import AdoptedWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
-from mlxd_controller.runtime.ports import (
-    Connect,
-    Holding,
-    ModelRef,
-    ModelStore,
-    Survivor,
-    WorkerProcess,
-)
+from mlxd_controller.runtime.ports import Connect, Holding, ModelRef, ModelStore, Survivor
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import ProcessStatus, WorkerState
@@ -186,12 +179,10 @@ def _problem(status: ProcessStatus, record: Record) -> str:
     return ""
 
 
-async def _purge(worker: WorkerProcess, connect: Connect) -> None:
+async def _purge(worker: AdoptedWorker, connect: Connect) -> None:
     """End a worker: ask it, then interrupt, then kill."""
     if await _ask_to_end(worker.address, worker.incarnation, connect):
-        ended = asyncio.create_task(worker.wait_exited())
-        await asyncio.wait({ended}, timeout=config.PURGE_GRACE_S)
-        ended.cancel()
+        await worker.ends_within(config.PURGE_GRACE_S)
     await worker.close()
 
 

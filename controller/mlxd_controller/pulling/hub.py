@@ -68,38 +68,25 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
         InvalidModel: the repository is no model that could be served; names the file.
         InvalidRequest: `include` asks for what is never taken.
     """
-    try:
-        return _pull(hub, wanted, report)
-    except OSError as error:
-        raise PullFailed(of_the_system(error)) from error
-
-
-def _pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
     report("looking", 0, 0)
     commit, files = hub.listing(wanted.repository, wanted.revision)
     if not _COMMIT.fullmatch(commit):
         raise PullFailed(f"the hub calls {wanted.revision!r} {commit!r:.80}, which is no commit")
     check_names(files)
     one = _Pull(hub, wanted, commit, report)
-    index = one.index(files)
-    chosen = choose_needed(files, index=index, include=wanted.include)
-    one.check_room(chosen)
-    for file in sorted(chosen, key=_turn):
-        one.fetch(file)
-    one.name_it()
-    return Pulled(
-        wanted.repository,
-        wanted.revision,
-        commit,
-        one.snapshot,
-        len(chosen),
-        sum(file.nbytes for file in chosen),
-    )
-
-
-def _turn(file: RemoteFile) -> tuple[bool, str]:
-    """Return when a file is fetched: weights last, for what has none yet is taken for no model."""
-    return file.name.endswith(".safetensors"), file.name
+    try:
+        chosen = choose_needed(files, index=one.index(files), include=wanted.include)
+        one.check_room(chosen)
+        # Weights last: what has none yet is taken for no model.
+        for file in sorted(
+            chosen, key=lambda file: (file.name.endswith(".safetensors"), file.name)
+        ):
+            one.fetch(file)
+        one.name_it()
+    except OSError as error:
+        raise PullFailed(of_the_system(error)) from error
+    nbytes = sum(file.nbytes for file in chosen)
+    return Pulled(wanted.repository, wanted.revision, commit, one.snapshot, len(chosen), nbytes)
 
 
 class _Pull:

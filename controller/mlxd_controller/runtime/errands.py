@@ -1,7 +1,7 @@
 """What the scheduler wants done and what takes time: loads, ends and orders, each in a task.
 
-No method waits. Each task tells of its outcome with one event at its end, also when it fails; a
-load that is being stopped says nothing: the end of the worker tells of it.
+Each task tells of its outcome with one event at its end, also when it fails; a load that is being
+stopped says nothing: the end of the worker tells of it.
 """
 
 from __future__ import annotations
@@ -74,27 +74,10 @@ class Errands:
         )
         worker.loading = self._tasks.create_task(self._load(worker, action))
 
-    def watch(self, worker: Worker) -> None:
-        """Have the end of a worker that is ready be told; WorkerDied unless it is being stopped."""
-        self._tasks.create_task(self._watch(worker))
-
-    def stop(self, number: int, reason: StopReason) -> None:
-        """Begin to end a worker; Unloaded when it has gone."""
-        self._tasks.create_task(self._stop(self._worker(number), reason))
-
-    def shrink(self, number: int, target_bytes: int) -> None:
-        """Have a worker give memory back; Shrunk when it has answered, or not in time."""
-        self._tasks.create_task(self._shrink(self._worker(number), target_bytes))
-
     def learn(self) -> None:
         """Tell what ready workers are newly known to take."""
         for number, figures in self._workers.news():
             self._post(ev.Measured(number, figures))
-
-    def _worker(self, number: int) -> Worker:
-        worker = self._workers.get(number)
-        assert worker is not None, number
-        return worker
 
     async def _load(self, worker: Worker, action: StartLoad) -> None:
         clock = self._ports.clock
@@ -120,12 +103,13 @@ class Errands:
             worker.ready_s = clock.now_s()
             self._post(ev.Ready(worker.number))
             self.learn()
-            self.watch(worker)
+            self._tasks.create_task(self.watch(worker))
         finally:
             seconds = clock.now_s() - begun_s
             self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def watch(self, worker: Worker) -> None:
+        """Wait for the end of a worker that is ready; WorkerDied unless it is being stopped."""
         assert worker.process is not None
         code = await worker.process.wait_exited()
         if worker.stopping:
@@ -135,7 +119,8 @@ class Errands:
         worker.stopping = True
         self._post(ev.WorkerDied(worker.number, error))
 
-    async def _stop(self, worker: Worker, reason: StopReason) -> None:
+    async def stop(self, worker: Worker, reason: StopReason) -> None:
+        """End a worker; Unloaded when it has gone."""
         self._metrics.evictions.add(model=worker.name, reason=reason.value)
         if worker.ready_s is not None:
             age_s = self._ports.clock.now_s() - worker.ready_s
@@ -144,7 +129,8 @@ class Errands:
         await end_worker(worker)
         self._post(ev.Unloaded(worker.number))
 
-    async def _shrink(self, worker: Worker, target_bytes: int) -> None:
+    async def shrink(self, worker: Worker, target_bytes: int) -> None:
+        """Have a worker give memory back; Shrunk when it has answered, or not in time."""
         assert worker.link is not None, worker.number
         before_bytes = after_bytes = 0
         try:

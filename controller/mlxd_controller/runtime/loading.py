@@ -121,16 +121,13 @@ async def end_worker(worker: Worker) -> None:
         await asyncio.wait({worker.loading})
     if worker.link is not None:
         if worker.exit_code is None:
-            await _ask_to_end(worker, worker.link)
+            try:
+                await worker.link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
+                await worker.wait_ended(wait_s=config.WORKER_INTERRUPT_GRACE_S)
+            except MlxdError as error:
+                _log.warning(
+                    "worker did not take the shutdown", model=worker.name, reason=str(error)
+                )
         await worker.link.close()
     if worker.process is not None:
         await worker.process.close()
-
-
-async def _ask_to_end(worker: Worker, link: WorkerLink) -> None:
-    try:
-        await link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
-    except MlxdError as error:
-        _log.warning("worker did not take the shutdown", model=worker.name, reason=str(error))
-        return
-    await worker.wait_ended(wait_s=config.WORKER_INTERRUPT_GRACE_S)

@@ -36,18 +36,14 @@ class Measuring:
 
     def now(self) -> ev.MemoryRead:
         """Return what the devices have now, and what workers last said that they hold."""
-        self._devices = self._measure()
-        self._read_s = self._clock.now_s()
-        return ev.MemoryRead(self._devices, self._workers.arrays())
-
-    def _measure(self) -> tuple[Device, ...]:
         try:
-            return self._probe.read(self._workers.pids())
+            self._devices = self._probe.read(self._workers.pids())
         except OSError as error:
             if not self._devices:
                 raise
             _log.warning("memory cannot be measured", reason=error.strerror)
-            return self._devices
+        self._read_s = self._clock.now_s()
+        return ev.MemoryRead(self._devices, self._workers.arrays())
 
     def recent(self) -> tuple[Device, ...] | None:
         """Return what the devices had a moment ago; None where they were not looked at."""

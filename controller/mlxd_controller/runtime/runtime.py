@@ -156,7 +156,7 @@ class Runtime:
             async with self._tasks:
                 poll = self._tasks.create_task(self._poll())
                 for worker in self.workers.live():  # adopted, and not decided on yet
-                    self._errands.watch(worker)
+                    self._tasks.create_task(self._errands.watch(worker))
                 while not self._is_finished():
                     self._step(await self._next())
                     await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
@@ -313,9 +313,9 @@ class Runtime:
             case a.StartLoad():
                 self._errands.load(action)
             case a.StopWorker(number, _, reason):
-                self._errands.stop(number, reason)
+                self._tasks.create_task(self._errands.stop(self.workers[number], reason))
             case a.Shrink(number, _, target_bytes):
-                self._errands.shrink(number, target_bytes)
+                self._tasks.create_task(self._errands.shrink(self.workers[number], target_bytes))
             case a.AbortStreams(tickets, error):
                 for lease in (self._leases[t] for t in tickets if t in self._leases):
                     lease.abort(error)
@@ -333,8 +333,7 @@ class Runtime:
             case a.Done():
                 answer.set_result(action)
             case a.Grant(ticket, number, waited_s):
-                worker = self.workers.get(number)
-                assert worker is not None, number
+                worker = self.workers[number]
                 if waited_s > 0:
                     self.metrics.cold_starts.add(model=worker.name)
                 lease = Lease(ticket, self._state.models[worker.digest], worker, waited_s)

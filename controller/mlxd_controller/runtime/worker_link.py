@@ -28,10 +28,8 @@ from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.status import RemoteError, from_call
 
 _T = TypeVar("_T")
-Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
-RawCall: TypeAlias = grpc.aio.UnaryStreamCall[bytes, bytes]
-RawMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 _PREFIX = "/mlxd.v1.InferenceService/"
+_Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 _Kind: TypeAlias = Callable[..., Message]
 _REQUESTS: dict[Question, _Kind] = {
     Question.TOKENIZE: inference_pb2.TokenizeRequest,
@@ -43,7 +41,7 @@ _REQUESTS: dict[Question, _Kind] = {
 class GrpcRawStream:
     """Implements ports.RawStream."""
 
-    def __init__(self, call: RawCall) -> None:
+    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
         """Take over `call`."""
         self._call = call
 
@@ -80,11 +78,11 @@ class GrpcLink:
         self._proof = proof
         self._closed = False
         self._channel = channel(address, security)
-        self._generate: Generate = self._channel.unary_stream(
+        self._generate: _Generate = self._channel.unary_stream(
             f"{_PREFIX}Generate", request_serializer=None, response_deserializer=None
         )
         # The answers may be millions of ids, or megabytes of text: nobody here reads them.
-        self._questions: dict[Question, RawMethod] = {
+        self._questions: dict[Question, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {
             question: self._channel.unary_unary(
                 f"{_PREFIX}{question}", request_serializer=None, response_deserializer=None
             )

@@ -42,8 +42,12 @@ class Workers:
         """Take in a new launch."""
         self._live[worker.number] = worker
 
+    def __getitem__(self, number: int) -> Worker:
+        """Return a worker that lives, or is being started or stopped; there must be one."""
+        return self._live[number]
+
     def get(self, number: int) -> Worker | None:
-        """Return a worker that lives, or is being started or stopped."""
+        """Return a worker if it lives, or is being started or stopped."""
         return self._live.get(number)
 
     def live(self) -> tuple[Worker, ...]:

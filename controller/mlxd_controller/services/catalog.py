@@ -39,9 +39,7 @@ class Catalog:
         try:
             yield ref
         finally:
-            self._kept[mark] -= 1
-            if not self._kept[mark]:
-                del self._kept[mark]
+            self._kept -= Counter([mark])  # which drops what has come to 0
 
     async def find(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; empty: the only one there is.

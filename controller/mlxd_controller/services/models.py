@@ -79,7 +79,9 @@ class ModelService:
         )
         _check_facts(ref, spec)
         if request.validate_only:
-            self._check_options(ref, spec)
+            loaded = self._runtime.state.models.get(ref.digest)
+            if loaded is not None and (problem := conflict(loaded, spec)) is not None:
+                raise problem
             yield model_pb2.LoadModelResponse(fit=self._fit(ref, spec), model=self._view(ref))
             return
         fit: types_pb2.FitReport | None = self._fit(ref, spec)
@@ -142,13 +144,6 @@ class ModelService:
         worker = None if number is None else self._runtime.workers.get(number)
         return model_to_pb(ref, model, worker, self._clock)
 
-    def _check_options(self, ref: ModelRef, spec: LoadSpec) -> None:
-        """Refuse what a load of a model that is loaded already would be refused for."""
-        model = self._runtime.state.models.get(ref.digest)
-        problem = None if model is None else conflict(model, spec)
-        if problem is not None:
-            raise problem
-
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
@@ -184,7 +179,8 @@ async def _until_ready(
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             step.cancel()
-        if step.done() and not step.cancelled() and not _has_failed(answer):
+        has_failed = answer.done() and answer.exception() is not None
+        if step.done() and not step.cancelled() and not has_failed:
             last = step.result()
             yield last
     answer.result()
@@ -194,7 +190,3 @@ async def _until_ready(
         yield model
         if isinstance(model.phase, Ready):
             return
-
-
-def _has_failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:
-    return answer.done() and answer.exception() is not None

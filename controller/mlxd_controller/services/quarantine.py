@@ -52,9 +52,6 @@ class Quarantine:
         self._deaths: OrderedDict[bytes, _Deaths] = OrderedDict()
         self._trials: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def __len__(self) -> int:
-        return len(self._deaths)
-
     def check(self, key: bytes, model: str) -> None:
         """Let a prompt pass.
 
@@ -69,13 +66,11 @@ class Quarantine:
 
     def note_death(self, key: bytes, incarnation: str) -> None:
         """Note that a worker died before this prompt had brought anything forth on it."""
-        deaths = self._deaths.pop(key, None)
-        before, cleared = (
-            ((), asyncio.Event()) if deaths is None else (deaths.incarnations, deaths.cleared)
-        )
+        deaths = self._deaths.pop(key, None) or _Deaths((), 0.0, asyncio.Event())
+        before = deaths.incarnations
         if incarnation not in before:
             before = (*before, incarnation)[-DEATHS_MAX:]
-        self._deaths[key] = _Deaths(before, self._clock.now_s(), cleared)
+        self._deaths[key] = _Deaths(before, self._clock.now_s(), deaths.cleared)
         while len(self._deaths) > PROMPTS_MAX:
             self._deaths.popitem(last=False)
 

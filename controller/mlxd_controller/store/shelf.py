@@ -31,7 +31,7 @@ class Place:
 
     name: str
     path: Path
-    kind: StoreKind
+    kind: StoreKind = StoreKind.FOLDER
     error: MlxdError | None = None
 
 

@@ -8,7 +8,7 @@ import os
 
 import uvloop
 
-from mlxd_controller.launcher.pipes import Pipe
+from mlxd_controller.launcher.child import Pipe
 
 CLOSING_TURNS = 20
 

@@ -103,7 +103,7 @@ def test_it_is_forgotten_in_time() -> None:
     assert caught.value.retry_after_s == pytest.approx(1.0)
     clock.now += 1
     quarantine.check(KEY, "m")
-    assert len(quarantine) == 0
+    assert len(quarantine._deaths) == 0
 
 
 def test_it_is_bounded() -> None:
@@ -112,7 +112,7 @@ def test_it_is_bounded() -> None:
     for index in range(PROMPTS_MAX + 1):
         for incarnation in ("i-1", "i-2"):
             quarantine.note_death(str(index).encode(), incarnation)
-    assert len(quarantine) == PROMPTS_MAX
+    assert len(quarantine._deaths) == PROMPTS_MAX
     quarantine.check(b"0", "m")
     with pytest.raises(PoisonPrompt):
         quarantine.check(b"1", "m")
