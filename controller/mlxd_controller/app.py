@@ -90,7 +90,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     models = settings.models or ((DEMO_NAME, demo_model()),)
     store = library_of(models, settings.stores, launches=not settings.workers)
     async with crew_of(settings, clock, store) as crew:
-        taken_up = await list_held(crew, store)
+        held_models = await list_held(crew, store)
         state = State(
             devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
             keep_alive_s=settings.keep_alive_s,
@@ -106,7 +106,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
-            for ref, spec in taken_up:  # before a request can have them loaded in another way
+            for ref, spec in held_models:  # before a request can have them loaded in another way
                 tasks.create_task(_preload(runtime, ref, spec))
             async with _listening(
                 settings, runtime, store, clock, tasks=tasks, running=running, security=security

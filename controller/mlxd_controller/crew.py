@@ -17,9 +17,8 @@ from mlxd_controller.launcher.attached import AttachedLauncher, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
-from mlxd_controller.memory.device import HostProbe, make_device, make_probe, usable_gpus
+from mlxd_controller.memory.device import HostProbe, make_device, make_probe, oom_kills, usable_gpus
 from mlxd_controller.memory.nvidia import Gpu
-from mlxd_controller.memory.oom import oom_kills
 from mlxd_controller.runtime.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import Limits, ServeSettings
@@ -117,10 +116,10 @@ class AttachedProbe:
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the one device; what the workers hold counts as usable."""
-        said = [station.last for station in self._stations if station.last is not None]
-        if not said:
+        reports = [station.last for station in self._stations if station.last is not None]
+        if not reports:
             return self._own.read(own_pids)
-        kind = kind_of(said[0].workers[0].backend)
+        kind = kind_of(reports[0].workers[0].backend)
         resident = sum(
             s.figures.memory.resident_nbytes for s in self._stations if s.figures is not None
         )
@@ -128,8 +127,8 @@ class AttachedProbe:
             make_device(
                 kind.first_name,
                 kind,
-                total_bytes=min(status.host_total_nbytes for status in said),
-                unheld_bytes=min(s.host_available_nbytes for s in said) + resident,
+                total_bytes=min(status.host_total_nbytes for status in reports),
+                unheld_bytes=min(s.host_available_nbytes for s in reports) + resident,
                 limits=self._limits,
                 held_bytes=resident,
             ),

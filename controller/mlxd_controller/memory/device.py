@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+VMSTAT = Path("/proc/vmstat")
 METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
@@ -233,3 +235,26 @@ def _is_installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def oom_kills(vmstat: Path = VMSTAT) -> int | None:
+    """Return how many processes the kernel has ended for want of memory; None where none tells.
+
+    Source: `oom_kill` in /proc/vmstat, of Linux 4.13 and later, which counts ends by the machine's
+    want and by a cgroup's alike, each before its SIGKILL is delivered.
+    """
+    try:
+        lines = vmstat.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    pairs = (line.split() for line in lines)
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"), None)
+
+
+def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:
+    """Return whether somebody killed a process, so that nothing it was at work on is to blame.
+
+    No process comes to SIGKILL by itself but by want of memory; `before` and `now` count such ends
+    when it began and after its own. Where nobody counts them, nobody is cleared.
+    """
+    return exit_code == -signal.SIGKILL and before is not None and before == now

@@ -67,17 +67,14 @@ def parse_head(head: bytes) -> Request:
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, version = first.split(" ")
     if version not in {"HTTP/1.0", "HTTP/1.1"} or len(lines) > HEAD_LINES_MAX:
-        message = "not HTTP/1, or too many headers"
-        raise ValueError(message)
+        raise ValueError("not HTTP/1, or too many headers")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            message = "a header that is none"
-            raise ValueError(message)
+            raise ValueError("a header that is none")
         if name.lower() == "authorization" and name.lower() in headers:
-            message = "two authorizations"
-            raise ValueError(message)
+            raise ValueError("two authorizations")
         headers[name.lower()] = value.strip()
     return Request(method, target.partition("?")[0], headers)
 

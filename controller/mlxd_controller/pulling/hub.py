@@ -82,7 +82,7 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
             chosen, key=lambda file: (file.name.endswith(".safetensors"), file.name)
         ):
             one.fetch(file)
-        one.name_it()
+        one.publish()
     except OSError as error:
         raise PullFailed(of_the_system(error)) from error
     nbytes = sum(file.nbytes for file in chosen)
@@ -143,7 +143,7 @@ class _Pull:
         self._here = before + file.nbytes
         self._report(file.name, self._here, self._total)
 
-    def name_it(self) -> None:
+    def publish(self) -> None:
         """Let the revision's name lead to the snapshot."""
         revision = self._wanted.revision
         if revision == self._commit:

@@ -72,7 +72,7 @@ class Hub:
         self._endpoint = None if endpoint is None else endpoint.rstrip("/")
         self._token = token
         self.reporting: Callable[[int], None] = lambda _: None
-        """Told how many bytes have come since it was told last."""
+        """Called with how many bytes have come after its last call."""
 
     def listing(self, repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
         """Return a revision's commit and files."""

@@ -81,7 +81,7 @@ class Errands:
 
     async def _load(self, worker: Worker, action: StartLoad) -> None:
         clock = self._ports.clock
-        begun_s = clock.now_s()
+        start_s = clock.now_s()
         outcome = "cancelled"
         try:
             await load_worker(
@@ -105,7 +105,7 @@ class Errands:
             self.learn()
             self._tasks.create_task(self.watch(worker))
         finally:
-            seconds = clock.now_s() - begun_s
+            seconds = clock.now_s() - start_s
             self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
 
     async def watch(self, worker: Worker) -> None:

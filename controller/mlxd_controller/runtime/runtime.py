@@ -287,8 +287,8 @@ class Runtime:
 
     def _decide(self, event: ev.Event) -> None:
         before = self._state
-        self._state, wanted = decide(before, event, self._ports.clock.now_s())
-        for action in wanted:
+        self._state, actions = decide(before, event, self._ports.clock.now_s())
+        for action in actions:
             self._perform(action)
         for digest, model in self._state.models.items():
             former = before.models.get(digest)

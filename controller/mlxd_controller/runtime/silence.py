@@ -56,8 +56,8 @@ class Silence:
         """
         if self._looks_again:
             return []
-        judged = ((worker, self._problem(worker)) for worker in workers)
-        return [(worker, problem) for worker, problem in judged if problem]
+        problems = ((worker, self._problem(worker)) for worker in workers)
+        return [(worker, problem) for worker, problem in problems if problem]
 
     def _problem(self, worker: Worker) -> str:
         """Return why a worker is to be ended; "" if it is not."""

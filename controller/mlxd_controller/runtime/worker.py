@@ -9,8 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mlxd_controller.memory.device import usage_of
-from mlxd_controller.memory.oom import killed_from_outside
+from mlxd_controller.memory.device import killed_from_outside, usage_of
 from mlxd_controller.runtime.ports import RawStream, WorkerLink, WorkerProcess
 from mlxd_models.fit.measured import Figures
 from mlxd_models.fit.plan import Plan
@@ -27,24 +26,24 @@ CAUSE_WAIT_S = 1.0
 class Attention:
     """How long a worker has answered nothing, and its engine has stood still; see `silence`."""
 
-    asked_s: float | None = None
+    question_s: float | None = None
     """When it was asked the first question that it has not answered."""
     silent_s: float = 0.0
     still_s: float = 0.0
 
     def note_question(self, now_s: float) -> None:
         """Note that it was asked; the first question without an answer counts."""
-        if self.asked_s is None:
-            self.asked_s = now_s
+        if self.question_s is None:
+            self.question_s = now_s
 
     def note_answer(self) -> None:
         """Note that it has answered a question."""
-        self.asked_s, self.silent_s = None, 0.0
+        self.question_s, self.silent_s = None, 0.0
 
     def note_round(self, round_s: float, now_s: float, *, stands_still: bool) -> None:
         """Note that a round of questions is over, `round_s` of which could be heard."""
-        if self.asked_s is not None:
-            self.silent_s += min(round_s, now_s - self.asked_s)
+        if self.question_s is not None:
+            self.silent_s += min(round_s, now_s - self.question_s)
         self.still_s = self.still_s + round_s if stands_still else 0.0
 
 

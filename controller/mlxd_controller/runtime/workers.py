@@ -7,7 +7,7 @@ failed workers are remembered, the latest of each model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from mlxd_controller.runtime.ports import Clock, WorkerLink
 from mlxd_controller.runtime.worker import Worker
@@ -58,17 +58,15 @@ class Workers:
         """Return the last failed worker of each model, oldest first."""
         return tuple(self._dead.values())
 
-    def news(self) -> list[tuple[int, Figures]]:
-        """Return what workers that are ready are newly known to take, each by its number."""
-        news: list[tuple[int, Figures]] = []
+    def news(self) -> Iterator[tuple[int, Figures]]:
+        """Yield what workers that are ready are newly known to take, each by its number."""
         for worker in self._live.values():
             if worker.ready_s is None or worker.figures is None:
                 continue
             figures = figures_of(worker.figures)
             if figures is not None and is_news(worker.last_figures, figures):
                 worker.last_figures = figures
-                news.append((worker.number, figures))
-        return news
+                yield worker.number, figures
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the living that are processes of this machine."""

@@ -31,14 +31,14 @@ class Meter:
         """How many tokens the client had before."""
         self._metrics = metrics
         self._clock = clock
-        self._begun_s = clock.now_s()
+        self._start_s = clock.now_s()
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
 
     @property
     def age_s(self) -> float:
         """How long ago the request came."""
-        return self._clock.now_s() - self._begun_s
+        return self._clock.now_s() - self._start_s
 
     def note_frame(self) -> None:
         """Note a message of the stream."""

@@ -92,12 +92,12 @@ class Quarantine:
             yield
             return
         place = self._trials.setdefault(digest, asyncio.Lock())
-        held = await _acquire_unless(place, unless=deaths.cleared, wait_s=TRIAL_WAIT_MAX_S)
+        has_place = await _acquire_unless(place, unless=deaths.cleared, wait_s=TRIAL_WAIT_MAX_S)
         try:
             self.check(key, model)
             yield
         finally:
-            if held:
+            if has_place:
                 place.release()
 
     def _forget(self) -> None:

@@ -77,7 +77,7 @@ class Relay:
         self._journal = Journal(spec.resumed)
         self._moves = self._migrations = self._starts = 0
         self._waited_s = self._queued_s = 0.0
-        self._came = False
+        self._has_frame = False
 
     async def frames(self, context: Context) -> AsyncGenerator[bytes, None]:
         """Yield the stream's messages, serialised.
@@ -92,12 +92,12 @@ class Relay:
             while True:
                 self._quarantine.check(self._key, ref.name)
                 async with AsyncExitStack() as trial:
-                    async with AsyncExitStack() as held:
-                        lease = await self._acquire_lease(held, context)
+                    async with AsyncExitStack() as leases:
+                        lease = await self._acquire_lease(leases, context)
                         await trial.enter_async_context(
                             self._quarantine.trial(self._key, digest=ref.digest, model=ref.name)
                         )
-                        gone: MlxdError
+                        loss: MlxdError
                         try:
                             async with aclosing(self._relay(lease, trial, context)) as frames:
                                 async for frame in frames:
@@ -105,24 +105,24 @@ class Relay:
                         except GONE as error:
                             if lease.aborted is not None:
                                 raise
-                            gone = error
+                            loss = error
                         except QueueFull as error:
                             if not self._journal.messages:
                                 raise
-                            gone = error
+                            loss = error
                         except _BadWorker as error:
                             raise self._lost_error(str(error)) from error
                         else:
                             return
-                    await self._move(gone, lease, context)
+                    await self._move(loss, lease, context)
         except BaseException:
             self._meter.note_break(self._journal.offset - len(self._spec.resumed))
             raise
 
-    async def _acquire_lease(self, held: AsyncExitStack, context: Context) -> Lease:
-        """Return a lease that `held` holds; one whose load a signal has ended is asked for again.
+    async def _acquire_lease(self, leases: AsyncExitStack, context: Context) -> Lease:
+        """Return a lease that `leases` holds; one whose load a signal has ended is asked for again.
 
-        A stream that has begun is told of a refusal as of the loss it is.
+        To a stream that has begun a refusal is a loss.
         """
         while True:
             lease_context = self._runtime.lease(
@@ -131,7 +131,7 @@ class Relay:
                 timeout_s=model_wait_s(context.time_remaining()),
             )
             try:
-                lease = await held.enter_async_context(lease_context)
+                lease = await leases.enter_async_context(lease_context)
             except (ModelUnloaded, ShuttingDown):
                 raise
             except MlxdError as error:
@@ -150,24 +150,7 @@ class Relay:
     ) -> AsyncGenerator[bytes, None]:
         """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
         self._prepare()
-        self._came = False
-        last = b""
-        async with aclosing(self._hear(lease, context)) as frames:
-            async for frame in frames:
-                if not self._came:
-                    self._came = True
-                    self._quarantine.clear(self._key)
-                    await trial.aclose()
-                self._journal.add(frame)
-                last = frame
-                yield frame
-        message = inference_pb2.GenerateResponse.FromString(last)
-        if not message.HasField("finish"):
-            raise _BadWorker("the stream ended without a finish")
-        self._meter.complete(message)
-
-    async def _hear(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
-        """Yield a worker's messages as those of this stream; its worker knows of it meanwhile."""
+        self._has_frame = False
         if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
             raise self._lost_error(lease.worker.describe_end(code))
         try:
@@ -179,13 +162,17 @@ class Relay:
             raise await explain(error, lease, self._journal.offset) from error
         lease.stream = stream
         lease.worker.streams[stream] = None
-        lost = False
+        last, lost = b"", False
         try:
             while (frame := await self._read(stream, lease)) is not None:
-                if self._migrations:
-                    frame = self._adapt(frame, begins=not self._came)
+                last = self._adapt(frame) if self._migrations else frame
                 self._meter.note_frame()
-                yield frame
+                if not self._has_frame:
+                    self._has_frame = True
+                    self._quarantine.clear(self._key)
+                    await trial.aclose()
+                self._journal.add(last)
+                yield last
         except WorkerLost:
             lost = True
             raise
@@ -193,6 +180,10 @@ class Relay:
             stream.cancel()
             if not lost:
                 del lease.worker.streams[stream]
+        message = inference_pb2.GenerateResponse.FromString(last)
+        if not message.HasField("finish"):
+            raise _BadWorker("the stream ended without a finish")
+        self._meter.complete(message)
 
     def _prepare(self) -> None:
         """Have the request say where the stream stands."""
@@ -207,13 +198,13 @@ class Relay:
         if journal.seed is not None:
             request.sampling.seed = journal.seed
 
-    def _adapt(self, frame: bytes, *, begins: bool) -> bytes:
+    def _adapt(self, frame: bytes) -> bytes:
         """Return a later worker's message as one of the stream, which has begun long ago."""
         message = inference_pb2.GenerateResponse.FromString(frame)
         problem = self._journal.check(message)
         if problem:
             raise _BadWorker(problem)
-        if begins:
+        if not self._has_frame:
             for field in ("request_id", "model_digest", "seed"):
                 message.ClearField(field)
         if message.HasField("finish"):
@@ -232,34 +223,34 @@ class Relay:
             raise lease.aborted
         return frame
 
-    async def _move(self, gone: MlxdError, lease: Lease, context: Context) -> None:
+    async def _move(self, loss: MlxdError, lease: Lease, context: Context) -> None:
         """Return once the stream may be sent to a worker again: the next one, if it was lost.
 
         Raises:
-            MlxdError: `gone`, where it may not; PoisonPrompt.
+            MlxdError: `loss`, where it may not; PoisonPrompt.
         """
-        if isinstance(gone, QueueFull):
-            await self._queue_again(gone, context)
+        if isinstance(loss, QueueFull):
+            await self._queue_again(loss, context)
             return
         begun = self._journal.messages > 0
-        lost = isinstance(gone, WorkerLost)
+        lost = isinstance(loss, WorkerLost)
         if begun and not lost:
-            gone = self._lost_error(gone.describe())
-        stays = isinstance(gone, WorkerLost) and not self._spec.migrate
+            loss = self._lost_error(loss.describe())
+        stays = isinstance(loss, WorkerLost) and not self._spec.migrate
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
-        silent = ended and lost and not self._came
+        silent = ended and lost and not self._has_frame
         if silent and self._runtime.may_have_died_of(lease):
             self._quarantine.note_death(self._key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
-            raise gone
+            raise loss
         if self._journal.problem:
             raise self._lost_error(self._journal.problem)
         self._quarantine.check(self._key, self._ref.name)
         self._migrations += begun
         kind = "ongoing_request" if begun else "new_request"
         self._runtime.metrics.migrations.add(model=self._ref.name, type=kind)
-        _log.warning("sent to another worker", reason=gone.describe(), offset=self._journal.offset)
+        _log.warning("sent to another worker", reason=loss.describe(), offset=self._journal.offset)
 
     async def _queue_again(self, full: QueueFull, context: Context) -> None:
         """Wait, within bounds, for a place with a worker that is to go on with the stream.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from importlib.metadata import version
 
 import psutil
@@ -62,18 +61,13 @@ class StatusService:
             limit = f"at least {config.WATCH_INTERVAL_MIN_S} s"
             raise InvalidRequest.of("interval", limit)
         digest = await self._digest(request.model)
-        with self._watching():
-            while True:
-                yield status_pb2.WatchStatusResponse(status=await self.read(digest))
-                await asyncio.sleep(interval_s)
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
         if self._watchers >= config.STATUS_WATCHERS_MAX:
             raise QueueFull("status watchers", config.STATUS_WATCHERS_MAX)
         self._watchers += 1
         try:
-            yield
+            while True:
+                yield status_pb2.WatchStatusResponse(status=await self.read(digest))
+                await asyncio.sleep(interval_s)
         finally:
             self._watchers -= 1
 

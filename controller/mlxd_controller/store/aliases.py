@@ -51,10 +51,10 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     raw = read_file(folder / ALIASES_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
     if raw is None:
         return {}
-    stated = parse_json_object(raw, file=ALIASES_FILE)
-    if stated.get("version") != _VERSION or stated.keys() - {"version", "aliases"}:
+    content = parse_json_object(raw, file=ALIASES_FILE)
+    if content.get("version") != _VERSION or content.keys() - {"version", "aliases"}:
         raise InvalidModel(f"not version {_VERSION}, with aliases and nothing else", ALIASES_FILE)
-    aliases = stated.get("aliases")
+    aliases = content.get("aliases")
     if not isinstance(aliases, dict) or len(aliases) > ALIASES_MAX:
         raise InvalidModel(f"not at most {ALIASES_MAX} names", ALIASES_FILE, "aliases")
     for alias, target in aliases.items():
@@ -126,12 +126,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _replace(folder: Path, aliases: Mapping[str, str]) -> None:
-    stated = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
+    content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{ALIASES_FILE}.")
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(stated, indent=2) + "\n")
+            stream.write(json.dumps(content, indent=2) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         path.chmod(_MODE)
