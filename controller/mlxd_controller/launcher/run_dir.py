@@ -140,11 +140,10 @@ def name_of(address: str) -> str | None:
 
 def default_parent(environment: Mapping[str, str]) -> Path:
     """Return the folder of this user's run directories."""
-    runtime = environment.get("XDG_RUNTIME_DIR", "")
-    path = Path(runtime) / "mlxd"
-    longest = path / ("x" * NAME_CHARS_MAX)
-    if runtime.startswith("/") and _is_own(Path(runtime)) and _has_room(longest):
-        return path
+    runtime = Path(environment.get("XDG_RUNTIME_DIR", ""))
+    longest = runtime / "mlxd" / ("x" * NAME_CHARS_MAX)
+    if runtime.is_absolute() and _is_own(runtime) and _has_room(longest):
+        return longest.parent
     return SHORT_TEMPORARY_DIR / f"{PREFIX}{os.geteuid()}"
 
 

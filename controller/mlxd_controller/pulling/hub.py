@@ -78,9 +78,7 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
         chosen = choose_needed(files, index=one.index(files), include=wanted.include)
         one.check_room(chosen)
         # Weights last: what has none yet is taken for no model.
-        for file in sorted(
-            chosen, key=lambda file: (file.name.endswith(".safetensors"), file.name)
-        ):
+        for file in sorted(chosen, key=lambda f: (f.name.endswith(".safetensors"), f.name)):
             one.fetch(file)
         one.publish()
     except OSError as error:
