@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from mlxd_controller.runtime.ports import LoadOrder, WorkerProcess
+from mlxd_controller.runtime.ports import WorkerProcess
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared.domain.errors import InvalidRequest, ModelDraining, WrongWorker
 from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import ChannelSecurity
 
@@ -32,22 +33,24 @@ class AttachedLink(GrpcLink):
         )
         self._process = process
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    async def load(
+        self, name: str, path: str, spec: LoadSpec
+    ) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; what is loaded otherwise is unloaded first.
 
         A model that is loaded as ordered is found and stays: the one step is "ready".
         """
         try:
-            async with aclosing(super().load(order)) as steps:
+            async with aclosing(super().load(name, path, spec)) as steps:
                 async for step in steps:
                     yield step
         except (InvalidRequest, ModelDraining, WrongWorker) as error:
             # Said before the first step: the worker holds another model, or this one otherwise.
-            _log.info("making room in the worker", model=order.name, reason=error.describe())
+            _log.info("making room in the worker", model=name, reason=error.describe())
         else:
             return
         await self.unload(timeout_s=UNLOAD_TIMEOUT_S)
-        async with aclosing(super().load(order)) as steps:
+        async with aclosing(super().load(name, path, spec)) as steps:
             async for step in steps:
                 yield step
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import LoadOrder, Ports, WorkerLink
+from mlxd_controller.runtime.ports import Ports, WorkerLink
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
@@ -90,8 +90,7 @@ async def _follow(
         sampling=action.spec.sampling,
     )
     last = LoadProgress()
-    order = LoadOrder(action.digest, action.name, action.path, spec)
-    async with aclosing(link.load(order)) as steps:
+    async with aclosing(link.load(action.name, action.path, spec)) as steps:
         while True:
             try:
                 step = await hear(anext(steps, None), limit_s=stall_timeout_s)

@@ -224,16 +224,6 @@ class Launcher(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """What a worker is to load."""
-
-    digest: str
-    name: str
-    path: str
-    spec: LoadSpec
-
-
 class RawStream(Protocol):
     """A Generate on a worker, as serialised messages."""
 
@@ -264,7 +254,7 @@ class WorkerLink(Protocol):
     Every method raises the worker's own MlxdError, or RemoteError where gRPC itself failed.
     """
 
-    def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    def load(self, name: str, path: str, spec: LoadSpec) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; complete when the stream ends without an error."""
 
     def generate(self, request: Checked, *, timeout_s: float | None) -> RawStream:

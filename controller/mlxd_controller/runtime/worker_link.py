@@ -17,9 +17,10 @@ import grpc
 from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2, status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
-from mlxd_controller.runtime.ports import LoadOrder, Question
+from mlxd_controller.runtime.ports import Question
 from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
@@ -91,15 +92,17 @@ class GrpcLink:
         self._status = status_pb2_grpc.StatusServiceStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    async def load(
+        self, name: str, path: str, spec: LoadSpec
+    ) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; see the port."""
         call = self._worker.Load(
             worker_pb2.LoadRequest(
                 worker_incarnation=self._incarnation,
-                path=order.path,
-                name=order.name,
-                digest=order.digest,
-                options=load_to_pb(order.spec),
+                path=path,
+                name=name,
+                digest=self._digest,
+                options=load_to_pb(spec),
             ),
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
