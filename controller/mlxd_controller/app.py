@@ -1,10 +1,7 @@
 """The composition root: settings to a running controller, and its graceful stop.
 
-Invariants:
-- Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
-- However serve() ends, no worker process is left, and what it made in the file system is gone. What
-  a controller before it has left, because it was killed, is adopted or gone before it serves.
-- A bug in the runtime ends serve() with its exception.
+Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
+However serve() ends, no worker process is left, and what it made in the file system is gone.
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
 from mlxd_controller.runtime.adoption import enrol
-from mlxd_controller.runtime.clock import SystemClock
-from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.catalog import Catalog
@@ -43,8 +39,6 @@ from mlxd_shared.ops.heap import bound_heap, keep_heap_trimmed
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
-
-__all__ = ["ServeSettings", "serve"]
 
 DEMO_NAME = "demo"
 FLUSH_GRACE_S = 0.5
@@ -98,7 +92,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
     models = settings.models or ((DEMO_NAME, demo_model()),)
     store = library_of(models, settings.stores, launches=not settings.workers)
     async with crew_of(settings, clock, store) as crew:
-        taken_up = await list_held(crew, store)
+        held_models = await list_held(crew, store)
         state = State(
             devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
             keep_alive_s=settings.keep_alive_s,
@@ -114,7 +108,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
-            for ref, spec in taken_up:  # before a request can have them loaded in another way
+            for ref, spec in held_models:  # before a request can have them loaded in another way
                 tasks.create_task(_preload(runtime, ref, spec))
             async with _listening(
                 settings, runtime, store, clock, tasks=tasks, running=running, security=security
@@ -124,7 +118,8 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
                 try:
                     yield target
                 finally:
-                    crew.leave()
+                    if crew.attached is not None:
+                        crew.attached.leave()
 
 
 @asynccontextmanager

@@ -1,9 +1,7 @@
 """Where workers come from: started here, left by a controller before this one, or attached to.
 
-Invariants:
-- The controller knows both by the same ports. What differs beyond them stands in a Crew.
-- Attached workers are taken to share one machine's memory, which is not necessarily this one's:
-  what they say of it is what the scheduler counts with.
+Attached workers are taken to share one machine's memory, which is not necessarily this one's: what
+they say of it is what the scheduler counts with.
 """
 
 from __future__ import annotations
@@ -15,16 +13,15 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker, Station
+from mlxd_controller.launcher.attached import AttachedLauncher, Station
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
-from mlxd_controller.memory.device import HostProbe, Limits, make_device, make_probe, usable_gpus
+from mlxd_controller.memory.device import HostProbe, make_device, make_probe, oom_kills, usable_gpus
 from mlxd_controller.memory.nvidia import Gpu
-from mlxd_controller.memory.oom import oom_kills
 from mlxd_controller.runtime.ports import Clock, ModelRef, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
-from mlxd_controller.settings import ServeSettings
+from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind, kind_of
 from mlxd_shared.domain.figures import WorkerState
@@ -47,22 +44,6 @@ class Crew:
     survivors: tuple[Survivor, ...] = ()
     """Workers of a former controller that follow this one, for the runtime to adopt."""
 
-    def leave(self) -> None:
-        """Keep the models of attached workers loaded from now on: the controller is leaving."""
-        if self.attached is not None:
-            self.attached.leave()
-
-
-def limits_of(settings: ServeSettings) -> Limits:
-    """Return what the operator allows of each device's memory."""
-    return Limits(
-        memory_limit_bytes=settings.memory_limit_bytes,
-        reserve_bytes=settings.reserve_bytes,
-        reserve_fraction=settings.reserve_fraction,
-        gpu_overhead_bytes=settings.gpu_overhead_bytes,
-        gpu_overhead_fraction=settings.gpu_overhead_fraction,
-    )
-
 
 @asynccontextmanager
 async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> AsyncIterator[Crew]:
@@ -74,9 +55,8 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         BadCredentials: a file of `settings.worker_security` cannot be used.
         ExceptionGroup: a bug.
     """
-    limits = limits_of(settings)
     if settings.workers:
-        async with _attach(settings, limits, clock) as crew:
+        async with _attach(settings, clock) as crew:
             yield crew
         return
     gpus = await asyncio.to_thread(usable_gpus, os.environ)
@@ -92,7 +72,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         async with survivors_of(
             run_dir, store, GrpcLink, arguments=launcher.arguments
         ) as survivors:
-            probe = make_probe(limits, gpus=with_survivors(gpus, survivors))
+            probe = make_probe(settings.limits, gpus=with_survivors(gpus, survivors))
             ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=oom_kills)
             yield Crew(ports, settings.max_loaded, survivors=survivors)
     finally:
@@ -108,14 +88,14 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
 
 
 @asynccontextmanager
-async def _attach(settings: ServeSettings, limits: Limits, clock: Clock) -> AsyncIterator[Crew]:
+async def _attach(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
     launcher = AttachedLauncher(
-        [AttachedWorker(name, address) for name, address in settings.workers],
+        settings.workers,
         security=settings.worker_security,
         wait_s=settings.load_stall_timeout_s,
     )
     slots = len(settings.workers)
-    probe = AttachedProbe(limits, launcher.stations)
+    probe = AttachedProbe(settings.limits, launcher.stations)
     ports = Ports(launcher, launcher.connect, probe, clock, local_workers=False)
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(launcher.run())
@@ -136,10 +116,10 @@ class AttachedProbe:
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the one device; what the workers hold counts as usable."""
-        said = [station.last for station in self._stations if station.last is not None]
-        if not said:
+        reports = [station.last for station in self._stations if station.last is not None]
+        if not reports:
             return self._own.read(own_pids)
-        kind = kind_of(said[0].workers[0].backend)
+        kind = kind_of(reports[0].workers[0].backend)
         resident = sum(
             s.figures.memory.resident_nbytes for s in self._stations if s.figures is not None
         )
@@ -147,8 +127,8 @@ class AttachedProbe:
             make_device(
                 kind.first_name,
                 kind,
-                total_bytes=min(status.host_total_nbytes for status in said),
-                unheld_bytes=min(s.host_available_nbytes for s in said) + resident,
+                total_bytes=min(status.host_total_nbytes for status in reports),
+                unheld_bytes=min(s.host_available_nbytes for s in reports) + resident,
                 limits=self._limits,
                 held_bytes=resident,
             ),

@@ -41,8 +41,9 @@ def main() -> int:
         try:
             asyncio.run(_demo(Path(folder), log, options.model, options.prompt, options.max_tokens))
         except (MlxdError, TimeoutError, RuntimeError) as error:
-            _say(f"demo: {error or type(error).__name__}")
-            _say("".join(f"  {line}\n" for line in _tail(log)))
+            tail = log.read_text(errors="replace").splitlines() if log.exists() else []
+            lines = (f"  {line}\n" for line in tail[-LOG_TAIL_LINES:])
+            sys.stderr.write("".join([f"demo: {error or type(error).__name__}\n", *lines]))
             return 1
         except KeyboardInterrupt:
             return 130
@@ -123,16 +124,6 @@ def summary(finished: Finished, status: Status) -> str:
         f" {format_bytes(worker.memory.resident_nbytes)} by its process;"
         f" {library.name} {library.version} with {library.threads} threads]"
     )
-
-
-def _tail(log: Path) -> list[str]:
-    if not log.exists():
-        return []
-    return log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n" if not text.endswith("\n") else text)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,19 @@ class StorePlaces:
     """Ollama's, with its manifests and blobs."""
 
 
-NO_STORES = StorePlaces()
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator allows of each device's memory.
+
+    `memory_limit_bytes` caps what all models on it may use. `reserve_bytes`, else a fraction of the
+    total, stays free beside what others hold; of a GPU `gpu_overhead_bytes` and a fraction besides.
+    """
+
+    memory_limit_bytes: int | None = None
+    reserve_bytes: int | None = None
+    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
+    gpu_overhead_bytes: int = 0
+    gpu_overhead_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +44,22 @@ class ServeSettings:
     """Options of a controller.
 
     `models` are (name, folder); empty means the built-in demo model under the name "demo". `stores`
-    are looked into besides.
-    `memory_limit_bytes` caps what all models on one device may use; `reserve_bytes`, else
-    `reserve_fraction` of its memory, stays free beside what others hold; of each GPU
-    `gpu_overhead_bytes`, or `gpu_overhead_fraction` of its memory, besides. `keep_alive_s`
-    math.inf is for ever, 0 unloads when idle. `waiting_max` streams may wait for a row of a model;
-    None leaves that to its worker. `load_stall_timeout_s` math.inf gives no load up;
-    `worker_silent_timeout_s` math.inf or 0 ends no worker that has stopped answering;
-    `orphan_grace_s` is how long ready workers outlive a controller that is killed. `max_loaded`
-    None means as many as fit. `run_dir` holds the workers' sockets and records; None is the
-    default of `address`. `preload` names models to load before the first request. `security`
-    protects `address` and `metrics`, the HOST:PORT of the endpoint for Prometheus (None: there is
-    none); `allow_remote` serves others without it. `workers` are (name, address) of workers that
-    somebody else started, to be used in place of processes of our own. `log_content` puts prompts
-    and outputs into the log, which otherwise never has them.
+    are looked into besides. `keep_alive_s` math.inf is for ever, 0 unloads when idle. `waiting_max`
+    streams may wait for a row of a model; None leaves that to its worker. `load_stall_timeout_s`
+    math.inf gives no load up; `worker_silent_timeout_s` math.inf or 0 ends no worker that has
+    stopped answering; `orphan_grace_s` is how long ready workers outlive a controller that is
+    killed. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and
+    records; None is the default of `address`. `preload` names models to load before the first
+    request. `security` protects `address` and `metrics`, the HOST:PORT of the endpoint for
+    Prometheus (None: there is none); `allow_remote` serves others without it. `workers` are (name,
+    address) of workers that somebody else started, to be used in place of processes of our own.
+    `log_content` puts prompts and outputs into the log, which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
     models: tuple[tuple[str, Path], ...] = ()
-    stores: StorePlaces = NO_STORES
-    memory_limit_bytes: int | None = None
-    reserve_bytes: int | None = None
-    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
-    gpu_overhead_bytes: int = 0
-    gpu_overhead_fraction: float = 0.0
+    stores: StorePlaces = StorePlaces()
+    limits: Limits = Limits()
     keep_alive_s: float = config.KEEP_ALIVE_DEFAULT_S
     max_loaded: int | None = None
     waiting_max: int | None = None

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
+from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.runtime.ports import Launcher
 from mlxd_shared.domain.errors import WorkerExited
 from tests.fakes.workers import FakeLauncher
@@ -42,7 +42,7 @@ async def attached_to(*incarnations: str) -> AsyncIterator[Launcher]:
             await stack.enter_async_context(running_worker("--incarnation", incarnation))
             for incarnation in incarnations
         ]
-        launcher = AttachedLauncher([AttachedWorker(w.incarnation, w.address) for w in workers])
+        launcher = AttachedLauncher([(w.incarnation, w.address) for w in workers])
         watching = asyncio.create_task(launcher.run())
         try:
             await launcher.wait_for_figures(wait_s=START_S_MAX)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import LoadOrder, Question, WorkerLink, WorkerProcess
+from mlxd_controller.runtime.ports import Question, WorkerLink, WorkerProcess
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.figures import WorkerState
@@ -24,7 +24,7 @@ from tests.fakes.workers import FakeWorkers
 from tests.support.launching import launch
 
 KINDS = ("fake", "gRPC")
-ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
+ORDER = ("m", "/m", LoadSpec())
 TIMEOUT_S = 30.0
 
 
@@ -66,7 +66,7 @@ def request(*, endless: bool = False) -> Checked:
 async def test_a_load_yields_its_progress_up_to_ready(kind: str) -> None:
     """Several steps, the last one "ready"."""
     async with pair(kind) as its:
-        stages = [step.stage async for step in its.link.load(ORDER)]
+        stages = [step.stage async for step in its.link.load(*ORDER)]
 
     assert len(stages) > 1
     assert stages[-1] == "ready"
@@ -177,7 +177,7 @@ async def test_a_worker_unloads_and_stays(kind: str) -> None:
     """Its model is gone afterwards, and it still answers."""
     async with pair(kind) as its:
         states = []
-        async for _ in its.link.load(ORDER):
+        async for _ in its.link.load(*ORDER):
             pass
         states += [w.state for w in (await its.link.status(timeout_s=TIMEOUT_S)).workers]
         await its.link.unload(timeout_s=TIMEOUT_S)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 
 from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_controller.runtime.ports import Holding, LoadOrder, Question
+from mlxd_controller.runtime.ports import Holding, Question
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import (
     LoadProgress,
@@ -22,6 +22,7 @@ from mlxd_shared.domain.figures import (
     WorkerFigures,
     WorkerState,
 )
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.status import RemoteError
@@ -231,7 +232,7 @@ class FakeLink:
         self._process = process
         self._script = script
         self._digest = digest
-        self.orders: list[LoadOrder] = []
+        self.specs: list[LoadSpec] = []
         self.at_gate = False
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.targets: list[int] = []
@@ -240,9 +241,11 @@ class FakeLink:
         self.closed = False
         self._state = WorkerState.UNLOADED
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    async def load(
+        self, name: str, path: str, spec: LoadSpec
+    ) -> AsyncGenerator[LoadProgress, None]:
         """Yield the script's stages."""
-        self.orders.append(order)
+        self.specs.append(spec)
         for index, stage in enumerate(self._script.stages):
             self._check()
             yield LoadProgress(stage, index, len(self._script.stages))

@@ -20,7 +20,7 @@ from mlxd.v1 import (
 from mlxd_controller.core import phases
 from mlxd_controller.core.events import ShutDown, Tick
 from mlxd_controller.core.state import Model, State
-from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, unknown_oom_kills
+from mlxd_controller.runtime.ports import Clock, ModelStore, Ports
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.catalog import Catalog
@@ -112,7 +112,7 @@ async def controller_stack(
     stall_timeout_s: float = 60.0,
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
     poll_s: float = config.STATUS_POLL_S,
-    oom_kills: Callable[[], int | None] = unknown_oom_kills,
+    oom_kills: Callable[[], int | None] = lambda: None,
 ) -> AsyncIterator[Stack]:
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})

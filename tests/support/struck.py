@@ -26,11 +26,11 @@ from mlxd.v1 import inference_pb2, inference_pb2_grpc
 from mlxd_controller.core.state import State
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
-from mlxd_controller.memory.device import HostProbe, Limits
-from mlxd_controller.runtime.clock import SystemClock
-from mlxd_controller.runtime.ports import Ports, RawStream
+from mlxd_controller.memory.device import HostProbe
+from mlxd_controller.runtime.ports import Ports, RawStream, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.runtime.worker_link import GrpcLink
+from mlxd_controller.settings import Limits
 from mlxd_controller.store.model_library import Library
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind

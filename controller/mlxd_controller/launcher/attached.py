@@ -1,13 +1,12 @@
 """Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
 
 Invariants:
-- Each attached worker is watched all the time; what it said last is as old as WATCH_INTERVAL_S, or
-  it is silent. One that is silent for LOST_AFTER_S, or comes back as another process, has ended as
-  far as its user here is concerned, and may be taken again.
+- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that is silent for
+  LOST_AFTER_S, or comes back as another process, has ended as far as its user here is concerned.
 - A worker serves one model at a time. Taking one and giving it back are single steps of the event
   loop, so that no two loads take the same one.
-- Giving a worker back unloads its model, unless the controller is leaving: then the model stays,
-  and the next controller finds it there.
+- Giving a worker back unloads its model, unless the controller is leaving: then the next one finds
+  the model there.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
-from mlxd_controller.launcher.attached_link import AttachedLink
-from mlxd_controller.launcher.ending import END_UNKNOWN, Ending, EndingProcess
+from mlxd_controller.launcher.attached_link import UNLOAD_TIMEOUT_S, AttachedLink
+from mlxd_controller.launcher.process import END_UNKNOWN, EndingProcess
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import Holding, WorkerLink
+from mlxd_controller.runtime.ports import Holding
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerTimedOut
@@ -35,54 +33,37 @@ SILENCE_S_MAX = 10.0
 """A worker that says nothing for so long is as good as gone: it speaks every WATCH_INTERVAL_S."""
 LOST_AFTER_S = 2.0
 RETRY_S = 0.2
-UNLOAD_TIMEOUT_S = 30.0
 
 _log = get_logger("attached")
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedWorker:
-    """What `--worker NAME=ADDRESS` says."""
-
-    name: str
-    address: str
-
-
 class AttachedProcess(EndingProcess):
-    """Implements ports.WorkerProcess for as long as one model uses an attached worker."""
+    """Implements ports.WorkerProcess for as long as one model uses an attached worker.
+
+    `pid` is its process id where it runs, which may be another machine.
+    """
+
+    proof: Proof | None = None
+    """None: what an attached worker proves, it proves to whoever started it."""
 
     def __init__(self, station: Station, worker: WorkerFigures) -> None:
         """Take the station's worker, as it is now."""
+        super().__init__(worker.incarnation, asyncio.get_running_loop().create_future())
+        self.pid = worker.pid
+        self.address = station.address
         self._station = station
-        self._pid = worker.pid
         self._lines: tuple[str, ...] = ()
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        super().__init__(worker.incarnation, Ending(self._ended, self._close))
-
-    @property
-    def pid(self) -> int:
-        """Its process id, where it runs: not necessarily on this machine."""
-        return self._pid
-
-    @property
-    def address(self) -> str:
-        """What gRPC dials."""
-        return self._station.worker.address
 
     def last_lines(self) -> tuple[str, ...]:
         """Return how it was lost; its output is not ours to see."""
         return self._lines
-
-    @property
-    def proof(self) -> None:
-        """None: what an attached worker proves, it proves to whoever started it."""
 
     def remember(self, holding: Holding | None) -> None:
         """Nothing: an attached worker says itself what it holds."""
 
     def note_lost(self, reason: str) -> None:
         """Note that the process has gone."""
-        self._lines = (f"worker {self._station.worker.name} at {self.address}: {reason}",)
+        self._lines = (f"worker {self._station.name} at {self.address}: {reason}",)
         self._end(END_UNKNOWN)
 
     async def _close(self) -> int:
@@ -101,10 +82,11 @@ class Station:
     """One attached worker: the connection, what it said last, and who uses it."""
 
     def __init__(
-        self, worker: AttachedWorker, security: ChannelSecurity, changed: asyncio.Event
+        self, name: str, address: str, security: ChannelSecurity, changed: asyncio.Event
     ) -> None:
         """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
-        self.worker = worker
+        self.name = name
+        self.address = address
         self.status: ProcessStatus | None = None
         self.last: ProcessStatus | None = None
         """What the worker said last, also of a silent one."""
@@ -142,10 +124,13 @@ class Station:
         """
         if self.keeps_model:
             return
+        link = self._link_to(incarnation)
         try:
-            await self._unload(incarnation)
+            await link.unload(timeout_s=UNLOAD_TIMEOUT_S)
         except MlxdError as error:
-            _log.warning("not unloaded", worker=self.worker.name, reason=error.describe())
+            _log.warning("not unloaded", worker=self.name, reason=error.describe())
+        finally:
+            await link.close()
 
     async def follow(self) -> None:
         """Watch the worker until cancelled."""
@@ -165,13 +150,6 @@ class Station:
             self.process.note_lost("the controller has let go of it")
         await self._link.close()
 
-    async def _unload(self, incarnation: str) -> None:
-        link = self._link_to(incarnation)
-        try:
-            await link.unload(timeout_s=UNLOAD_TIMEOUT_S)
-        finally:
-            await link.close()
-
     async def _watch(self) -> None:
         async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
@@ -180,12 +158,9 @@ class Station:
                     return
                 self._hear(status)
 
-    def _link_to(self, incarnation: str) -> WorkerLink:
+    def _link_to(self, incarnation: str) -> GrpcLink:
         return GrpcLink(
-            address=self.worker.address,
-            incarnation=incarnation,
-            digest="",
-            security=self._security,
+            address=self.address, incarnation=incarnation, digest="", security=self._security
         )
 
     def _hear(self, status: ProcessStatus) -> None:
@@ -197,7 +172,7 @@ class Station:
         if self.process is not None and self.process.incarnation != figures.incarnation:
             self.process.note_lost("it was started again")
         if known is None or known.incarnation != figures.incarnation:
-            _log.info("worker found", worker=self.worker.name, address=self.worker.address,
+            _log.info("worker found", worker=self.name, address=self.address,
                       incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
         self._pulse()
 
@@ -206,8 +181,9 @@ class Station:
         if self.status is not None:
             self._silent_since_s = now_s
         # Once a kind: what gRPC says of a connection differs from one attempt to the next.
-        if self.status is not None or _kind(problem) != _kind(self.problem):
-            _log.warning("worker is silent", worker=self.worker.name, reason=problem)
+        is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
+        if self.status is not None or is_other:
+            _log.warning("worker is silent", worker=self.name, reason=problem)
         self.status, self.problem = None, problem
         if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
             self.process.note_lost(problem)
@@ -222,12 +198,12 @@ class AttachedLauncher:
 
     def __init__(
         self,
-        workers: Sequence[AttachedWorker],
+        workers: Sequence[tuple[str, str]],
         *,
         security: ChannelSecurity = PLAIN,
         wait_s: float = config.LOAD_STALL_TIMEOUT_S,
     ) -> None:
-        """Name the workers. `wait_s` bounds how long a load waits for one that answers.
+        """Take (name, address) of each worker. A load waits `wait_s` for one that answers.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
@@ -235,7 +211,9 @@ class AttachedLauncher:
         self._wait_s = wait_s
         self._security = security
         self._changed = asyncio.Event()
-        self.stations = tuple(Station(worker, security, self._changed) for worker in workers)
+        self.stations = tuple(
+            Station(name, address, security, self._changed) for name, address in workers
+        )
 
     async def run(self) -> None:
         """Watch every worker until cancelled; then let go of all.
@@ -275,7 +253,8 @@ class AttachedLauncher:
                 while (station := self._free(model)) is None:
                     await self._changed.wait()
         except TimeoutError:
-            lines = tuple(f"worker {s.worker.name}: {_why_not(s)}" for s in self.stations)
+            reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)
+            lines = tuple(f"worker {station.name}: {reason}" for station, reason in reasons)
             raise WorkerTimedOut(model, lines, self._wait_s) from None
         return station.take()
 
@@ -288,12 +267,9 @@ class AttachedLauncher:
         proof: Proof | None = None,  # noqa: ARG002 - an attached worker has given none
     ) -> AttachedLink:
         """Implements ports.Connect for a process that `launch` returned."""
-        processes = (s.process for s in self.stations if s.worker.address == address)
+        processes = (s.process for s in self.stations if s.address == address)
         process = next(p for p in processes if p is not None and p.incarnation == incarnation)
-        link = GrpcLink(
-            address=address, incarnation=incarnation, digest=digest, security=self._security
-        )
-        return AttachedLink(link, process)
+        return AttachedLink(process, digest=digest, security=self._security)
 
     async def wait_for_figures(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
         """Return what the workers say they hold; wait at most `wait_s` for those yet silent."""
@@ -302,7 +278,7 @@ class AttachedLauncher:
                 while any(station.figures is None for station in self.stations):
                     await self._changed.wait()
         except TimeoutError:
-            silent = [s.worker.name for s in self.stations if s.figures is None]
+            silent = [s.name for s in self.stations if s.figures is None]
             _log.warning("workers that do not answer yet", workers=silent)
         return tuple(s.figures for s in self.stations if s.figures is not None)
 
@@ -316,11 +292,3 @@ class AttachedLauncher:
 
         free = [s for s in self.stations if s.process is None and s.figures is not None]
         return min(free, key=preference, default=None)
-
-
-def _kind(problem: str) -> str:
-    return problem.partition(":")[0]
-
-
-def _why_not(station: Station) -> str:
-    return station.problem if station.status is None else "in use"

@@ -1,11 +1,11 @@
-"""A child process, started and awaited without holding up the event loop.
+"""A child process, started and awaited without holding up the event loop, and the pipes to it.
 
-Invariants:
-- It is started on a thread: until a child has become another program its parent stands still, and
-  where all processors are busy that is tens of milliseconds, in which no request would be served.
-- A start that is cancelled is waited for all the same, since it uses the caller's descriptors; its
-  process is then ended and reaped.
-- The process is reaped once, by its one `wait`; a signal never reaches another one of its id.
+It is started on a thread: until a child has become another program its parent stands still, and
+where all processors are busy that is tens of milliseconds, in which no request would be served. It
+is reaped once, by its one `wait`, so that a signal never reaches another process of its id.
+
+The pipes are our own, not asyncio's: Process.wait() there waits until every pipe that asyncio made
+is closed, and a process that the worker leaves behind can hold one open for ever.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlxd_shared import config
+from mlxd_shared.ops.known_process import open_handle
+
+READ_LIMIT_BYTES = 64 * config.KIB
 
 
 class Child:
@@ -24,6 +29,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], *, handle: int | None) -> None:
         """Await the end of `process`; `handle`, if any, becomes readable then, and is owned."""
+        self.pid = process.pid
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -33,18 +39,8 @@ class Child:
         else:
             self._loop.add_reader(handle, self._readable, handle)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal."""
-        return self._ended.result() if self._ended.done() else None
-
     async def wait(self) -> int:
-        """Return the exit code once it has ended and is reaped."""
+        """Return the exit code once it has ended and is reaped; negative: a signal."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -66,7 +62,8 @@ async def start(
 ) -> Child:
     """Start a process in a session of its own, without input; return it once it is the program.
 
-    output: the descriptor that its output and errors go to.
+    output: the descriptor that its output and errors go to. A start that is cancelled is waited for
+    all the same, because it uses the caller's descriptors; its process is then ended and reaped.
 
     Raises:
         OSError: it cannot be started.
@@ -92,7 +89,7 @@ async def start(
             cancelled = error
     if cancelled is None:
         process = starting.result()
-        return Child(process, handle=_handle_of(process.pid))
+        return Child(process, handle=open_handle(process.pid))
     if starting.exception() is None:
         process = starting.result()
         process.kill()
@@ -100,11 +97,55 @@ async def start(
     raise cancelled
 
 
-def _handle_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when a child ends; None where there are none."""
-    if sys.platform != "linux":
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # an old kernel, or a sandbox: a thread waits instead
-        return None
+class Pipe:
+    """The two ends of a pipe; what is still open is closed by close()."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        """Own both descriptors."""
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self._open = {read_fd, write_fd}
+
+    def close(self, *fds: int) -> None:
+        """Close these ends, or both; what is closed or given away already is left alone."""
+        for fd in self._open & set(fds or (self.read_fd, self.write_fd)):
+            self._open.remove(fd)
+            os.close(fd)
+
+    async def reader(self) -> PipeReader:
+        """Give the read end away to a reader on the event loop; cancelled, close it."""
+        stream = asyncio.StreamReader(limit=READ_LIMIT_BYTES)
+        self._open.remove(self.read_fd)
+        connecting = asyncio.ensure_future(
+            asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self.read_fd, "rb", 0)
+            )
+        )
+        # Not to be cancelled itself: uvloop then closes the descriptor twice, the second time
+        # perhaps another process's.
+        try:
+            transport, _ = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_close)
+            raise
+        return PipeReader(stream, transport)
+
+
+_Connected = asyncio.Future[tuple[asyncio.ReadTransport, asyncio.StreamReaderProtocol]]
+
+
+def _close(connected: _Connected) -> None:
+    if not connected.cancelled() and connected.exception() is None:
+        transport, _ = connected.result()
+        transport.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PipeReader:
+    """The read end of a pipe on the event loop."""
+
+    stream: asyncio.StreamReader
+    _transport: asyncio.ReadTransport
+
+    def close(self) -> None:
+        """Close the read end; idempotent."""
+        self._transport.close()

@@ -13,7 +13,6 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE
 from mlxd_shared import config
 
 # Folders of shared libraries that wheels bring, relative to site-packages: BLAS, then CUDA.
@@ -39,25 +38,12 @@ KEPT_TOP = f"glibc.malloc.trim_threshold={config.KEPT_HEAP_NBYTES}"
 128 KiB there, and each step gives back what the next one asks for (decision 0041)."""
 
 
-def library_variable(platform: str) -> str:
-    """Return the variable that names library folders on `platform` (as sys.platform)."""
-    return "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
-
-
-def library_folders(site: Path) -> tuple[str, ...]:
-    """Return the folders of LIBRARY_FOLDERS that exist below `site`, in that order."""
-    return tuple(
-        str(folder)
-        for pattern in LIBRARY_FOLDERS
-        for folder in sorted(site.glob(pattern))
-        if folder.is_dir()
-    )
-
-
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the wheels' libraries in front, and settings of malloc and output."""
-    variable = library_variable(platform)
-    folders = [*library_folders(site), *filter(None, [base.get(variable)])]
+    """Return `base` with the libraries of `site` in front, and settings of malloc and output."""
+    variable = "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
+    paths = (path for pattern in LIBRARY_FOLDERS for path in sorted(site.glob(pattern)))
+    folders = [str(path) for path in paths if path.is_dir()]
+    folders += filter(None, [base.get(variable)])
     changed = {"PYTHONUNBUFFERED": "1"}
     tunables = base.get(ALLOCATOR_VARIABLE, "")
     if platform == "linux":
@@ -67,14 +53,6 @@ def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) ->
     if folders:
         changed[variable] = os.pathsep.join(folders)
     return {**base, **changed}
-
-
-def device_environment(gpu_id: str) -> dict[str, str]:
-    """Return what a worker's environment says so that it sees one GPU, by the driver's id of it.
-
-    An id means the same GPU in whatever order CUDA counts them; the worker sees it as its first.
-    """
-    return {VISIBLE_VARIABLE: gpu_id} if gpu_id else {}
 
 
 def own_environment() -> dict[str, str]:

@@ -1,9 +1,4 @@
-"""A child's output: forwarded to the log line by line, the last lines kept, no line too long.
-
-Invariants:
-- Bytes are read in chunks as they come, so no line length blocks or breaks anything.
-- What is kept is bounded: at most LAST_LINES_MAX lines of LINE_CHARS_MAX characters.
-"""
+"""A child's output: forwarded to the log line by line, the last lines kept, no line too long."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """What the launcher leaves beside a worker's socket, for a controller that comes after it.
 
-Invariants:
-- A record is whole or not there: it is written aside and renamed.
-- What is read is not trusted: only a plain file of this user, within RECORD_BYTES_MAX, whose every
-  field is of its type, is a record. All else is None, and nothing is done to any process for it.
+A record is whole or not there. What is read is not trusted: only a plain file of this user, within
+RECORD_BYTES_MAX, whose every field is of its type, is a record; nothing is done to any process for
+anything else.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from mlxd_shared.wire.proof import Proof
 FORMAT = 1
 """Of the record; another one's is not read."""
 PID_MAX = (1 << 31) - 1
+SUFFIXES = ("sock", "out", "json", "new")
+"""Of a worker's files: its socket, its output, its record, and that while it is written."""
 _log = get_logger("launcher")
 
 Json: TypeAlias = Mapping[str, object]
@@ -54,10 +55,8 @@ class WorkerFiles:
 
     def __init__(self, folder: Path, stem: str) -> None:
         """Name them; nothing is made yet."""
-        self.socket = folder / f"{stem}.sock"
-        self.output = folder / f"{stem}.out"
-        self._record = folder / f"{stem}.json"
-        self._new = folder / f"{stem}.new"
+        paths = (folder / f"{stem}.{suffix}" for suffix in SUFFIXES)
+        self.socket, self.output, self._record, self._new = paths
         self._written: Record | None = None
 
     @property

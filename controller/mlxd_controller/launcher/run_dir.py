@@ -1,12 +1,8 @@
 """The folder of the workers' sockets and records: private, and one controller's at a time.
 
-Invariants:
-- Only this user can enter it (0700, owner checked), and a lock on a file in it is held as long as
-  its controller lives; the system lets go of the lock however that ends. The folder itself is not
-  locked: binding a socket in it takes a moment.
-- Names in it are this module's: nothing else is ever read or removed there.
-- The name of a default folder depends on the served address alone, so that the controller that is
-  started next with the same options finds it.
+Its controller holds a lock on a file in it, which the system lets go of however that ends. Names in
+it are this module's: nothing else is ever read or removed there. A default folder is named by the
+served address alone, so that the next controller with the same options finds it.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mlxd_controller.launcher.records import SUFFIXES, WorkerFiles
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
@@ -35,7 +32,6 @@ LOCK_NAME = "lock"
 LOCK_TRIES_MAX = 10
 STEM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{1,8}")
 """What a worker's files are called: who launched it, and its number."""
-SUFFIXES = (".sock", ".json", ".out", ".new")
 RUN_DIR_BYTES_MAX = config.UNIX_PATH_BYTES_MAX - len("/") - len("ffffffff-ffffffff.sock")
 """What a run_dir may have, so that the name of every launch's socket fits behind it."""
 _log = get_logger("launcher")
@@ -85,7 +81,7 @@ class RunDir:
     def stems(self) -> tuple[str, ...]:
         """Return what the workers are called whose files lie here, sorted."""
         named = (path.name.partition(".") for path in self.path.iterdir())
-        ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and "." + end in SUFFIXES}
+        ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and end in SUFFIXES}
         return tuple(sorted(ours))
 
     def close(self) -> None:
@@ -97,8 +93,7 @@ class RunDir:
                     self.path.parent.rmdir()
         else:
             for stem in self.stems():
-                for suffix in SUFFIXES:
-                    (self.path / (stem + suffix)).unlink(missing_ok=True)
+                WorkerFiles(self.path, stem).remove()
             (self.path / LOCK_NAME).unlink(missing_ok=True)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -108,10 +103,10 @@ class RunDir:
 def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
     """Return the run directory of a controller that serves at `address`.
 
-    given: what the operator says; None is the default of that address.
+    path: what the operator says; None is the default of that address.
 
     Raises:
-        InvalidRequest: see RunDir.claimed.
+        InvalidRequest: see RunDir.claim.
     """
     if path is not None:  # a link of the operator's own is one to follow
         return RunDir.claim(path.resolve() if path.is_symlink() else path)
@@ -145,11 +140,10 @@ def name_of(address: str) -> str | None:
 
 def default_parent(environment: Mapping[str, str]) -> Path:
     """Return the folder of this user's run directories."""
-    runtime = environment.get("XDG_RUNTIME_DIR", "")
-    path = Path(runtime) / "mlxd"
-    longest = path / ("x" * NAME_CHARS_MAX)
-    if runtime.startswith("/") and _is_own(Path(runtime)) and _has_room(longest):
-        return path
+    runtime = Path(environment.get("XDG_RUNTIME_DIR", ""))
+    longest = runtime / "mlxd" / ("x" * NAME_CHARS_MAX)
+    if runtime.is_absolute() and _is_own(runtime) and _has_room(longest):
+        return longest.parent
     return SHORT_TEMPORARY_DIR / f"{PREFIX}{os.geteuid()}"
 
 

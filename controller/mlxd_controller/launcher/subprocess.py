@@ -1,40 +1,80 @@
 """The default launcher: the running interpreter as a child, with a private Unix socket.
 
-Invariants:
-- Every launch has a socket path and a record of its own, in a folder that only this user can enter.
-- Of the pipes, the child inherits the write end of `ready` and the read end of `life`, nothing
-  else; the controller's end of `life` is open as long as the child lives, and closes with the
-  controller however that ends.
-- launch() either returns a process that listens, or leaves none behind.
+Of the pipes, the child inherits the write end of `ready` and the read end of `life`, nothing else;
+the controller's end of `life` is open as long as the child lives, and closes with the controller
+however that ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
 from mlxd_controller.launcher import child
-from mlxd_controller.launcher.environment import device_environment, own_environment
-from mlxd_controller.launcher.pipes import Pipe, PipeReader
+from mlxd_controller.launcher.child import Pipe, PipeReader
+from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.process import SubprocessWorker
-from mlxd_controller.launcher.ready import ReadyLine, parse_ready_line
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
+from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE
 from mlxd_controller.runtime.hearing import wait_for_answer
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.domain.errors import (
+    BackendProblem,
+    MlxdError,
+    WorkerExited,
+    WorkerStartFailed,
+    WorkerTimedOut,
+)
 from mlxd_shared.ops.known_process import mark_of
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.wire.proof import Proof
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 _log = get_logger("launcher")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyLine:
+    """A worker that listens. `proof`: by what it takes a request as checked."""
+
+    address: str
+    version: str
+    proof: Proof | None
+
+
+def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
+    """Return what the line says. `model` is for messages.
+
+    Raises:
+        BackendProblem: the worker told why it cannot serve on this machine.
+        WorkerStartFailed: the line is not what a worker writes.
+    """
+    try:
+        match json.loads(line):
+            case {"error": str(problem)}:
+                raise BackendProblem(problem)
+            case {
+                "address": str(address),
+                "pid": int(),
+                "incarnation": str(),
+                "version": str(version),
+                **fields,
+            }:
+                secret = fields.get("proof")
+                return ReadyLine(address, version, None if secret is None else Proof(str(secret)))
+    except (ValueError, RecursionError):
+        pass
+    raise WorkerStartFailed(model, ("the ready line was not what a worker writes",))
 
 
 class SubprocessLauncher:
@@ -54,7 +94,8 @@ class SubprocessLauncher:
         """Own `run_dir`, where sockets and records lie; None makes a temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
-        gpu_ids: the driver's ids of the devices that a worker sees alone, by their names.
+        gpu_ids: the driver's ids of the devices that a worker sees alone, by their names; an id
+        means the same GPU in whatever order CUDA counts them.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
@@ -90,9 +131,8 @@ class SubprocessLauncher:
                 raise _start_failed(error, model) from error
             raise
         # Of another version, which was put in this one's place meanwhile, checks may be others.
-        worker.listens_on(
-            endpoint.address, endpoint.proof if endpoint.version == self._version else None
-        )
+        worker.address = endpoint.address
+        worker.proof = endpoint.proof if endpoint.version == self._version else None
         return worker
 
     async def _start(
@@ -100,9 +140,14 @@ class SubprocessLauncher:
     ) -> tuple[SubprocessWorker, PipeReader]:
         """Start the process; return it with the reader of its ready pipe, or leave nothing."""
         self._launches += 1
+        environment = self._environment
+        if gpu_id := self._gpu_ids.get(device):
+            environment = {**environment, VISIBLE_VARIABLE: gpu_id}
         files = WorkerFiles(self.run_dir.path, f"{self._name}-{self._launches:x}")
         with ExitStack() as unowned:
-            ready, life, output = (unowned.enter_context(closing(Pipe.make())) for _ in range(3))
+            ready, life, output = (
+                unowned.enter_context(closing(Pipe(*os.pipe()))) for _ in range(3)
+            )
             # Made before the process: from its start to its owner there is nothing to wait for.
             readers = [
                 unowned.enter_context(closing(await pipe.reader())) for pipe in (ready, output)
@@ -117,10 +162,7 @@ class SubprocessLauncher:
                 ),
                 output=output.write_fd,
                 pass_fds=(ready.write_fd, life.read_fd),
-                environment={
-                    **self._environment,
-                    **device_environment(self._gpu_ids.get(device, "")),
-                },
+                environment=environment,
             )
             unowned.pop_all()
         ready.close(ready.write_fd)

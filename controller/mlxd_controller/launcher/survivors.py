@@ -2,11 +2,10 @@
 
 Invariants:
 - Afterwards no files lie there but those of the workers that were taken over.
-- Taken over is only who is the very process of its record, ready, of this version, and serves a
-  model that is configured here; one worker a model.
-- Nor is a worker taken over that was started with other options than this controller's are.
-- A process that its record does not name for certain gets no signal: what listens on the socket is
-  asked to end, no more. Nor does one of another user.
+- A worker is taken over if it is the very process of its record, ready, of this version, started
+  with this controller's options, and serves a model that is configured here; one worker a model.
+- A process that its record does not name for certain, or of another user, gets no signal: what
+  listens on the socket is asked to end, no more.
 """
 
 from __future__ import annotations
@@ -19,17 +18,10 @@ from contextlib import asynccontextmanager, suppress
 
 import psutil
 
-from mlxd_controller.launcher.adopted import AdoptedWorker
+from mlxd_controller.launcher.process import AdoptedWorker
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
-from mlxd_controller.runtime.ports import (
-    Connect,
-    Holding,
-    ModelRef,
-    ModelStore,
-    Survivor,
-    WorkerProcess,
-)
+from mlxd_controller.runtime.ports import Connect, Holding, ModelRef, ModelStore, Survivor
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import ProcessStatus, WorkerState
@@ -78,8 +70,7 @@ async def _look(
 ) -> None:
     """Put the worker of these files into `survivors`, or purge what is there."""
     record = files.read()
-    known = None if record is None else _find_process(record)
-    if record is None or known is None:
+    if record is None or (known := _find_process(record)) is None:
         await _ask_whoever_listens(files, connect)
         files.remove()
         return
@@ -188,12 +179,10 @@ def _problem(status: ProcessStatus, record: Record) -> str:
     return ""
 
 
-async def _purge(worker: WorkerProcess, connect: Connect) -> None:
+async def _purge(worker: AdoptedWorker, connect: Connect) -> None:
     """End a worker: ask it, then interrupt, then kill."""
-    if await _told_to_end(worker.address, worker.incarnation, connect):
-        ended = asyncio.create_task(worker.wait_exited())
-        await asyncio.wait({ended}, timeout=config.PURGE_GRACE_S)
-        ended.cancel()
+    if await _ask_to_end(worker.address, worker.incarnation, connect):
+        await worker.ends_within(config.PURGE_GRACE_S)
     await worker.close()
 
 
@@ -211,10 +200,10 @@ async def _ask_whoever_listens(files: WorkerFiles, connect: Connect) -> None:
         await link.close()
     for figures in status.workers:
         _log.warning("a stranger", pid=figures.pid, reason="it has no record")
-        await _told_to_end(files.address, figures.incarnation, connect)
+        await _ask_to_end(files.address, figures.incarnation, connect)
 
 
-async def _told_to_end(address: str, incarnation: str, connect: Connect) -> bool:
+async def _ask_to_end(address: str, incarnation: str, connect: Connect) -> bool:
     link = connect(address=address, incarnation=incarnation, digest="")
     try:
         await link.shutdown(timeout_s=config.ADOPTION_TIMEOUT_S)

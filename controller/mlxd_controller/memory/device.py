@@ -1,17 +1,16 @@
 """What memory there is, without importing MLX.
 
-Invariants:
-- `total` is the machine's, or the control group's where that is less; `budget` leaves the reserve
-  and keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now.
-- Each GPU is a device of its own, with the reserve and the operator's limit each.
-- A worker that is loading moves bytes from "available" to "ours": their sum, which is what
-  `usable` is made of, stays the same.
+`total` is the machine's, or the control group's where that is less; `budget` leaves the reserve and
+keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now: a
+worker that is loading moves bytes from "available" to "ours", which leaves it as it was. Each GPU
+is a device of its own, with the reserve and the operator's limit each.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,36 +20,17 @@ from typing import Protocol
 import psutil
 
 from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nvml, visible
+from mlxd_controller.settings import Limits
 from mlxd_models.fit.plan import Device
-from mlxd_shared import config
 from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+VMSTAT = Path("/proc/vmstat")
 METAL_SHARE = 0.75
 """The part of unified memory that Metal recommends to keep resident at most."""
 _UNLIMITED = 1 << 60
 _log = get_logger("device")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the operator allows: `reserve_bytes`, else a fraction of the total, stays free.
-
-    Of each GPU `gpu_overhead_bytes`, and a fraction of its memory, stay free besides.
-    """
-
-    memory_limit_bytes: int | None = None
-    reserve_bytes: int | None = None
-    reserve_fraction: float = config.MEMORY_RESERVE_FRACTION
-    gpu_overhead_bytes: int = 0
-    gpu_overhead_fraction: float = 0.0
-
-    def overhead(self, kind: DeviceKind, total_bytes: int) -> int:
-        """Return what stays free of one device besides the reserve: of a GPU alone."""
-        if kind is DeviceKind.CPU:
-            return 0
-        return self.gpu_overhead_bytes + int(total_bytes * self.gpu_overhead_fraction)
 
 
 class HostProbe:
@@ -92,7 +72,6 @@ class GpuMeter(Protocol):
 
     def read(self, gpu_id: str) -> GpuUse | None:
         """Return what a GPU holds now; None where that cannot be told. Never blocks."""
-        ...
 
 
 class CudaProbe:
@@ -152,8 +131,8 @@ def make_device(
     reserve = limits.reserve_bytes
     if reserve is None:
         reserve = int(total_bytes * limits.reserve_fraction)
-    overhead = limits.overhead(kind, total_bytes)
-    reserve += overhead
+    if kind is not DeviceKind.CPU:
+        reserve += limits.gpu_overhead_bytes + int(total_bytes * limits.gpu_overhead_fraction)
     budget = max(0, total_bytes - reserve)
     if limits.memory_limit_bytes is not None:
         budget = min(budget, limits.memory_limit_bytes)
@@ -256,3 +235,26 @@ def _is_installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def oom_kills(vmstat: Path = VMSTAT) -> int | None:
+    """Return how many processes the kernel has ended for want of memory; None where none tells.
+
+    Source: `oom_kill` in /proc/vmstat, of Linux 4.13 and later, which counts ends by the machine's
+    want and by a cgroup's alike, each before its SIGKILL is delivered.
+    """
+    try:
+        lines = vmstat.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    pairs = (line.split() for line in lines)
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"), None)
+
+
+def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:
+    """Return whether somebody killed a process, so that nothing it was at work on is to blame.
+
+    No process comes to SIGKILL by itself but by want of memory; `before` and `now` count such ends
+    when it began and after its own. Where nobody counts them, nobody is cleared.
+    """
+    return exit_code == -signal.SIGKILL and before is not None and before == now

@@ -1,11 +1,8 @@
 """The NVIDIA GPUs of this machine that the controller, and so its workers, may see.
 
-Invariants:
-- A GPU is known by the driver's id, which is the same however few of them a process sees, and named
-  by its place in nvidia-smi: gpu0, gpu1, ...
-- What the controller's own CUDA_VISIBLE_DEVICES hides is not there.
-- The driver is asked through NVML: a question takes microseconds, and no memory of any GPU, for
-  nothing of CUDA is touched. What it cannot say is None, never a guess.
+A GPU is known by the driver's id, which is the same however few of them a process sees, and named
+by its place in nvidia-smi: gpu0, gpu1, ... The driver is asked through NVML, which takes
+microseconds and no memory of any GPU. What it cannot say is None, never a guess.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ class Nvml:
         except library.NVMLError as error:
             _log.debug("NVML does not tell", gpu=gpu_id, reason=str(error))
             return None
-        held = {its.pid: its.usedGpuMemory for its in processes if its.usedGpuMemory is not None}
+        held = {p.pid: p.usedGpuMemory for p in processes if p.usedGpuMemory is not None}
         return GpuUse(free_bytes, held)
 
     def _gpu(self, index: int) -> Gpu | None:
@@ -104,21 +101,21 @@ def open_nvml(library: Any = None) -> Nvml | None:  # noqa: ANN401 - as above
         return None
 
 
-def visible(gpus: tuple[Gpu, ...], said: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `said`; None: not set.
+def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `setting`; None: not set.
 
     By their places or ids, which may be shortened; as CUDA has it, what stands behind a word that
     means none of them, or one again, is not seen.
     """
-    if said is None:
+    if setting is None:
         return gpus
     selected: list[Gpu] = []
-    for word in filter(None, (part.strip() for part in said.split(","))):
-        meant = [gpu for gpu in gpus if _means(word, gpu)]
-        if len(meant) != 1 or meant[0] in selected:
+    for word in filter(None, (part.strip() for part in setting.split(","))):
+        matches = [gpu for gpu in gpus if _means(word, gpu)]
+        if len(matches) != 1 or matches[0] in selected:
             _log.warning("what is visible ends here", variable=VISIBLE_VARIABLE, word=word)
             break
-        selected += meant
+        selected += matches
     return tuple(selected)
 
 

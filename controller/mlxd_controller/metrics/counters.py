@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import grpc
-
-from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.ops.metrics import Counter, Histogram
 
-NO_FINISH = "none"
-UNKNOWN_REASON = "unknown"
-"""The label of what a worker of another version may call a reason."""
-UNKNOWN_MODEL = "unknown"
-"""The label of requests that name no model of ours, so that clients cannot grow the metrics."""
-
 AGE_BOUNDS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamUsage:
-    """What a complete stream cost; `cache_reason` None: one of a later version."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    queue_s: float
-    load_s: float
-    completion_s: float
-    cache_reason: CacheReason | None
-    migrations: int
 
 
 class Metrics:
@@ -100,31 +75,6 @@ class Metrics:
             bounds=AGE_BOUNDS_S,
         )
 
-    def count_end(
-        self, *, model: str, code: grpc.StatusCode, finish: str, duration_s: float
-    ) -> None:
-        """Count one Generate that is over, however it ended."""
-        self.requests.add(model=model, code=code.name, finish_reason=finish)
-        self.duration.observe(duration_s, model=model)
-
-    def count_use(self, usage: StreamUsage, *, model: str, resumed: int = 0) -> None:
-        """Count what a complete stream cost; `resumed` tokens of it its client had before."""
-        self.prompt_tokens.add(usage.prompt_tokens, model=model)
-        self.cached_tokens.add(usage.cached_tokens, model=model)
-        self.generated_tokens.add(usage.completion_tokens - resumed, model=model)
-        reason = usage.cache_reason
-        lookups = self.cache_hits if usage.cached_tokens else self.cache_misses
-        lookups.add(model=model, reason=UNKNOWN_REASON if reason is None else reason.value)
-        self.queue.observe(usage.queue_s, model=model)
-        self.load_wait.observe(usage.load_s, model=model)
-        gaps = usage.completion_tokens - 1
-        if gaps > 0 and not resumed and not usage.migrations:  # else its time is the last worker's
-            self.inter_token.observe(usage.completion_s / gaps, times=gaps, model=model)
-
-    def counters(self) -> tuple[Counter, ...]:
-        """Return every counter, empty ones too."""
-        return tuple(its for its in vars(self).values() if isinstance(its, Counter))
-
-    def histograms(self) -> tuple[Histogram, ...]:
-        """Return every histogram, empty ones too."""
-        return tuple(its for its in vars(self).values() if isinstance(its, Histogram))
+    def families(self) -> tuple[Counter | Histogram, ...]:
+        """Return every counter, then every histogram, empty ones too."""
+        return tuple(vars(self).values())

@@ -1,19 +1,15 @@
 """A Status as the text that Prometheus reads. Pure: the message that is served in, text out.
 
-Invariants:
-- What the status counts is passed on under its own names; gauges of its other fields are added.
-- A series that is about one worker process carries its incarnation: a worker that is restarted
-  begins a series of its own, so that no counter ever goes down within a series.
-- Label sets within a family are unique, whatever the message says; the latest wins.
+A series about one worker process carries its incarnation, so that no counter ever goes down within
+a series. Label sets within a family are unique, whatever the message says; the latest wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from mlxd.v1 import status_pb2, types_pb2
@@ -31,24 +27,18 @@ Labels = dict[str, str]
 
 def render(status: status_pb2.Status, *, vllm_aliases: bool = False) -> bytes:
     """Return the text that a scrape gets, in the format of `http.CONTENT_TYPE`."""
-    registry = CollectorRegistry()
-    registry.register(_Fixed(list(families(status, vllm_aliases=vllm_aliases))))
-    return generate_latest(registry)
+    return generate_latest(_Fixed(families(status, vllm_aliases=vllm_aliases)))
 
 
 class _Fixed(Collector):
     """Families that are there already."""
 
-    def __init__(self, metrics: list[Metric]) -> None:
+    def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> Iterable[Metric]:
         """Return them."""
         return self._metrics
-
-    def describe(self) -> list[Metric]:
-        """Name none: a registry of one collector has nothing to compare."""
-        return []
 
 
 def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterator[Metric]:
@@ -60,8 +50,8 @@ def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterat
     yield from _of_workers(status.workers)
     if vllm_aliases:
         ready = [w for w in status.workers if w.state == types_pb2.MODEL_STATE_READY]
-        for alias in _ALIASES:
-            yield _gauge(alias.name, alias.help, ((alias.labels(w), alias.value(w)) for w in ready))
+        for name, text, labels, value in _ALIASES:
+            yield _gauge(name, text, ((labels(w), value(w)) for w in ready))
 
 
 def _count_points(family: status_pb2.MetricFamily) -> Metric:
@@ -116,60 +106,39 @@ def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
     ):
         yield _gauge(f"mlxd_host_memory_{name}_bytes", text, [({}, nbytes)])
     devices = [({"device": d.name, "kind": d.kind}, d) for d in status.devices]
-    for name, text, points in (
-        ("total", "Memory of the device.", [(labels, d.total_bytes) for labels, d in devices]),
-        (
-            "budget",
-            "What models may use of it.",
-            [(labels, d.budget_bytes) for labels, d in devices],
-        ),
-        (
-            "reserved",
-            "What models are promised.",
-            [(labels, d.reserved_bytes) for labels, d in devices],
-        ),
-        (
-            "usable",
-            "What others leave of it now.",
-            [(labels, d.usable_bytes) for labels, d in devices],
-        ),
-        ("held", "What workers hold of it.", [(labels, d.held_bytes) for labels, d in devices]),
-    ):
+    for name, text, value in _OF_DEVICES:
+        points = ((labels, value(device)) for labels, device in devices)
         yield _gauge(f"mlxd_device_memory_{name}_bytes", text, points)
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """One number of a worker."""
-
-    name: str
-    help: str
-    value: Callable[[Worker], float]
-
-
-_FIGURES = (
-    _Figure("start_time_seconds", "When the process began, since 1970.",
-            lambda w: _seconds(w.start_time)),
-    _Figure("resident_bytes", "What the process holds.", lambda w: w.memory.resident_bytes),
-    _Figure("mlx_active_bytes", "What MLX says is in use.", lambda w: w.memory.mlx_active_bytes),
-    _Figure("mlx_cache_bytes", "What MLX keeps for reuse.", lambda w: w.memory.mlx_cache_bytes),
-    _Figure("memory_peak_bytes", "The most that MLX had in use.",
-            lambda w: w.memory.mlx_peak_bytes),
-    _Figure("unaccounted_bytes", "In use, but in no account.",
-            lambda w: w.memory.unaccounted_bytes),
-    _Figure("figures_age_seconds", "How old these figures are.",
-            lambda w: duration_from_pb(w.figures_age)),
-    _Figure("context_tokens", "The context in force.", lambda w: w.context_length),
-    _Figure("rows", "Streams that may be decoded side by side.", lambda w: w.rows_max),
-    _Figure("kv_tokens_used", "Tokens that running rows hold.", lambda w: w.kv_tokens_used),
-    _Figure("kv_tokens_capacity", "Tokens that rows may hold.", lambda w: w.kv_tokens_capacity),
+_OF_DEVICES: tuple[tuple[str, str, Callable[[status_pb2.DeviceStatus], float]], ...] = (
+    ("total", "Memory of the device.", lambda d: d.total_bytes),
+    ("budget", "What models may use of it.", lambda d: d.budget_bytes),
+    ("reserved", "What models are promised.", lambda d: d.reserved_bytes),
+    ("usable", "What others leave of it now.", lambda d: d.usable_bytes),
+    ("held", "What workers hold of it.", lambda d: d.held_bytes),
+)
+_OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], float]], ...] = (
+    ("start_time_seconds", "When the process began, since 1970.",
+     lambda w: _seconds(w.start_time)),
+    ("resident_bytes", "What the process holds.", lambda w: w.memory.resident_bytes),
+    ("mlx_active_bytes", "What MLX says is in use.", lambda w: w.memory.mlx_active_bytes),
+    ("mlx_cache_bytes", "What MLX keeps for reuse.", lambda w: w.memory.mlx_cache_bytes),
+    ("memory_peak_bytes", "The most that MLX had in use.", lambda w: w.memory.mlx_peak_bytes),
+    ("unaccounted_bytes", "In use, but in no account.", lambda w: w.memory.unaccounted_bytes),
+    ("figures_age_seconds", "How old these figures are.",
+     lambda w: duration_from_pb(w.figures_age)),
+    ("context_tokens", "The context in force.", lambda w: w.context_length),
+    ("rows", "Streams that may be decoded side by side.", lambda w: w.rows_max),
+    ("kv_tokens_used", "Tokens that running rows hold.", lambda w: w.kv_tokens_used),
+    ("kv_tokens_capacity", "Tokens that rows may hold.", lambda w: w.kv_tokens_capacity),
 )  # fmt: skip
 
 
 def _of_workers(workers: Iterable[Worker]) -> Iterator[Metric]:
     """Yield what is known of each process: all of the living, the end of those that failed."""
     by_identity = {(w.model_name, w.incarnation): w for w in workers}
-    everyone = [(_who(w), w) for w in by_identity.values()]
+    everyone = [({"model": name, "worker": number}, w) for (name, number), w in by_identity.items()]
     living = [(labels, w) for labels, w in everyone if not _has_ended(w)]
     yield _gauge("mlxd_worker_up", "Whether the process lives and its model is ready.",
                  ((labels, float(_ready(w))) for labels, w in everyone))  # fmt: skip
@@ -181,19 +150,15 @@ def _of_workers(workers: Iterable[Worker]) -> Iterator[Metric]:
     for labels, worker in living:
         cpu.add_sample(cpu.name + TOTAL, labels, worker.cpu_seconds)
     yield cpu
-    for figure in _FIGURES:
-        points = ((labels, figure.value(w)) for labels, w in living)
-        yield _gauge(f"mlxd_worker_{figure.name}", figure.help, points)
+    for name, text, value in _OF_WORKERS:
+        points = ((labels, value(w)) for labels, w in living)
+        yield _gauge(f"mlxd_worker_{name}", text, points)
     accounts = (
         ({**labels, "account": account.name}, account.bytes)
         for labels, w in living
         for account in w.memory.accounts
     )
     yield _gauge("mlxd_worker_memory_bytes", "What the process accounts for, by account.", accounts)
-
-
-def _who(worker: Worker) -> Labels:
-    return {"model": worker.model_name, "worker": worker.incarnation}
 
 
 def _facts(worker: Worker) -> Labels:
@@ -218,16 +183,6 @@ def _ready(worker: Worker) -> bool:
     return worker.state == types_pb2.MODEL_STATE_READY and not _has_ended(worker)
 
 
-@dataclass(frozen=True, slots=True)
-class _Alias:
-    """A name of another server's, which routers ask every server for."""
-
-    name: str
-    help: str
-    labels: Callable[[Worker], Labels]
-    value: Callable[[Worker], float]
-
-
 def _labels_of(worker: Worker) -> Labels:
     return {"model_name": worker.model_name, "worker": worker.incarnation}
 
@@ -248,15 +203,16 @@ def _adapters(worker: Worker) -> Labels:
     return {**_labels_of(worker), **none}
 
 
-_ALIASES = (
-    _Alias("vllm:num_requests_running", "Alias: streams being decoded.",
-           _labels_of, lambda w: w.streams_running),
-    _Alias("vllm:num_requests_waiting", "Alias: streams that wait in the worker.",
-           _labels_of, lambda w: w.streams_waiting),
-    _Alias("vllm:kv_cache_usage_perc", "Alias: part of the KV tokens in use, 0 to 1.",
-           _labels_of, _kv_use),
-    _Alias("vllm:cache_config_info", "Alias: size of the KV cache in labels; always 1.",
-           _blocks, lambda _: 1.0),
-    _Alias("vllm:lora_requests_info", "Alias: there are no adapters; the worker's start time.",
-           _adapters, lambda w: _seconds(w.start_time)),
+_ALIASES: tuple[tuple[str, str, Callable[[Worker], Labels], Callable[[Worker], float]], ...] = (
+    ("vllm:num_requests_running", "Alias: streams being decoded.",
+     _labels_of, lambda w: w.streams_running),
+    ("vllm:num_requests_waiting", "Alias: streams that wait in the worker.",
+     _labels_of, lambda w: w.streams_waiting),
+    ("vllm:kv_cache_usage_perc", "Alias: part of the KV tokens in use, 0 to 1.",
+     _labels_of, _kv_use),
+    ("vllm:cache_config_info", "Alias: size of the KV cache in labels; always 1.",
+     _blocks, lambda _: 1.0),
+    ("vllm:lora_requests_info", "Alias: there are no adapters; the worker's start time.",
+     _adapters, lambda w: _seconds(w.start_time)),
 )  # fmt: skip
+"""Names of another server's, which routers ask every server for."""

@@ -1,12 +1,9 @@
 """The endpoint that Prometheus scrapes: GET /metrics over HTTP, and nothing else.
 
-Invariants:
-- One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
-  request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped.
-- The listener's protection is the gRPC listener's: TLS, client certificates and the token work here
-  too, and an address that others can reach needs them. A stranger learns nothing, not even whether
-  a path exists.
-- Nothing of an exception is sent; the log has it.
+One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
+request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped. The
+protection is the gRPC listener's: TLS, client certificates and the token. A stranger learns
+nothing, not even whether a path exists.
 """
 
 from __future__ import annotations
@@ -70,17 +67,14 @@ def parse_head(head: bytes) -> Request:
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, version = first.split(" ")
     if version not in {"HTTP/1.0", "HTTP/1.1"} or len(lines) > HEAD_LINES_MAX:
-        message = "not HTTP/1, or too many headers"
-        raise ValueError(message)
+        raise ValueError("not HTTP/1, or too many headers")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            message = "a header that is none"
-            raise ValueError(message)
+            raise ValueError("a header that is none")
         if name.lower() == "authorization" and name.lower() in headers:
-            message = "two authorizations"
-            raise ValueError(message)
+            raise ValueError("two authorizations")
         headers[name.lower()] = value.strip()
     return Request(method, target.partition("?")[0], headers)
 
@@ -88,13 +82,7 @@ def parse_head(head: bytes) -> Request:
 class _Endpoint:
     """Answers one connection after the other."""
 
-    def __init__(
-        self,
-        scrape: Scrape,
-        security: ListenerSecurity,
-        *,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, scrape: Scrape, security: ListenerSecurity, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._scrape = scrape
         self._security = security

@@ -1,9 +1,7 @@
 """Which files of a repository a model needs. Pure.
 
-Invariants:
-- What would run code when it is read, such as a pickle, is never chosen, even on request: a
-  pattern, or the repository's own index.
-- A name that leads out of the repository refuses the repository.
+What would run code when it is read, such as a pickle, is never chosen, even on request: by a
+pattern, or by the repository's own index.
 """
 
 from __future__ import annotations

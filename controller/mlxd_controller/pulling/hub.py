@@ -3,11 +3,8 @@
 The library begins a file anew in each process. So a file that its server offers as plain bytes is
 fetched here into the cache, from where the last attempt ended, and is the library's from then on.
 
-Invariants:
-- A file counts once it is whole: its bytes have the hash that the server gave before.
-- A revision's name leads to a snapshot only when all of this pull is there, so that no reader of
-  the cache meets half a model.
-- What a server names never becomes a path unchecked: hashes are hexadecimal, files lie below.
+A file counts once its bytes have the hash that the server gave before. A revision's name leads to a
+snapshot only when all of this pull is there, so that no reader of the cache meets half a model.
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
-from mlxd_controller.pulling.failure import PullFailed
-from mlxd_controller.pulling.hub_api import Hub, RemotePart, of_the_system
+from mlxd_controller.pulling.hub_api import Hub, PullFailed, RemotePart, of_the_system
 from mlxd_models.files.model_files import parse_json_object, read_file
 from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX
 from mlxd_models.files.weights import INDEX_FILE
@@ -72,38 +68,23 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
         InvalidModel: the repository is no model that could be served; names the file.
         InvalidRequest: `include` asks for what is never taken.
     """
-    try:
-        return _pull(hub, wanted, report)
-    except OSError as error:
-        raise PullFailed(of_the_system(error)) from error
-
-
-def _pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
     report("looking", 0, 0)
     commit, files = hub.listing(wanted.repository, wanted.revision)
     if not _COMMIT.fullmatch(commit):
         raise PullFailed(f"the hub calls {wanted.revision!r} {commit!r:.80}, which is no commit")
     check_names(files)
     one = _Pull(hub, wanted, commit, report)
-    index = one.index(files)
-    chosen = choose_needed(files, index=index, include=wanted.include)
-    one.check_room(chosen)
-    for file in sorted(chosen, key=_turn):
-        one.fetch(file)
-    one.name_it()
-    return Pulled(
-        wanted.repository,
-        wanted.revision,
-        commit,
-        one.snapshot,
-        len(chosen),
-        sum(file.nbytes for file in chosen),
-    )
-
-
-def _turn(file: RemoteFile) -> tuple[bool, str]:
-    """Return when a file is fetched: weights last, for what has none yet is taken for no model."""
-    return file.name.endswith(".safetensors"), file.name
+    try:
+        chosen = choose_needed(files, index=one.index(files), include=wanted.include)
+        one.check_room(chosen)
+        # Weights last: what has none yet is taken for no model.
+        for file in sorted(chosen, key=lambda f: (f.name.endswith(".safetensors"), f.name)):
+            one.fetch(file)
+        one.publish()
+    except OSError as error:
+        raise PullFailed(of_the_system(error)) from error
+    nbytes = sum(file.nbytes for file in chosen)
+    return Pulled(wanted.repository, wanted.revision, commit, one.snapshot, len(chosen), nbytes)
 
 
 class _Pull:
@@ -160,7 +141,7 @@ class _Pull:
         self._here = before + file.nbytes
         self._report(file.name, self._here, self._total)
 
-    def name_it(self) -> None:
+    def publish(self) -> None:
         """Let the revision's name lead to the snapshot."""
         revision = self._wanted.revision
         if revision == self._commit:
@@ -269,13 +250,4 @@ def _existing_parent(path: Path) -> Path:
 
 def to_json_line(pulled: Pulled) -> str:
     """Return a pull as one line of JSON."""
-    return json.dumps(
-        {
-            "repository": pulled.repository,
-            "revision": pulled.revision,
-            "commit": pulled.commit,
-            "path": str(pulled.path),
-            "files": pulled.files,
-            "nbytes": pulled.nbytes,
-        }
-    )
+    return json.dumps({**asdict(pulled), "path": str(pulled.path)})

@@ -1,12 +1,12 @@
 """All that is asked of huggingface_hub, which only the extra `hub` installs.
 
-Invariants:
-- It is imported when it is used, so that the base install works without it.
-- Its errors end here: each becomes a PullFailed in our own words, with what helps.
+It is imported when it is used, so that the base install works without it. Its errors end here: each
+becomes a PullFailed in our own words, with what helps.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import importlib.util
 import re
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlxd_controller.pulling.choosing import RemoteFile
-from mlxd_controller.pulling.failure import PullFailed, Reason
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -27,6 +26,22 @@ _NOT_INSTALLED = "mlxd pull needs huggingface_hub: pip install 'mlxd[hub]'"
 _SIGN_IN = "sign in with `hf auth login`, or set HF_TOKEN"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _TRANSPORTS = frozenset({"httpcore", "httpcore2", "httpx", "httpx2"})
+
+
+class Reason(enum.Enum):
+    """What kind of trouble it is."""
+
+    NOT_FOUND = enum.auto()
+    NO_ANSWER = enum.auto()
+    OTHER = enum.auto()
+
+
+class PullFailed(Exception):
+    """A pull that did not come to its end; what has come by then stays for the next one."""
+
+    def __init__(self, message: str, reason: Reason = Reason.OTHER) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class Hub:
         self._endpoint = None if endpoint is None else endpoint.rstrip("/")
         self._token = token
         self.reporting: Callable[[int], None] = lambda _: None
-        """Told how many bytes have come since it was told last."""
+        """Called with how many bytes have come after its last call."""
 
     def listing(self, repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
         """Return a revision's commit and files."""

@@ -29,55 +29,43 @@ def enrol(
         return (not spec.pinned, -(spec.priority or 0), -survivor.holding.load_s, survivor.ref.name)
 
     for number, survivor in enumerate(sorted(survivors, key=rank), start=state.next_worker):
-        device = state.device_named(survivor.figures.device)
-        yield worker_of(survivor, number, device, clock), event_of(survivor, number)
+        yield _enrol(survivor, number, state.device_named(survivor.figures.device), clock)
 
 
-def event_of(survivor: Survivor, number: int) -> Adopted:
-    """Return what the scheduler is told of a worker that becomes number `number`."""
-    ref, holding = survivor.ref, survivor.holding
-    return Adopted(
-        worker=number,
-        digest=ref.digest,
-        name=ref.name,
-        path=str(ref.path),
-        facts=ref.facts,
-        choice=_choice(survivor),
-        device=survivor.figures.device,
-        spec=holding.spec,
-        load_s=holding.load_s,
-    )
-
-
-def worker_of(survivor: Survivor, number: int, device: Device, clock: Clock) -> Worker:
-    """Return the record of a worker that becomes number `number`, with its first figures."""
-    ref, process = survivor.ref, survivor.process
-    worker = Worker(
-        number=number,
-        digest=ref.digest,
-        name=ref.name,
-        path=str(ref.path),
-        plan=reckon(ref.facts, device, _choice(survivor)),
-        incarnation=process.incarnation,
-        started_unix_s=survivor.figures.started_unix_s,
-        process=process,
-        link=survivor.link,
-        ready_s=clock.now_s(),
-    )
-    worker.note_figures(survivor.figures, clock.now_s())
-    return worker
-
-
-def _choice(survivor: Survivor) -> Choice:
-    """Return how the model lives, as the worker says."""
-    figures = survivor.figures
-    return Choice(
+def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tuple[Worker, Adopted]:
+    ref, holding, figures = survivor.ref, survivor.holding, survivor.figures
+    choice = Choice(
         weights=figures.weights,
         context_length=figures.context_length,
         rows_max=figures.rows_max,
         kv_format=figures.kv_format or KVFormat.MODEL,
         prefix_bytes=figures.prefix_cache_nbytes,
     )
+    event = Adopted(
+        worker=number,
+        digest=ref.digest,
+        name=ref.name,
+        path=str(ref.path),
+        facts=ref.facts,
+        choice=choice,
+        device=figures.device,
+        spec=holding.spec,
+        load_s=holding.load_s,
+    )
+    worker = Worker(
+        number=number,
+        digest=ref.digest,
+        name=ref.name,
+        path=str(ref.path),
+        plan=reckon(ref.facts, device, choice),
+        incarnation=survivor.process.incarnation,
+        started_unix_s=figures.started_unix_s,
+        process=survivor.process,
+        link=survivor.link,
+        ready_s=clock.now_s(),
+    )
+    worker.note_figures(figures, clock.now_s())
+    return worker, event
 
 
 def leave_word(

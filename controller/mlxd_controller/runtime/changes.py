@@ -1,9 +1,7 @@
 """News of models for those who watch: bounded, in order, never blocking the runtime.
 
-Invariants:
-- A reader sees every phase that a model goes through, in order. Within one phase only the latest
-  news is kept for a slow reader: progress made meanwhile replaces progress not read yet.
-- A reader that falls WATCH_QUEUE_MAX changes behind is told so with QueueFull.
+A reader sees every phase that a model goes through, in order. Within one phase only the latest news
+is kept for a slow reader; one that falls WATCH_QUEUE_MAX changes behind is told so with QueueFull.
 """
 
 from __future__ import annotations
@@ -11,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from mlxd_controller.core.phases import Loading
+from mlxd_controller.core.phases import Loading, Ready
 from mlxd_controller.core.state import Model
 from mlxd_shared import config
 from mlxd_shared.domain.errors import QueueFull
@@ -100,3 +99,13 @@ def _visible(model: Model) -> tuple[object, ...]:
         type(phase), progress, model.error, model.plan, model.worker, model.pinned,
         model.keep_alive_s, model.spec, model.name, model.path,
     )  # fmt: skip
+
+
+def same_but_measured(former: Model | None, model: Model) -> bool:
+    """Return whether nothing that anybody watches has changed: only what a model takes."""
+    if former is None or former.measured is model.measured:
+        return False
+    if not isinstance(former.phase, Ready) or not isinstance(model.phase, Ready):
+        return False
+    measured = replace(former.phase, plan=model.phase.plan)
+    return replace(former, phase=measured, measured=model.measured) == model

@@ -1,8 +1,7 @@
 """What the scheduler wants done and what takes time: loads, ends and orders, each in a task.
 
-Invariants:
-- No method waits. Each task tells of its outcome with one event at its end, also when it fails.
-- A load that is being stopped says nothing: the end of the worker tells of it.
+Each task tells of its outcome with one event at its end, also when it fails; a load that is being
+stopped says nothing: the end of the worker tells of it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core.actions import StartLoad
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.metrics.counters import Metrics
-from mlxd_controller.runtime.loading import end_worker, load_worker, order_of, shrink_worker
+from mlxd_controller.runtime.loading import end_worker, load_worker
 from mlxd_controller.runtime.ports import Ports
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.runtime.workers import Workers
@@ -75,39 +74,20 @@ class Errands:
         )
         worker.loading = self._tasks.create_task(self._load(worker, action))
 
-    def watch(self, worker: Worker) -> None:
-        """Have the end of a worker that is ready be told; WorkerDied unless it is being stopped."""
-        self._tasks.create_task(self._watch(worker))
-
-    def stop(self, number: int, reason: StopReason) -> None:
-        """Begin to end a worker; Unloaded when it has gone."""
-        self._tasks.create_task(self._stop(self._worker(number), reason))
-
-    def shrink(self, number: int, target_bytes: int) -> None:
-        """Have a worker give memory back; Shrunk when it has answered, or has not in time."""
-        self._tasks.create_task(self._shrink(self._worker(number), target_bytes))
-
     def learn(self) -> None:
         """Tell what ready workers are newly known to take."""
         for number, figures in self._workers.news():
             self._post(ev.Measured(number, figures))
 
-    def _worker(self, number: int) -> Worker:
-        worker = self._workers.get(number)
-        assert worker is not None, number
-        return worker
-
     async def _load(self, worker: Worker, action: StartLoad) -> None:
         clock = self._ports.clock
-        begun_s = clock.now_s()
+        start_s = clock.now_s()
         outcome = "cancelled"
         try:
             await load_worker(
                 worker,
-                order_of(action),
-                launcher=self._ports.launcher,
-                connect=self._ports.connect,
-                clock=clock,
+                action,
+                self._ports,
                 stall_timeout_s=self._stall_timeout_s,
                 on_progress=lambda step: self._post(ev.Progressed(worker.number, step)),
             )
@@ -123,12 +103,13 @@ class Errands:
             worker.ready_s = clock.now_s()
             self._post(ev.Ready(worker.number))
             self.learn()
-            self.watch(worker)
+            self._tasks.create_task(self.watch(worker))
         finally:
-            seconds = clock.now_s() - begun_s
+            seconds = clock.now_s() - start_s
             self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def watch(self, worker: Worker) -> None:
+        """Wait for the end of a worker that is ready; WorkerDied unless it is being stopped."""
         assert worker.process is not None
         code = await worker.process.wait_exited()
         if worker.stopping:
@@ -138,7 +119,8 @@ class Errands:
         worker.stopping = True
         self._post(ev.WorkerDied(worker.number, error))
 
-    async def _stop(self, worker: Worker, reason: StopReason) -> None:
+    async def stop(self, worker: Worker, reason: StopReason) -> None:
+        """End a worker; Unloaded when it has gone."""
         self._metrics.evictions.add(model=worker.name, reason=reason.value)
         if worker.ready_s is not None:
             age_s = self._ports.clock.now_s() - worker.ready_s
@@ -147,7 +129,27 @@ class Errands:
         await end_worker(worker)
         self._post(ev.Unloaded(worker.number))
 
-    async def _shrink(self, worker: Worker, target_bytes: int) -> None:
-        before_bytes, after_bytes = await shrink_worker(worker, target_bytes, self._metrics)
+    async def shrink(self, worker: Worker, target_bytes: int) -> None:
+        """Have a worker give memory back; Shrunk when it has answered, or not in time."""
+        assert worker.link is not None, worker.number
+        before_bytes = after_bytes = 0
+        try:
+            before_bytes, after_bytes = await worker.link.shrink(
+                target_bytes, timeout_s=config.SHRINK_TIMEOUT_S
+            )
+        except MlxdError as error:
+            _log.warning("worker did not shrink", model=worker.name, reason=error.describe())
+            self._metrics.shrinks.add(model=worker.name, outcome="failed")
+        else:
+            self._metrics.shrinks.add(model=worker.name, outcome="done")
+            gain_bytes = max(0, before_bytes - after_bytes)
+            self._metrics.shrunk_bytes.add(gain_bytes, model=worker.name)
+            _log.info(
+                "shrunk",
+                model=worker.name,
+                target_bytes=target_bytes,
+                before_bytes=before_bytes,
+                after_bytes=after_bytes,
+            )
         await self._workers.refresh((worker,), wait_s=config.STATUS_POLL_S)
         self._post(ev.Shrunk(worker.number, before_bytes, after_bytes))

@@ -1,8 +1,7 @@
 """Waiting for others by time in which this process could hear them.
 
-Invariants:
-- Time in which the process or the machine stood still (a stopped or suspended server, a jump of
-  the clock) counts against nobody: what came meanwhile is looked at before anyone is judged.
+Time in which the process or the machine stood still (a stopped or suspended server, a jump of the
+clock) counts against nobody: what came meanwhile is looked at before anyone is judged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ async def hear(answer: Awaitable[_T], *, limit_s: float) -> _T:
     Raises:
         TimeoutError: nothing came for `limit_s`.
     """
-    waiting = asyncio.ensure_future(_of(answer))
+    waiting = asyncio.ensure_future(answer)
     try:
         if not await wait_for_answer({waiting}, limit_s=limit_s):
             raise TimeoutError
@@ -35,10 +34,6 @@ async def hear(answer: Awaitable[_T], *, limit_s: float) -> _T:
         if not waiting.cancelled():
             waiting.exception()  # read, also where nobody wants it any more
     return waiting.result()
-
-
-async def _of(answer: Awaitable[_T]) -> _T:
-    return await answer
 
 
 async def wait_for_answer(answers: Collection[asyncio.Future[Any]], *, limit_s: float) -> bool:

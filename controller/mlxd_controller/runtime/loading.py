@@ -12,16 +12,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from mlxd_controller.core.actions import StartLoad
-from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import (
-    Clock,
-    Connect,
-    Launcher,
-    LoadOrder,
-    WorkerLink,
-    WorkerProcess,
-)
+from mlxd_controller.runtime.ports import Ports, WorkerLink
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed, WorkerTimedOut
@@ -36,26 +28,11 @@ STAGE_READY = "ready"
 _log = get_logger("loading")
 
 
-def order_of(action: StartLoad) -> LoadOrder:
-    """Return the worker's order: the plan's choices, and the defaults that were fixed."""
-    spec = LoadSpec(
-        context_length=action.plan.context_length,
-        rows_max=action.plan.rows_max,
-        weights=action.plan.weights,
-        kv_format=action.plan.kv_format,
-        prefix_cache_nbytes=action.plan.prefix_bytes,
-        sampling=action.spec.sampling,
-    )
-    return LoadOrder(action.digest, action.name, action.path, spec)
-
-
 async def load_worker(
     worker: Worker,
-    order: LoadOrder,
+    action: StartLoad,
+    ports: Ports,
     *,
-    launcher: Launcher,
-    connect: Connect,
-    clock: Clock,
     stall_timeout_s: float,
     on_progress: Callable[[LoadProgress], None],
 ) -> None:
@@ -66,7 +43,7 @@ async def load_worker(
         MlxdError: what the worker has against the model.
     """
     try:
-        process = await launcher.launch(
+        process = await ports.launcher.launch(
             model=worker.name, incarnation=worker.incarnation, device=worker.plan.device
         )
     except WorkerStartFailed as error:
@@ -75,19 +52,19 @@ async def load_worker(
     worker.process = process
     worker.incarnation = process.incarnation  # a worker that others started has its own
     try:
-        worker.link = link = connect(
+        worker.link = link = ports.connect(
             address=process.address,
             incarnation=worker.incarnation,
             digest=worker.digest,
             proof=process.proof,
         )
-        await _follow(link, order, process, stall_timeout_s, on_progress)
+        await _follow(link, worker, action, stall_timeout_s, on_progress)
         status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
-        worker.note_status(status, clock.now_s())
+        worker.note_status(status, ports.clock.now_s())
     except BaseException as error:
         reason = error
         if isinstance(error, RemoteError):
-            reason = await _explain(error, process, worker.name)
+            reason = await _explain(error, worker)
         if worker.link is not None:
             await worker.link.close()
         await process.close()
@@ -98,35 +75,41 @@ async def load_worker(
 
 async def _follow(
     link: WorkerLink,
-    order: LoadOrder,
-    process: WorkerProcess,
+    worker: Worker,
+    action: StartLoad,
     stall_timeout_s: float,
     on_progress: Callable[[LoadProgress], None],
 ) -> None:
+    """Order the plan's choices, and the defaults that were fixed, and pass the progress on."""
+    spec = LoadSpec(
+        context_length=action.plan.context_length,
+        rows_max=action.plan.rows_max,
+        weights=action.plan.weights,
+        kv_format=action.plan.kv_format,
+        prefix_cache_nbytes=action.plan.prefix_bytes,
+        sampling=action.spec.sampling,
+    )
     last = LoadProgress()
-    async with aclosing(link.load(order)) as steps:
+    async with aclosing(link.load(action.name, action.path, spec)) as steps:
         while True:
             try:
                 step = await hear(anext(steps, None), limit_s=stall_timeout_s)
             except TimeoutError:
-                lines = process.last_lines()
-                raise WorkerTimedOut(order.name, lines, stall_timeout_s) from None
+                raise WorkerTimedOut(worker.name, worker.last_lines(), stall_timeout_s) from None
             if step is None:
                 break
             last = step
             on_progress(step)
     if last.stage != STAGE_READY:
-        raise WorkerStartFailed(order.name, process.last_lines())
+        raise WorkerStartFailed(worker.name, worker.last_lines())
 
 
-async def _explain(error: RemoteError, process: WorkerProcess, model: str) -> MlxdError:
+async def _explain(error: RemoteError, worker: Worker) -> MlxdError:
     """Return why the link broke: the process's end, if that comes."""
-    ended = asyncio.create_task(process.wait_exited())
-    await asyncio.wait({ended}, timeout=config.EOF_GRACE_S)
-    if ended.done():
-        return WorkerExited(model, process.last_lines(), ended.result())
-    ended.cancel()
-    return WorkerStartFailed(model, (*process.last_lines(), error.describe()))
+    await worker.wait_ended(wait_s=config.EOF_GRACE_S)
+    if worker.exit_code is not None:
+        return WorkerExited(worker.name, worker.last_lines(), worker.exit_code)
+    return WorkerStartFailed(worker.name, (*worker.last_lines(), error.describe()))
 
 
 async def end_worker(worker: Worker) -> None:
@@ -136,46 +119,14 @@ async def end_worker(worker: Worker) -> None:
         worker.loading.cancel()
         await asyncio.wait({worker.loading})
     if worker.link is not None:
-        await _ask_to_end(worker, worker.link)
+        if worker.exit_code is None:
+            try:
+                await worker.link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
+                await worker.wait_ended(wait_s=config.WORKER_INTERRUPT_GRACE_S)
+            except MlxdError as error:
+                _log.warning(
+                    "worker did not take the shutdown", model=worker.name, reason=str(error)
+                )
         await worker.link.close()
     if worker.process is not None:
         await worker.process.close()
-
-
-async def _ask_to_end(worker: Worker, link: WorkerLink) -> None:
-    assert worker.process is not None
-    if worker.process.exit_code is not None:
-        return
-    try:
-        await link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
-    except MlxdError as error:
-        _log.warning("worker did not take the shutdown", model=worker.name, reason=str(error))
-        return
-    ended = asyncio.create_task(worker.process.wait_exited())
-    await asyncio.wait({ended}, timeout=config.WORKER_INTERRUPT_GRACE_S)
-    ended.cancel()
-
-
-async def shrink_worker(worker: Worker, target_bytes: int, metrics: Metrics) -> tuple[int, int]:
-    """Have a worker give back what it can spare; return what it held before and holds after.
-
-    A worker that does not answer in time, or that has gone, has told nothing: (0, 0).
-    """
-    assert worker.link is not None, worker.number
-    try:
-        held = await worker.link.shrink(target_bytes, timeout_s=config.SHRINK_TIMEOUT_S)
-    except MlxdError as error:
-        _log.warning("worker did not shrink", model=worker.name, reason=error.describe())
-        metrics.shrinks.add(model=worker.name, outcome="failed")
-        return 0, 0
-    before_bytes, after_bytes = held
-    metrics.shrinks.add(model=worker.name, outcome="done")
-    metrics.shrunk_bytes.add(max(0, before_bytes - after_bytes), model=worker.name)
-    _log.info(
-        "shrunk",
-        model=worker.name,
-        target_bytes=target_bytes,
-        before_bytes=before_bytes,
-        after_bytes=after_bytes,
-    )
-    return held

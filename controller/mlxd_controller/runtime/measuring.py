@@ -2,10 +2,8 @@
 
 Invariants:
 - Whatever begins a load, or follows the end of a worker, is decided on by a measurement of its own.
-- Others make do with one that is RECENT_S old: a burst of events measures once. A measurement reads
-  a dozen small files of the system, while nobody is served.
-- Where the system lets none of them be opened, as to a process that has as many open as it may,
-  what was measured last holds on: that is no reason to end.
+  Others make do with one that is RECENT_S old: it reads a dozen small files while nobody is served.
+- Where the system lets none of them be opened, what was measured last holds on.
 """
 
 from __future__ import annotations
@@ -38,18 +36,14 @@ class Measuring:
 
     def now(self) -> ev.MemoryRead:
         """Return what the devices have now, and what workers last said that they hold."""
-        self._devices = self._measure()
-        self._read_s = self._clock.now_s()
-        return ev.MemoryRead(self._devices, self._workers.arrays())
-
-    def _measure(self) -> tuple[Device, ...]:
         try:
-            return self._probe.read(self._workers.pids())
+            self._devices = self._probe.read(self._workers.pids())
         except OSError as error:
             if not self._devices:
                 raise
             _log.warning("memory cannot be measured", reason=error.strerror)
-            return self._devices
+        self._read_s = self._clock.now_s()
+        return ev.MemoryRead(self._devices, self._workers.arrays())
 
     def recent(self) -> tuple[Device, ...] | None:
         """Return what the devices had a moment ago; None where they were not looked at."""

@@ -6,6 +6,7 @@ is not never blocks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,11 +28,21 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Return monotonic seconds."""
-        ...
 
     def unix_s(self) -> float:
         """Return seconds since the epoch."""
-        ...
+
+
+class SystemClock:
+    """The real clock."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    def unix_s(self) -> float:
+        """Return seconds since the epoch."""
+        return time.time()
 
 
 class StoreKind(StrEnum):
@@ -81,7 +92,6 @@ class ModelStore(Protocol):
             ModelNotFound: no such name.
             InvalidModel: its files cannot be served.
         """
-        ...
 
     def only_name(self) -> str:
         """Return the name to take where none is given.
@@ -89,11 +99,9 @@ class ModelStore(Protocol):
         Raises:
             InvalidRequest: there is not exactly one model.
         """
-        ...
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
         """Return the model of a folder as `add` would, without taking it in."""
-        ...
 
     async def add(
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
@@ -110,11 +118,9 @@ class ModelStore(Protocol):
                 as many as may be.
             QueueFull: there are as many names as may be, and all are needed.
         """
-        ...
 
     def use(self, name: str) -> None:
         """Note that a request has named a model so: names are forgotten by their last use."""
-        ...
 
     async def forget(
         self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
@@ -126,19 +132,15 @@ class ModelStore(Protocol):
             InvalidRequest: the name comes from elsewhere (configuration, an alias, a store), or is
                 the last one of a model that `in_use` returns.
         """
-        ...
 
     def telling(self, listener: Callable[[str], None]) -> AbstractContextManager[None]:
         """Have each name that is forgotten told, at once, while the body runs."""
-        ...
 
     async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
-        ...
 
     def find_known(self, digest: str) -> ModelRef | None:
         """Return the model of a digest as it was last read."""
-        ...
 
 
 class DeviceProbe(Protocol):
@@ -149,7 +151,6 @@ class DeviceProbe(Protocol):
 
         At least one, in a fixed order.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,46 +173,37 @@ class WorkerProcess(Protocol):
     @property
     def pid(self) -> int:
         """Its process id."""
-        ...
 
     @property
     def address(self) -> str:
         """What gRPC dials."""
-        ...
 
     @property
     def incarnation(self) -> str:
         """Its identity; no other process ever has it."""
-        ...
 
     @property
     def proof(self) -> Proof | None:
         """By what it takes a request as checked; None where it has told this controller nothing."""
-        ...
 
     @property
     def exit_code(self) -> int | None:
         """None while it lives; negative: the signal that ended it."""
-        ...
 
     def last_lines(self) -> tuple[str, ...]:
         """Return its last lines of output, oldest first."""
-        ...
 
     def remember(self, holding: Holding | None) -> None:
         """Leave word of what it holds for a controller after this one; None: nothing to take over.
 
         Where others look after the worker, there is nothing to do.
         """
-        ...
 
     async def wait_exited(self) -> int:
         """Return the exit code once the process has ended, its output is read and it is reaped."""
-        ...
 
     async def close(self) -> int:
         """End it: interrupt, a grace, kill, reap. Idempotent; concurrent calls get one answer."""
-        ...
 
 
 class Launcher(Protocol):
@@ -230,17 +222,6 @@ class Launcher(Protocol):
             WorkerTimedOut: it neither listened nor ended in time (last lines); it is ended.
             BackendProblem, WorkerStartFailed: it said why it cannot serve.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """What a worker is to load."""
-
-    digest: str
-    name: str
-    path: str
-    spec: LoadSpec
 
 
 class RawStream(Protocol):
@@ -252,11 +233,9 @@ class RawStream(Protocol):
         Raises:
             MlxdError: the worker's own error, with its details; or RemoteError.
         """
-        ...
 
     def cancel(self) -> None:
         """Tell the worker to stop; idempotent."""
-        ...
 
 
 class Question(StrEnum):
@@ -275,45 +254,35 @@ class WorkerLink(Protocol):
     Every method raises the worker's own MlxdError, or RemoteError where gRPC itself failed.
     """
 
-    def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    def load(self, name: str, path: str, spec: LoadSpec) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; complete when the stream ends without an error."""
-        ...
 
     def generate(self, request: Checked, *, timeout_s: float | None) -> RawStream:
         """Start a Generate with a serialised request, whose model and incarnation are ignored."""
-        ...
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
         """Have the worker answer; a serialised message in and out, as with `generate`."""
-        ...
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
         """Return what the worker says of itself."""
-        ...
 
     def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
         """Yield what the worker says of itself, now and at every interval, until it stops."""
-        ...
 
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
         """Have it give back what no stream needs; return what its arrays held before and after."""
-        ...
 
     async def unload(self, *, timeout_s: float) -> None:
         """Have it drop its model; the process stays."""
-        ...
 
     async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
         """Have it follow `controller`, and write its output to a named pipe that has a reader."""
-        ...
 
     async def shutdown(self, *, timeout_s: float) -> None:
         """Tell the process to end after it has answered; give it back where others started it."""
-        ...
 
     async def close(self) -> None:
         """Let go of the connection; running calls end."""
-        ...
 
 
 class Connect(Protocol):
@@ -323,12 +292,6 @@ class Connect(Protocol):
         self, *, address: str, incarnation: str, digest: str, proof: Proof | None = None
     ) -> WorkerLink:
         """Return a link; the connection is made by the first call."""
-        ...
-
-
-def unknown_oom_kills() -> int | None:
-    """Return None: nobody tells how often the kernel has ended a process for want of memory."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +303,9 @@ class Ports:
     probe: DeviceProbe
     clock: Clock
     local_workers: bool = True
-    oom_kills: Callable[[], int | None] = unknown_oom_kills
-    """How often the kernel of the workers' machine has ended a process for want of memory."""
+    oom_kills: Callable[[], int | None] = lambda: None
+    """Returns how often the kernel of the workers' machine has ended a process for want of memory,
+    if that can be known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,16 @@
 Invariants:
 - State is replaced here and nowhere else, one event at a time, in the order of arrival.
 - Performing an action never waits: what takes time runs in a task that posts an event at its end.
-- A bug here, or in such a task, ends run() with its exception, and with it the process: requests
-  must not wait for answers that nobody will give.
+  A bug in one ends run(), and with it the process: requests must not wait for answers in vain.
 - A worker is among the living until the event that tells of its end is decided on: what is decided
   before that may still name it.
-- The mailbox is bounded. New requests are refused when it is half full, so that what ends a request
-  always finds room.
+- New requests are refused when the mailbox is half full, so that what ends a request finds room.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,9 +25,8 @@ from mlxd_controller.core.schedule import decide
 from mlxd_controller.core.state import Model, State, next_wake_s
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.adoption import leave_word
-from mlxd_controller.runtime.changes import Changes
+from mlxd_controller.runtime.changes import Changes, same_but_measured
 from mlxd_controller.runtime.errands import Errands
-from mlxd_controller.runtime.learning import same_but_measured
 from mlxd_controller.runtime.loading import end_worker
 from mlxd_controller.runtime.measuring import Measuring
 from mlxd_controller.runtime.ports import ModelRef, Ports, RawStream
@@ -105,7 +103,7 @@ class Runtime:
         )
         # Who waited for one model goes on one by one, and others are served in between.
         self._turnstile = asyncio.Lock()
-        self._tickets = 0
+        self._tickets = (f"t{number}" for number in itertools.count(1))
         self._closed = False
 
     @property
@@ -135,12 +133,14 @@ class Runtime:
         self.post(event)
         return event.devices
 
-    def may_have_died_of(self, worker: Worker, stream: int) -> bool:
-        """Return whether a worker that has ended may have done so for a stream that it was sent.
+    def may_have_died_of(self, lease: Lease) -> bool:
+        """Return whether a worker that has ended may have done so because of a lease's stream.
 
-        Not for one that waited behind its rows, and not where somebody killed it.
+        Not of one that waited behind its rows, and not where somebody killed it.
         """
-        return worker.has_begun(stream) and not worker.was_killed(self._ports.oom_kills())
+        if lease.stream is None or not lease.worker.has_begun(lease.stream):
+            return False
+        return not lease.worker.was_killed(self._ports.oom_kills())
 
     def measure_devices(self) -> tuple[Device, ...]:
         """Return the devices as they were a moment ago, or as they are now."""
@@ -156,7 +156,7 @@ class Runtime:
             async with self._tasks:
                 poll = self._tasks.create_task(self._poll())
                 for worker in self.workers.live():  # adopted, and not decided on yet
-                    self._errands.watch(worker)
+                    self._tasks.create_task(self._errands.watch(worker))
                 while not self._is_finished():
                     self._step(await self._next())
                     await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
@@ -183,7 +183,7 @@ class Runtime:
             ModelLoading, ModelDraining, NoRoom: not ready for it within `timeout_s`.
             MlxdError: the scheduler's refusal.
         """
-        ticket = self._ticket()
+        ticket = next(self._tickets)
         event = ev.Arrived(ticket, ref.digest, ref.name, str(ref.path), ref.facts, keep_alive_s)
         async with self._ask(event) as answer:
             try:
@@ -205,13 +205,14 @@ class Runtime:
 
         Leaving does not end the load.
         """
-        event = ev.LoadAsked(self._ticket(), ref.digest, ref.name, str(ref.path), ref.facts, spec)
+        ticket = next(self._tickets)
+        event = ev.LoadAsked(ticket, ref.digest, ref.name, str(ref.path), ref.facts, spec)
         async with self._ask(event) as answer:
             yield answer
 
     async def unload(self, digest: str, *, grace_s: float, force: bool) -> int:
         """Unload a model and return how many streams were ended, once it is gone."""
-        event = ev.UnloadAsked(self._ticket(), digest, grace_s, force)
+        event = ev.UnloadAsked(next(self._tickets), digest, grace_s, force)
         async with self._ask(event) as answer:
             done = await asyncio.shield(answer)
         assert isinstance(done, a.Done)
@@ -240,10 +241,6 @@ class Runtime:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # read, so that nobody is told it never was
             self.post(ev.Released(event.ticket, event.digest))
-
-    def _ticket(self) -> str:
-        self._tickets += 1
-        return f"t{self._tickets}"
 
     def _check_loading(self, ref: ModelRef, ticket: str) -> None:
         """Raise why there is no lease yet, if the scheduler has `ticket` wait for its model."""
@@ -290,8 +287,8 @@ class Runtime:
 
     def _decide(self, event: ev.Event) -> None:
         before = self._state
-        self._state, wanted = decide(before, event, self._ports.clock.now_s())
-        for action in wanted:
+        self._state, actions = decide(before, event, self._ports.clock.now_s())
+        for action in actions:
             self._perform(action)
         for digest, model in self._state.models.items():
             former = before.models.get(digest)
@@ -316,42 +313,32 @@ class Runtime:
             case a.StartLoad():
                 self._errands.load(action)
             case a.StopWorker(number, _, reason):
-                self._errands.stop(number, reason)
+                self._tasks.create_task(self._errands.stop(self.workers[number], reason))
             case a.Shrink(number, _, target_bytes):
-                self._errands.shrink(number, target_bytes)
+                self._tasks.create_task(self._errands.shrink(self.workers[number], target_bytes))
             case a.AbortStreams(tickets, error):
                 for lease in (self._leases[t] for t in tickets if t in self._leases):
                     lease.abort(error)
+            case a.Grant() | a.Done() | a.Refuse():
+                answer = self._answers.get(action.ticket)
+                if answer is not None and not answer.done():  # else its Released is on its way
+                    self._answer(answer, action)
+
+    def _answer(
+        self, answer: asyncio.Future[Lease | a.Done], action: a.Grant | a.Done | a.Refuse
+    ) -> None:
+        match action:
+            case a.Refuse(_, error):
+                answer.set_exception(error)
+            case a.Done():
+                answer.set_result(action)
             case a.Grant(ticket, number, waited_s):
-                self._grant(ticket, number, waited_s)
-            case a.Done() | a.Refuse():
-                self._answer(action)
-
-    def _answer(self, action: a.Done | a.Refuse) -> None:
-        answer = self._find_waiting(action.ticket)
-        if answer is None:
-            return
-        if isinstance(action, a.Refuse):
-            answer.set_exception(action.error)
-        else:
-            answer.set_result(action)
-
-    def _find_waiting(self, ticket: str) -> asyncio.Future[Lease | a.Done] | None:
-        """Return where a request waits; None if it has gone and its Released is on its way."""
-        answer = self._answers.get(ticket)
-        return None if answer is None or answer.done() else answer
-
-    def _grant(self, ticket: str, number: int, waited_s: float) -> None:
-        answer = self._find_waiting(ticket)
-        if answer is None:
-            return
-        worker = self.workers.get(number)
-        assert worker is not None, number
-        if waited_s > 0:
-            self.metrics.cold_starts.add(model=worker.name)
-        lease = Lease(ticket, self._state.models[worker.digest], worker, waited_s)
-        self._leases[ticket] = lease
-        answer.set_result(lease)
+                worker = self.workers[number]
+                if waited_s > 0:
+                    self.metrics.cold_starts.add(model=worker.name)
+                lease = Lease(ticket, self._state.models[worker.digest], worker, waited_s)
+                self._leases[ticket] = lease
+                answer.set_result(lease)
 
     async def _poll(self) -> None:
         while True:

@@ -3,12 +3,11 @@
 Invariants:
 - The time counts from the first question that has no answer. Any answer ends it, however late, and
   be it an error of the worker's own.
-- Only time in which this process could hear counts: a round of questions that took longer than
-  ROUND_MAX_S, since the machine or this process stood still, counts as ROUND_MAX_S.
-- A round in which this process stood still ends nobody: an answer may have come that nobody could
-  hear yet. The next round judges, be it as long.
-- A worker may answer while its engine does not: its figures are then older each time. Since a step
-  of a large model on a slow machine may take long, an engine has ENGINE_PATIENCE times the bound.
+- Only time in which this process could hear counts: a longer round of questions counts as
+  ROUND_MAX_S, because the machine or this process stood still. Such a round ends nobody: an answer
+  may have come that nobody could hear yet. The next round judges, be it as long.
+- A worker may answer while its engine does not: its figures are then older each time. An engine has
+  ENGINE_PATIENCE times the bound, because a step may take long on a slow machine.
 - Workers that others started, that load or that are being stopped have bounds of their own.
 """
 
@@ -46,7 +45,9 @@ class Silence:
         self._looks_again = passed_s >= LATE_S and not self._stood_still
         self._stood_still = passed_s >= LATE_S
         for worker in workers:
-            worker.note_round(min(passed_s, ROUND_MAX_S), now_s)
+            worker.attention.note_round(
+                min(passed_s, ROUND_MAX_S), now_s, stands_still=worker.stands_still
+            )
 
     def find_hung(self, workers: Iterable[Worker]) -> list[tuple[Worker, str]]:
         """Return those of `workers` that have been silent too long by the last round, and why.
@@ -55,8 +56,8 @@ class Silence:
         """
         if self._looks_again:
             return []
-        judged = ((worker, self._problem(worker)) for worker in workers)
-        return [(worker, problem) for worker, problem in judged if problem]
+        problems = ((worker, self._problem(worker)) for worker in workers)
+        return [(worker, problem) for worker, problem in problems if problem]
 
     def _problem(self, worker: Worker) -> str:
         """Return why a worker is to be ended; "" if it is not."""

@@ -1,8 +1,6 @@
 """One worker: its launch, its process, what it says of itself, and what it was sent.
 
-Invariants:
-- One owner, the runtime: others read, and change it by the methods that note what they saw.
-- What a worker has said is as old as `figures_s` says.
+One owner, the runtime: others read, and change it by the methods that note what they saw.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mlxd_controller.memory.device import usage_of
-from mlxd_controller.memory.oom import killed_from_outside
-from mlxd_controller.runtime.ports import WorkerLink, WorkerProcess
+from mlxd_controller.memory.device import killed_from_outside, usage_of
+from mlxd_controller.runtime.ports import RawStream, WorkerLink, WorkerProcess
 from mlxd_models.fit.measured import Figures
 from mlxd_models.fit.plan import Plan
 from mlxd_shared import config
@@ -29,48 +26,25 @@ CAUSE_WAIT_S = 1.0
 class Attention:
     """How long a worker has answered nothing, and its engine has stood still; see `silence`."""
 
-    asked_s: float | None = None
+    question_s: float | None = None
     """When it was asked the first question that it has not answered."""
     silent_s: float = 0.0
     still_s: float = 0.0
 
     def note_question(self, now_s: float) -> None:
         """Note that it was asked; the first question without an answer counts."""
-        if self.asked_s is None:
-            self.asked_s = now_s
+        if self.question_s is None:
+            self.question_s = now_s
 
     def note_answer(self) -> None:
         """Note that it has answered a question."""
-        self.asked_s, self.silent_s = None, 0.0
+        self.question_s, self.silent_s = None, 0.0
 
     def note_round(self, round_s: float, now_s: float, *, stands_still: bool) -> None:
         """Note that a round of questions is over, `round_s` of which could be heard."""
-        if self.asked_s is not None:
-            self.silent_s += min(round_s, now_s - self.asked_s)
+        if self.question_s is not None:
+            self.silent_s += min(round_s, now_s - self.question_s)
         self.still_s = self.still_s + round_s if stands_still else 0.0
-
-
-class SentStreams:
-    """The streams that a worker was sent and that have not ended, oldest first."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._open: dict[int, None] = {}
-        self._count = 0
-
-    def begin(self) -> int:
-        """Note that a stream begins, and return its number."""
-        self._count += 1
-        self._open[self._count] = None
-        return self._count
-
-    def end(self, number: int) -> None:
-        """Note that a stream has ended, but not by the worker's death: then it counts as one."""
-        self._open.pop(number, None)
-
-    def oldest(self, count: int) -> tuple[int, ...]:
-        """Return the numbers of the `count` oldest."""
-        return tuple(islice(self._open, count))
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +81,8 @@ class Worker:
     """What the system said last that the process holds; None where it has said nothing."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
     attention: Attention = field(default_factory=Attention)
-    streams: SentStreams = field(default_factory=SentStreams)
+    streams: dict[RawStream, None] = field(default_factory=dict)
+    """Those that it was sent and that have not ended but by its death, oldest first."""
     ended_because: str = ""
     """Why the controller ends the process while streams run on it; "" if it does not."""
 
@@ -125,9 +100,9 @@ class Worker:
             return False
         return (self.figures.age_s or 0.0) >= ENGINE_STILL_S
 
-    def has_begun(self, number: int) -> bool:
+    def has_begun(self, stream: RawStream) -> bool:
         """Return whether a stream had its turn, as far as rows go by age: it did not just wait."""
-        return number in self.streams.oldest(self.plan.rows_max)
+        return stream in islice(self.streams, self.plan.rows_max)
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""
@@ -150,18 +125,14 @@ class Worker:
         return "" if self.exit_code is None else self.describe_end(self.exit_code)
 
     def describe_end(self, code: int) -> str:
-        """Return for people why it ended, with this exit code."""
-        return self.ended_because or describe_exit(code)
+        """Return for people why it ended, with this exit code; negative is a signal."""
+        return self.ended_because or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def was_killed(self, oom_kills: int | None) -> bool:
         """Return whether it was killed for nothing that it did; `oom_kills`: their count by now."""
         if self.ended_because:  # it hung
             return False
         return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
-
-    def note_round(self, round_s: float, now_s: float) -> None:
-        """Note that a round of questions is over, `round_s` of which could be heard."""
-        self.attention.note_round(round_s, now_s, stands_still=self.stands_still)
 
     def note_status(self, status: ProcessStatus, now_s: float) -> None:
         """Keep what the process says of itself, if it says anything."""
@@ -182,8 +153,3 @@ class Worker:
         if usage is not None:
             self.resident_nbytes = usage.resident_nbytes
             self.cpu_s = max(self.cpu_s, usage.cpu_s)
-
-
-def describe_exit(code: int) -> str:
-    """Return an exit code for people; negative is a signal."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,33 +1,26 @@
 """The gRPC connection to one worker: protobuf stops here, and what may be large stays bytes.
 
-Invariants:
-- Every request names the model's digest and the worker's incarnation; a process that happens to
-  listen on the address of another is never taken for it.
-- What goes through goes with the worker's own proof that it was checked; nothing else does.
-- Deadlines are the caller's to give: they go to the worker with each call.
-- A call that close() ends, or that comes after it, raises RemoteError: nobody cancelled its caller.
+Every request names the model's digest and the worker's incarnation, so that a process that listens
+on another's address is never taken for it. A call that close() ends, or that comes after it, raises
+RemoteError: nobody cancelled its caller.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from mlxd.v1 import (
-    inference_pb2,
-    status_pb2,
-    status_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
-from mlxd_controller.runtime.ports import LoadOrder, Question
+from mlxd.v1 import inference_pb2, status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
+from mlxd_controller.runtime.ports import Question
 from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
@@ -36,17 +29,10 @@ from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.status import RemoteError, from_call
 
 _T = TypeVar("_T")
-Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
-RawCall: TypeAlias = grpc.aio.UnaryStreamCall[bytes, bytes]
-RawMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-_Relayed: TypeAlias = (
-    type[inference_pb2.GenerateRequest]
-    | type[inference_pb2.TokenizeRequest]
-    | type[inference_pb2.DetokenizeRequest]
-    | type[inference_pb2.EmbedRequest]
-)
 _PREFIX = "/mlxd.v1.InferenceService/"
-_REQUESTS: dict[Question, _Relayed] = {
+_Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+_Kind: TypeAlias = Callable[..., Message]
+_REQUESTS: dict[Question, _Kind] = {
     Question.TOKENIZE: inference_pb2.TokenizeRequest,
     Question.DETOKENIZE: inference_pb2.DetokenizeRequest,
     Question.EMBED: inference_pb2.EmbedRequest,
@@ -56,19 +42,14 @@ _REQUESTS: dict[Question, _Relayed] = {
 class GrpcRawStream:
     """Implements ports.RawStream."""
 
-    def __init__(self, call: RawCall) -> None:
+    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
         """Take over `call`."""
         self._call = call
 
     async def read(self) -> bytes | None:
         """Return the next message, None at the end; see the port."""
-        try:
+        with _own_errors():
             message = await self._call.read()
-        except grpc.RpcError as error:
-            raise from_call(error) from error
-        except asyncio.CancelledError:
-            _raise_if_ended_here()
-            raise
         return message if isinstance(message, bytes) else None
 
     def cancel(self) -> None:
@@ -98,11 +79,11 @@ class GrpcLink:
         self._proof = proof
         self._closed = False
         self._channel = channel(address, security)
-        self._generate: Generate = self._channel.unary_stream(
+        self._generate: _Generate = self._channel.unary_stream(
             f"{_PREFIX}Generate", request_serializer=None, response_deserializer=None
         )
         # The answers may be millions of ids, or megabytes of text: nobody here reads them.
-        self._questions: dict[Question, RawMethod] = {
+        self._questions: dict[Question, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {
             question: self._channel.unary_unary(
                 f"{_PREFIX}{question}", request_serializer=None, response_deserializer=None
             )
@@ -111,23 +92,24 @@ class GrpcLink:
         self._status = status_pb2_grpc.StatusServiceStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
-    async def load(self, order: LoadOrder) -> AsyncGenerator[LoadProgress, None]:
+    async def load(
+        self, name: str, path: str, spec: LoadSpec
+    ) -> AsyncGenerator[LoadProgress, None]:
         """Load and yield the progress; see the port."""
         call = self._worker.Load(
             worker_pb2.LoadRequest(
                 worker_incarnation=self._incarnation,
-                path=order.path,
-                name=order.name,
-                digest=order.digest,
-                options=load_to_pb(order.spec),
+                path=path,
+                name=name,
+                digest=self._digest,
+                options=load_to_pb(spec),
             ),
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
         try:
-            async for message in call:
-                yield progress_from_pb(message.progress)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
+            with _own_errors():
+                async for message in call:
+                    yield progress_from_pb(message.progress)
         finally:
             call.cancel()
 
@@ -156,10 +138,9 @@ class GrpcLink:
         request = status_pb2.WatchStatusRequest(interval=duration_to_pb(interval_s))
         call = self._status.WatchStatus(request)
         try:
-            async for message in call:
-                yield process_from_pb(message.status)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
+            with _own_errors():
+                async for message in call:
+                    yield process_from_pb(message.status)
         finally:
             call.cancel()
 
@@ -196,7 +177,7 @@ class GrpcLink:
         self._closed = True
         await asyncio.shield(self._channel.close())
 
-    def _address(self, request: bytes, kind: _Relayed) -> bytes:
+    def _address(self, request: bytes, kind: _Kind) -> bytes:
         """Return `request` as one to this worker: of a field that comes twice the last one counts.
 
         That is a rule of the wire's format, and saves parsing a prompt to set two short fields.
@@ -216,17 +197,20 @@ class GrpcLink:
         timeout_s: float | None,
     ) -> _T:
         self._check_open()
-        try:
+        with _own_errors():
             return await method(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise from_call(error) from error
-        except asyncio.CancelledError:
-            _raise_if_ended_here()
-            raise
 
 
-def _raise_if_ended_here() -> None:
-    """Turn gRPC's CancelledError into an error where a call was cancelled and its task was not."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling() == 0:
-        raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here") from None
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Turn gRPC's errors into ours, also its CancelledError where nobody cancelled the task."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_call(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() == 0:
+            message = "the call was ended here"
+            raise RemoteError(grpc.StatusCode.CANCELLED, message) from None
+        raise

@@ -1,27 +1,30 @@
 """The workers there are and the last ones that failed: processes, links, figures.
 
-Invariants:
-- Each launch has one record, by its serial number; one owner, the runtime.
-- Figures are as old as `figures_s` says: nothing here waits for a worker longer than it was told.
-- At most DEAD_WORKERS_MAX failed workers are remembered, the latest of each model.
+Each launch has one record, by its serial number; one owner, the runtime. At most DEAD_WORKERS_MAX
+failed workers are remembered, the latest of each model.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from mlxd_controller.runtime.learning import figures_of, is_news
 from mlxd_controller.runtime.ports import Clock, WorkerLink
 from mlxd_controller.runtime.worker import Worker
 from mlxd_models.fit.measured import Figures
+from mlxd_shared.config import MIB
+from mlxd_shared.domain.devices import DeviceKind, kind_of
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
 DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
+WEIGHTS_ACCOUNT = "weights"
+NEWS_BYTES = MIB
+"""The scheduler is told of what has grown by so much."""
 _log = get_logger("workers")
 
 
@@ -39,8 +42,12 @@ class Workers:
         """Take in a new launch."""
         self._live[worker.number] = worker
 
+    def __getitem__(self, number: int) -> Worker:
+        """Return a worker that lives, or is being started or stopped; there must be one."""
+        return self._live[number]
+
     def get(self, number: int) -> Worker | None:
-        """Return a worker that lives, or is being started or stopped."""
+        """Return a worker if it lives, or is being started or stopped."""
         return self._live.get(number)
 
     def live(self) -> tuple[Worker, ...]:
@@ -51,17 +58,15 @@ class Workers:
         """Return the last failed worker of each model, oldest first."""
         return tuple(self._dead.values())
 
-    def news(self) -> list[tuple[int, Figures]]:
-        """Return what workers that are ready are newly known to take, each by its number."""
-        news: list[tuple[int, Figures]] = []
+    def news(self) -> Iterator[tuple[int, Figures]]:
+        """Yield what workers that are ready are newly known to take, each by its number."""
         for worker in self._live.values():
             if worker.ready_s is None or worker.figures is None:
                 continue
             figures = figures_of(worker.figures)
             if figures is not None and is_news(worker.last_figures, figures):
                 worker.last_figures = figures
-                news.append((worker.number, figures))
-        return news
+                yield worker.number, figures
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the living that are processes of this machine."""
@@ -134,3 +139,26 @@ class Workers:
             return
         worker.attention.note_answer()
         worker.note_status(status, self._clock.now_s())
+
+
+def figures_of(worker: WorkerFigures) -> Figures | None:
+    """Return what a worker with a model takes; None where it does not say."""
+    memory = worker.memory
+    weights = sum(a.nbytes for a in memory.accounts if a.name == WEIGHTS_ACCOUNT)
+    if not weights:
+        return None
+    # Beside arrays, only where these are part of a process's resident set.
+    on_cpu = kind_of(worker.backend) is DeviceKind.CPU
+    return Figures(
+        weights=weights,
+        peak=memory.mlx_peak_nbytes,
+        process=max(memory.resident_nbytes - memory.mlx_nbytes, 0) if on_cpu else 0,
+    )
+
+
+def is_news(before: Figures | None, now: Figures) -> bool:
+    """Return whether the scheduler should hear of `now`, after it has heard `before`."""
+    if before is None:
+        return True
+    grown = max(now.peak - before.peak, now.process - before.process)
+    return grown >= NEWS_BYTES or now.weights != before.weights

@@ -1,10 +1,8 @@
 """Names to models for the services: what is resident keeps its name whatever happens to its files.
 
-Invariants:
-- A name of a resident model means that model; its files are looked at again once it is unloaded.
-- An absolute path is a folder; everything else is a name, alias or digest.
-- The name of a model that is loaded, pinned or about to be loaded is never forgotten for another,
-  nor is one that a request has been given and still works with.
+A name of a resident model means that model; its files are looked at again once it is unloaded. The
+name of a model that is loaded, pinned or about to be loaded is never forgotten for another, nor is
+one that a request still works with.
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ class Catalog:
         try:
             yield ref
         finally:
-            self._kept[mark] -= 1
-            if not self._kept[mark]:
-                del self._kept[mark]
+            self._kept -= Counter([mark])  # which drops what has come to 0
 
     async def find(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; empty: the only one there is.

@@ -1,10 +1,7 @@
 """grpc.health.v1 of models: `models/<name>` serves while the model is ready.
 
-Invariants:
-- What was decided before the first news is told too: a worker that was adopted is ready by then.
-- News that were lost, because too much happened at once, end nothing: all is told anew.
-- A name that means its model no more (forgotten, or an alias taken away) has no health: a forgotten
-  one from that moment, any other from the next news of its model.
+A name that means its model no more (forgotten, or an alias taken away) has no health: a forgotten
+one from that moment, any other from the next news of its model.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _log = get_logger("health")
 
 async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> None:
     """Keep the models' health up to date, until cancelled; every known name has one."""
-    registry = _Told(health)
+    registry = _Registry(health)
     with catalog.store.telling(registry.forget):
         for ref in await _list_models(catalog):
             if isinstance(ref, BrokenRef):
@@ -35,13 +32,17 @@ async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> N
                 await registry.tell(ref.digest, (ref.name, *ref.aliases), serving=False)
         while True:
             try:
-                await _follow(registry, catalog, runtime)
+                with runtime.changes.subscribe() as news:
+                    for model in runtime.state.models.values():
+                        await _tell(registry, catalog, model)
+                    while True:
+                        await _tell(registry, catalog, await news.next())
             except QueueFull as error:
                 _log.warning("health of models is told anew", reason=error.describe())
                 await asyncio.sleep(error.retry_after_s)
 
 
-class _Told:
+class _Registry:
     """Which names of each model were told, those of the model told longest ago first."""
 
     def __init__(self, health: Health) -> None:
@@ -78,20 +79,7 @@ async def _list_models(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
             await asyncio.sleep(error.retry_after_s)
 
 
-async def _follow(registry: _Told, catalog: Catalog, runtime: Runtime) -> None:
-    """Tell how every model is, and then each change.
-
-    Raises:
-        QueueFull: changes were lost.
-    """
-    with runtime.changes.subscribe() as news:
-        for model in runtime.state.models.values():
-            await _tell(registry, catalog, model)
-        while True:
-            await _tell(registry, catalog, await news.next())
-
-
-async def _tell(registry: _Told, catalog: Catalog, model: Model) -> None:
+async def _tell(registry: _Registry, catalog: Catalog, model: Model) -> None:
     known = catalog.store.find_known(model.digest)
     names = () if known is None else (known.name, *known.aliases)
     await registry.tell(model.digest, names, serving=isinstance(model.phase, Ready))

@@ -1,9 +1,7 @@
 """InferenceService: checks a request, and has its model's workers answer it.
 
-Invariants:
-- A Generate is relayed from worker to worker (`relay`); what needs no worker to the end is asked
-  once more of the next one where the first has gone.
-- Fields that are the controller's to set are refused from its clients.
+A Generate is relayed from worker to worker (`relay`); what needs no worker to the end is asked once
+more of the next one where the first has gone.
 """
 
 # ruff: noqa: N802 - names are gRPC's
@@ -16,6 +14,7 @@ from contextlib import aclosing, contextmanager
 from typing import TypeAlias
 
 import structlog
+from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.runtime.ports import Clock, Question
@@ -35,6 +34,8 @@ from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_PRIVATE = frozenset({"worker_incarnation", "load_duration", "age"})
+"""Fields that are the controller's to set."""
 _Asking: TypeAlias = (
     inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest | inference_pb2.EmbedRequest
 )
@@ -57,8 +58,7 @@ class InferenceService:
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Relay a completion as serialised GenerateResponse messages."""
-        meter = Meter(self._runtime.metrics, self._clock)
-        with meter:
+        with Meter(self._runtime.metrics, self._clock) as meter:
             _refuse_private(request)
             spec = await run_paced(generate_from_pb, request, with_prompt=False)
             _note_time(request)
@@ -78,24 +78,24 @@ class InferenceService:
                 )
                 async with transcript.of(request), aclosing(relay.frames(context)) as frames:
                     async for frame in frames:
-                        transcript.saw_frame(frame)
+                        transcript.note_frame(frame)
                         yield frame
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids, by the model's own tokenizer."""
-        _refuse_incarnation(request.worker_incarnation)
+        _refuse_private(request)
         await run_paced(text_of, request)
         return await self._ask(Question.TOKENIZE, request, context)
 
     async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
-        _refuse_incarnation(request.worker_incarnation)
+        _refuse_private(request)
         check_ids(request)
         return await self._ask(Question.DETOKENIZE, request, context)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
-        _refuse_incarnation(request.worker_incarnation)
+        _refuse_private(request)
         await run_paced(embed_from_pb, request)
         return await self._ask(Question.EMBED, request, context)
 
@@ -125,20 +125,19 @@ class InferenceService:
             while True:
                 wait_s = model_wait_s(context.time_remaining())
                 async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
-                    gone: MlxdError
+                    loss: MlxdError
                     try:
                         return await link_of(lease).ask(
                             question, as_checked(request), timeout_s=context.time_remaining()
                         )
                     except RemoteError as error:
-                        gone = await explain(error, lease, 0)
+                        loss = await explain(error, lease, 0)
                     except GONE as error:
-                        gone = error
-                aborted = lease.aborted is not None
-                if aborted or not again or not isinstance(gone, GONE):
-                    raise gone
+                        loss = error
+                if lease.aborted is not None or not again or not isinstance(loss, GONE):
+                    raise loss
                 if not await lease.worker.wait_ended(wait_s=LEAVING_WAIT_S):
-                    raise gone
+                    raise loss
                 again = False
 
 
@@ -148,13 +147,7 @@ def _note_time(request: inference_pb2.GenerateRequest) -> None:
         request.chat.now.GetCurrentTime()
 
 
-def _refuse_private(request: inference_pb2.GenerateRequest) -> None:
-    _refuse_incarnation(request.worker_incarnation)
-    for name in ("load_duration", "age"):
-        if request.HasField(name):
-            raise InvalidRequest.of(name, "is set by the controller")
-
-
-def _refuse_incarnation(incarnation: str) -> None:
-    if incarnation:
-        raise InvalidRequest.of("worker_incarnation", "is set by the controller")
+def _refuse_private(request: Message) -> None:
+    for field, _ in request.ListFields():
+        if field.name in _PRIVATE:
+            raise InvalidRequest.of(field.name, "is set by the controller")

@@ -1,9 +1,7 @@
 """What a stream has said so far, so that another worker can go on with it.
 
-Invariants:
-- Messages are kept as they came and parsed in bulk: most streams end without a loss.
-- Offsets leave no gap and repeat nothing, whichever worker a message came from. What comes after a
-  message that breaks this is not part of the stream.
+Messages are kept as they came and parsed in bulk: most streams end without a loss. Offsets leave no
+gap and repeat nothing; what comes after a message that breaks this is not part of the stream.
 """
 
 from __future__ import annotations

@@ -6,13 +6,18 @@ from types import TracebackType
 
 import grpc
 
-from mlxd.v1 import inference_pb2, types_pb2
-from mlxd_controller.metrics.counters import NO_FINISH, UNKNOWN_MODEL, Metrics, StreamUsage
+from mlxd.v1 import inference_pb2
+from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
 from mlxd_shared.wire.status import end_code
 
+NO_FINISH = "none"
+UNKNOWN_REASON = "unknown"
+"""The label of what a worker of another version may call a reason."""
+UNKNOWN_MODEL = "unknown"
+"""The label of requests that name no model of ours, so that clients cannot grow the metrics."""
 _log = get_logger("inference")
 
 
@@ -26,29 +31,41 @@ class Meter:
         """How many tokens the client had before."""
         self._metrics = metrics
         self._clock = clock
-        self._begun_s = clock.now_s()
+        self._start_s = clock.now_s()
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
 
     @property
     def age_s(self) -> float:
         """How long ago the request came."""
-        return self._clock.now_s() - self._begun_s
+        return self._clock.now_s() - self._start_s
 
-    def saw_frame(self) -> None:
+    def note_frame(self) -> None:
         """Note a message of the stream."""
         if self._first_s is None:
             self._first_s = self.age_s
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
-    def broke_off(self, tokens: int) -> None:
+    def note_break(self, tokens: int) -> None:
         """Note that the stream has no end, and what it carried up to there."""
         self._metrics.generated_tokens.add(tokens, model=self.model)
 
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
-        self._metrics.count_use(_usage_from_pb(last.usage), model=self.model, resumed=self.resumed)
+        metrics, usage, model = self._metrics, last.usage, self.model
+        metrics.prompt_tokens.add(usage.prompt_tokens, model=model)
+        metrics.cached_tokens.add(usage.cached_tokens, model=model)
+        metrics.generated_tokens.add(usage.completion_tokens - self.resumed, model=model)
+        reason = CACHE_REASON_FROM_PB.get(usage.cache_reason)
+        lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
+        lookups.add(model=model, reason=UNKNOWN_REASON if reason is None else reason.value)
+        metrics.queue.observe(duration_from_pb(usage.queue_duration), model=model)
+        metrics.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
+        gaps = usage.completion_tokens - 1
+        if gaps > 0 and not self.resumed and not usage.migrations:  # else it is the last worker's
+            mean_s = duration_from_pb(usage.completion_duration) / gaps
+            metrics.inter_token.observe(mean_s, times=gaps, model=model)
 
     def __enter__(self) -> Meter:
         return self
@@ -60,10 +77,13 @@ class Meter:
         traceback: TracebackType | None,
     ) -> None:
         seconds = self.age_s
-        finish = NO_FINISH if self._last is None else _finish_label(self._last.finish)
-        code = end_code(error) if self._last is None else grpc.StatusCode.OK
-        self._metrics.count_end(model=self.model, code=code, finish=finish, duration_s=seconds)
-        tokens = 0 if self._last is None else self._last.usage.completion_tokens
+        code, finish, tokens = end_code(error), NO_FINISH, 0
+        if self._last is not None:
+            code, tokens = grpc.StatusCode.OK, self._last.usage.completion_tokens
+            reason = FINISH_FROM_PB.get(self._last.finish.reason)
+            finish = NO_FINISH if reason is None else reason.value
+        self._metrics.requests.add(model=self.model, code=code.name, finish_reason=finish)
+        self._metrics.duration.observe(seconds, model=self.model)
         _log.info(
             "generate ended",
             code=code.name,
@@ -71,21 +91,3 @@ class Meter:
             tokens=tokens,
             seconds=round(seconds, 3),
         )
-
-
-def _usage_from_pb(pb: types_pb2.Usage) -> StreamUsage:
-    return StreamUsage(
-        prompt_tokens=pb.prompt_tokens,
-        cached_tokens=pb.cached_tokens,
-        completion_tokens=pb.completion_tokens,
-        queue_s=duration_from_pb(pb.queue_duration),
-        load_s=duration_from_pb(pb.load_duration),
-        completion_s=duration_from_pb(pb.completion_duration),
-        cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
-        migrations=pb.migrations,
-    )
-
-
-def _finish_label(finish: types_pb2.Finish) -> str:
-    reason = FINISH_FROM_PB.get(finish.reason)
-    return NO_FINISH if reason is None else reason.value

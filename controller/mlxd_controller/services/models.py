@@ -1,8 +1,7 @@
 """ModelService: what models there are; loading, unloading, forgetting and watching them.
 
-Invariants:
-- A load belongs to the scheduler: a client that goes away leaves it running.
-- Pages are cut by name, so that a list that changes meanwhile skips and repeats nothing else.
+A load belongs to the scheduler: a client that goes away leaves it running. Pages are cut by name,
+so that a list that changes meanwhile skips and repeats nothing else.
 """
 # ruff: noqa: ARG002, N802 - names and signatures are gRPC's
 
@@ -80,11 +79,12 @@ class ModelService:
         )
         _check_facts(ref, spec)
         if request.validate_only:
-            self._check_options(ref, spec)
-        fit: types_pb2.FitReport | None = self._fit(ref, spec)
-        if request.validate_only:
-            yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
+            loaded = self._runtime.state.models.get(ref.digest)
+            if loaded is not None and (problem := conflict(loaded, spec)) is not None:
+                raise problem
+            yield model_pb2.LoadModelResponse(fit=self._fit(ref, spec), model=self._view(ref))
             return
+        fit: types_pb2.FitReport | None = self._fit(ref, spec)
         with self._catalog.keeping(ref), self._runtime.changes.subscribe(ref.digest) as news:
             async with self._runtime.loading(ref, spec) as answer:
                 async for model in _until_ready(news, answer):
@@ -144,13 +144,6 @@ class ModelService:
         worker = None if number is None else self._runtime.workers.get(number)
         return model_to_pb(ref, model, worker, self._clock)
 
-    def _check_options(self, ref: ModelRef, spec: LoadSpec) -> None:
-        """Refuse what a load of a model that is loaded already would be refused for."""
-        model = self._runtime.state.models.get(ref.digest)
-        problem = None if model is None else conflict(model, spec)
-        if problem is not None:
-            raise problem
-
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
@@ -181,11 +174,13 @@ async def _until_ready(
     last: Model | None = None
     while not answer.done():
         step = asyncio.ensure_future(news.next())
+        waiting: set[asyncio.Future[Any]] = {step, answer}
         try:
-            await _first_of(step, answer)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             step.cancel()
-        if step.done() and not step.cancelled() and not _has_failed(answer):
+        has_failed = answer.done() and answer.exception() is not None
+        if step.done() and not step.cancelled() and not has_failed:
             last = step.result()
             yield last
     answer.result()
@@ -195,12 +190,3 @@ async def _until_ready(
         yield model
         if isinstance(model.phase, Ready):
             return
-
-
-async def _first_of(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> None:
-    """Wait until one of the two is done."""
-    await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _has_failed(answer: asyncio.Future[Lease | actions.Done]) -> bool:
-    return answer.done() and answer.exception() is not None

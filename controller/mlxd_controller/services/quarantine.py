@@ -1,12 +1,12 @@
 """Prompts that workers died of, so that one of them does not end worker after worker.
 
 Invariants:
-- A death is held against the prompts that had not brought a token forth on the worker that died,
-  once, however many requests had that prompt; a prompt that brings one forth is cleared. So who is
-  merely beside the culprit, and gets on, is not suspected; nor is who waited behind all rows.
+- A death is held, once, against each prompt that had not produced a token on the worker that died;
+  a prompt that produces one is cleared. So neither what runs beside the culprit is suspected, nor
+  what waited behind all rows.
 - Suspects of one model go one at a time, each until its first token: of two that a worker died of,
   the second death tells which it was, and the innocent lose their place in the queue, no more.
-- Bounded: the prompts of longest ago are forgotten first, and every one after `FORGET_S`.
+- The prompts of longest ago are forgotten first, and every one after `FORGET_S`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,6 @@ class Quarantine:
         self._deaths: OrderedDict[bytes, _Deaths] = OrderedDict()
         self._trials: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def __len__(self) -> int:
-        return len(self._deaths)
-
     def check(self, key: bytes, model: str) -> None:
         """Let a prompt pass.
 
@@ -69,18 +66,16 @@ class Quarantine:
 
     def note_death(self, key: bytes, incarnation: str) -> None:
         """Note that a worker died before this prompt had brought anything forth on it."""
-        deaths = self._deaths.pop(key, None)
-        before, cleared = (
-            ((), asyncio.Event()) if deaths is None else (deaths.incarnations, deaths.cleared)
-        )
+        deaths = self._deaths.pop(key, None) or _Deaths((), 0.0, asyncio.Event())
+        before = deaths.incarnations
         if incarnation not in before:
             before = (*before, incarnation)[-DEATHS_MAX:]
-        self._deaths[key] = _Deaths(before, self._clock.now_s(), cleared)
+        self._deaths[key] = _Deaths(before, self._clock.now_s(), deaths.cleared)
         while len(self._deaths) > PROMPTS_MAX:
             self._deaths.popitem(last=False)
 
-    def got_on(self, key: bytes) -> None:
-        """Clear a prompt: a worker has gone on from it."""
+    def clear(self, key: bytes) -> None:
+        """Suspect a prompt no more: a worker has gone on from it."""
         deaths = self._deaths.pop(key, None)
         if deaths is not None:
             deaths.cleared.set()
@@ -97,12 +92,12 @@ class Quarantine:
             yield
             return
         place = self._trials.setdefault(digest, asyncio.Lock())
-        held = await _acquire_unless(place, unless=deaths.cleared, wait_s=TRIAL_WAIT_MAX_S)
+        has_place = await _acquire_unless(place, unless=deaths.cleared, wait_s=TRIAL_WAIT_MAX_S)
         try:
             self.check(key, model)
             yield
         finally:
-            if held:
+            if has_place:
                 place.release()
 
     def _forget(self) -> None:

@@ -2,10 +2,9 @@
 
 Invariants:
 - A lease is held from before the first byte to after the last, and released however the call ends.
-- Messages are relayed unparsed while the stream has one worker, and kept as bytes.
-- After a loss the next worker is given the prompt, the tokens so far and the stream's seed, and
-  goes on: no gap, no repeat, no second beginning; each of its messages is checked (DESIGN 6).
-- What an operator or a shutdown ends is not carried on, nor is a stream whose request says so.
+- Messages are relayed unparsed, and kept as bytes, while the stream has one worker. After a loss
+  the next one is given the prompt, the tokens so far and the seed, and its messages are checked.
+- Streams that an operator, a shutdown or their own request ends at a loss are not continued.
 - Every wait and count is bounded; a prompt that workers die of is refused (`quarantine`).
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.runtime.ports import ModelRef, RawStream
@@ -78,8 +77,7 @@ class Relay:
         self._journal = Journal(spec.resumed)
         self._moves = self._migrations = self._starts = 0
         self._waited_s = self._queued_s = 0.0
-        self._came = False
-        self._number = 0
+        self._has_frame = False
 
     async def frames(self, context: Context) -> AsyncGenerator[bytes, None]:
         """Yield the stream's messages, serialised.
@@ -89,14 +87,17 @@ class Relay:
             WorkerLost: the worker died, and the stream cannot or may not go on.
             MlxdError: what the scheduler or the worker has against it.
         """
+        ref = self._ref
         try:
             while True:
-                self._quarantine.check(self._key, self._ref.name)
+                self._quarantine.check(self._key, ref.name)
                 async with AsyncExitStack() as trial:
-                    async with AsyncExitStack() as held:
-                        lease = await self._acquire_lease(held, context)
-                        await trial.enter_async_context(self._trial())
-                        gone: MlxdError
+                    async with AsyncExitStack() as leases:
+                        lease = await self._acquire_lease(leases, context)
+                        await trial.enter_async_context(
+                            self._quarantine.trial(self._key, digest=ref.digest, model=ref.name)
+                        )
+                        loss: MlxdError
                         try:
                             async with aclosing(self._relay(lease, trial, context)) as frames:
                                 async for frame in frames:
@@ -104,24 +105,24 @@ class Relay:
                         except GONE as error:
                             if lease.aborted is not None:
                                 raise
-                            gone = error
+                            loss = error
                         except QueueFull as error:
                             if not self._journal.messages:
                                 raise
-                            gone = error
+                            loss = error
                         except _BadWorker as error:
                             raise self._lost_error(str(error)) from error
                         else:
                             return
-                    await self._move(gone, lease, context)
+                    await self._move(loss, lease, context)
         except BaseException:
-            self._meter.broke_off(self._journal.offset - len(self._spec.resumed))
+            self._meter.note_break(self._journal.offset - len(self._spec.resumed))
             raise
 
-    async def _acquire_lease(self, held: AsyncExitStack, context: Context) -> Lease:
-        """Return a lease that `held` holds; one whose load a signal has ended is asked for again.
+    async def _acquire_lease(self, leases: AsyncExitStack, context: Context) -> Lease:
+        """Return a lease that `leases` holds; one whose load a signal has ended is asked for again.
 
-        A stream that has begun is told of a refusal as of the loss it is.
+        To a stream that has begun a refusal is a loss.
         """
         while True:
             lease_context = self._runtime.lease(
@@ -130,7 +131,7 @@ class Relay:
                 timeout_s=model_wait_s(context.time_remaining()),
             )
             try:
-                lease = await held.enter_async_context(lease_context)
+                lease = await leases.enter_async_context(lease_context)
             except (ModelUnloaded, ShuttingDown):
                 raise
             except MlxdError as error:
@@ -144,52 +145,45 @@ class Relay:
             self._waited_s += lease.waited_s
             return lease
 
-    def _trial(self) -> AbstractAsyncContextManager[None]:
-        """Hold a suspect's place: to its first token, or until it is known what it died of."""
-        return self._quarantine.trial(self._key, digest=self._ref.digest, model=self._ref.name)
-
     async def _relay(
         self, lease: Lease, trial: AsyncExitStack, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
         self._prepare()
-        self._came, self._number = False, 0
-        last = b""
-        async with aclosing(self._hear(lease, context)) as frames:
-            async for frame in frames:
-                if not self._came:
-                    self._came = True
-                    self._quarantine.got_on(self._key)
-                    await trial.aclose()
-                self._journal.add(frame)
-                last = frame
-                yield frame
-        message = inference_pb2.GenerateResponse.FromString(last)
-        if not message.HasField("finish"):
-            raise _BadWorker("the stream ended without a finish")
-        self._meter.complete(message)
-
-    async def _hear(self, lease: Lease, context: Context) -> AsyncGenerator[bytes, None]:
-        """Yield a worker's messages as those of this stream; its worker knows of it meanwhile."""
+        self._has_frame = False
         if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
             raise self._lost_error(lease.worker.describe_end(code))
-        stream = await self._begin(lease, context)
+        try:
+            stream = link_of(lease).generate(
+                as_checked(self._request, ids=self._journal.offset),
+                timeout_s=context.time_remaining(),
+            )
+        except RemoteError as error:
+            raise await explain(error, lease, self._journal.offset) from error
         lease.stream = stream
-        self._number = lease.worker.streams.begin()
-        lost = False
+        lease.worker.streams[stream] = None
+        last, lost = b"", False
         try:
             while (frame := await self._read(stream, lease)) is not None:
-                if self._migrations:
-                    frame = self._adapt(frame, begins=not self._came)
-                self._meter.saw_frame()
-                yield frame
+                last = self._adapt(frame) if self._migrations else frame
+                self._meter.note_frame()
+                if not self._has_frame:
+                    self._has_frame = True
+                    self._quarantine.clear(self._key)
+                    await trial.aclose()
+                self._journal.add(last)
+                yield last
         except WorkerLost:
             lost = True
             raise
         finally:
             stream.cancel()
             if not lost:
-                lease.worker.streams.end(self._number)
+                del lease.worker.streams[stream]
+        message = inference_pb2.GenerateResponse.FromString(last)
+        if not message.HasField("finish"):
+            raise _BadWorker("the stream ended without a finish")
+        self._meter.complete(message)
 
     def _prepare(self) -> None:
         """Have the request say where the stream stands."""
@@ -204,27 +198,18 @@ class Relay:
         if journal.seed is not None:
             request.sampling.seed = journal.seed
 
-    def _adapt(self, frame: bytes, *, begins: bool) -> bytes:
+    def _adapt(self, frame: bytes) -> bytes:
         """Return a later worker's message as one of the stream, which has begun long ago."""
         message = inference_pb2.GenerateResponse.FromString(frame)
         problem = self._journal.check(message)
         if problem:
             raise _BadWorker(problem)
-        if begins:
+        if not self._has_frame:
             for field in ("request_id", "model_digest", "seed"):
                 message.ClearField(field)
         if message.HasField("finish"):
             message.usage.migrations = self._migrations
         return message.SerializeToString()
-
-    async def _begin(self, lease: Lease, context: Context) -> RawStream:
-        try:
-            return link_of(lease).generate(
-                as_checked(self._request, ids=self._journal.offset),
-                timeout_s=context.time_remaining(),
-            )
-        except RemoteError as error:
-            raise await explain(error, lease, self._journal.offset) from error
 
     async def _read(self, stream: RawStream, lease: Lease) -> bytes | None:
         """Return the next message; raise what ended the stream, an abort of ours first of all."""
@@ -238,34 +223,34 @@ class Relay:
             raise lease.aborted
         return frame
 
-    async def _move(self, gone: MlxdError, lease: Lease, context: Context) -> None:
+    async def _move(self, loss: MlxdError, lease: Lease, context: Context) -> None:
         """Return once the stream may be sent to a worker again: the next one, if it was lost.
 
         Raises:
-            MlxdError: `gone`, where it may not; PoisonPrompt.
+            MlxdError: `loss`, where it may not; PoisonPrompt.
         """
-        if isinstance(gone, QueueFull):
-            await self._queue_again(gone, context)
+        if isinstance(loss, QueueFull):
+            await self._queue_again(loss, context)
             return
         begun = self._journal.messages > 0
-        lost = isinstance(gone, WorkerLost)
+        lost = isinstance(loss, WorkerLost)
         if begun and not lost:
-            gone = self._lost_error(gone.describe())
-        stays = isinstance(gone, WorkerLost) and not self._spec.migrate
+            loss = self._lost_error(loss.describe())
+        stays = isinstance(loss, WorkerLost) and not self._spec.migrate
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
-        silent = ended and lost and not self._came
-        if silent and self._runtime.may_have_died_of(lease.worker, self._number):
+        silent = ended and lost and not self._has_frame
+        if silent and self._runtime.may_have_died_of(lease):
             self._quarantine.note_death(self._key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
-            raise gone
+            raise loss
         if self._journal.problem:
             raise self._lost_error(self._journal.problem)
         self._quarantine.check(self._key, self._ref.name)
         self._migrations += begun
         kind = "ongoing_request" if begun else "new_request"
         self._runtime.metrics.migrations.add(model=self._ref.name, type=kind)
-        _log.warning("sent to another worker", reason=gone.describe(), offset=self._journal.offset)
+        _log.warning("sent to another worker", reason=loss.describe(), offset=self._journal.offset)
 
     async def _queue_again(self, full: QueueFull, context: Context) -> None:
         """Wait, within bounds, for a place with a worker that is to go on with the stream.

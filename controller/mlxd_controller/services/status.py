@@ -1,6 +1,6 @@
 """StatusService: the controller's view of itself, its workers and its memory.
 
-Invariant: never waits for a worker longer than STATUS_WAIT_S, and asks none that said it less than
+It never waits for a worker longer than STATUS_WAIT_S, and asks none that said it less than
 STATUS_RECENT_S ago, however many want to know; figures that came earlier say so.
 """
 # ruff: noqa: ARG002, N802 - names and signatures are gRPC's
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from importlib.metadata import version
 
 import psutil
@@ -20,10 +19,9 @@ from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
 from mlxd_controller.runtime.ports import Clock
 from mlxd_controller.runtime.runtime import Runtime
-from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.gauges import families_to_pb, gauges
-from mlxd_controller.services.worker_view import worker_to_pb
+from mlxd_controller.services.views import worker_to_pb
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
@@ -63,18 +61,13 @@ class StatusService:
             limit = f"at least {config.WATCH_INTERVAL_MIN_S} s"
             raise InvalidRequest.of("interval", limit)
         digest = await self._digest(request.model)
-        with self._watching():
-            while True:
-                yield status_pb2.WatchStatusResponse(status=await self.read(digest))
-                await asyncio.sleep(interval_s)
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
         if self._watchers >= config.STATUS_WATCHERS_MAX:
             raise QueueFull("status watchers", config.STATUS_WATCHERS_MAX)
         self._watchers += 1
         try:
-            yield
+            while True:
+                yield status_pb2.WatchStatusResponse(status=await self.read(digest))
+                await asyncio.sleep(interval_s)
         finally:
             self._watchers -= 1
 
@@ -92,27 +85,24 @@ class StatusService:
             worker for worker in (*workers.live(), *workers.dead()) if digest in ("", worker.digest)
         ]
         state = self._runtime.state
+        memory = psutil.virtual_memory()
         return status_pb2.Status(
             role=status_pb2.PROCESS_ROLE_CONTROLLER,
             version=self._version,
             pid=os.getpid(),
             start_time=timestamp_to_pb(self._started_unix_s),
             now=timestamp_to_pb(self._clock.unix_s()),
-            host_memory=self._host_memory(),
+            host_memory=status_pb2.HostMemory(
+                total_bytes=memory.total,
+                available_bytes=memory.available,
+                resident_bytes=resident_bytes((os.getpid(), *workers.pids())),
+            ),
             devices=[_device_to_pb(device, state) for device in self._runtime.measure_devices()],
-            workers=[self._worker(worker, state) for worker in shown],
+            workers=[
+                worker_to_pb(worker, state.by_worker(worker.number), self._clock)
+                for worker in shown
+            ],
             metrics=[*families_to_pb(self._runtime.metrics), *gauges(state, workers.live())],
-        )
-
-    def _worker(self, worker: Worker, state: State) -> status_pb2.WorkerStatus:
-        return worker_to_pb(worker, state.by_worker(worker.number), self._clock)
-
-    def _host_memory(self) -> status_pb2.HostMemory:
-        memory = psutil.virtual_memory()
-        return status_pb2.HostMemory(
-            total_bytes=memory.total,
-            available_bytes=memory.available,
-            resident_bytes=resident_bytes((os.getpid(), *self._runtime.workers.pids())),
         )
 
 

@@ -6,9 +6,8 @@ is read and written for that: a large conversation is not rendered to be cut, no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
@@ -24,14 +23,6 @@ _ITEM_CHARS = 2
 _log = get_logger("content")
 
 
-class _Items(Protocol):
-    """A message's list, of texts or of messages."""
-
-    def append(self, text: str, /) -> None: ...
-
-    def add(self) -> Message: ...
-
-
 class Transcript:
     """What was asked and answered in one Generate."""
 
@@ -41,7 +32,7 @@ class Transcript:
         self._parts: list[str] = []
         self._room_chars = config.LOGGED_CHARS_MAX
 
-    def saw_frame(self, frame: bytes) -> None:
+    def note_frame(self, frame: bytes) -> None:
         """Note a message of the stream."""
         if self._wanted and self._room_chars > 0:
             text = _text_of_message(inference_pb2.GenerateResponse.FromString(frame))[
@@ -82,27 +73,22 @@ def _copy(source: Message, target: Message, room: int) -> int:
         if room <= 0:
             break
         if field.is_repeated:
-            room = _copy_items(value, getattr(target, field.name), room)
+            items = getattr(target, field.name)
+            for item in value:
+                if room <= 0:
+                    break
+                if isinstance(item, str):
+                    items.append(item[:room])
+                    room -= len(item)
+                else:
+                    room = _copy(item, items.add(), room)
+                room -= _ITEM_CHARS
         elif field.message_type is not None:
             getattr(target, field.name).CopyFrom(value)
         else:
             kept = value[:room] if isinstance(value, str) else value
             setattr(target, field.name, kept)
             room -= len(kept) if isinstance(kept, str) else 1
-    return room
-
-
-def _copy_items(source: Iterable[Message | str], target: _Items, room: int) -> int:
-    for item in source:
-        if room <= 0:
-            break
-        if isinstance(item, str):
-            kept = item[:room]
-            target.append(kept)
-            room -= len(kept)
-        else:
-            room = _copy(item, target.add(), room)
-        room -= _ITEM_CHARS
     return room
 
 

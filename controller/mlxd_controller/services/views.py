@@ -1,42 +1,26 @@
-"""The scheduler's models and reports as messages of the wire. Reads, never changes."""
+"""Models, workers and reports as messages of the wire. Reads, never changes."""
 
 from __future__ import annotations
 
 import math
-from typing import assert_never
+from dataclasses import replace
 
-from mlxd.v1 import types_pb2
+from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.core import phases
 from mlxd_controller.core.report import Report
 from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
-from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
+from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
+from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Weights, merge
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb
 from mlxd_shared.wire.convert_bounds import timestamp_to_pb
-from mlxd_shared.wire.convert_status import progress_to_pb
+from mlxd_shared.wire.convert_status import figures_to_pb, progress_to_pb
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
-    """Return the name of a phase."""
-    match phase:
-        case phases.Unloaded():
-            name = types_pb2.MODEL_STATE_UNLOADED
-        case phases.Queued():
-            name = types_pb2.MODEL_STATE_QUEUED
-        case phases.Loading():
-            name = types_pb2.MODEL_STATE_LOADING
-        case phases.Ready():
-            name = types_pb2.MODEL_STATE_READY
-        case phases.Draining():
-            name = types_pb2.MODEL_STATE_DRAINING
-        case phases.Unloading():
-            name = types_pb2.MODEL_STATE_UNLOADING
-        case phases.Failed():
-            name = types_pb2.MODEL_STATE_FAILED
-        case _ as never:
-            assert_never(never)
-    return name
+    """Return the wire's name of a phase, which is that of its class."""
+    return types_pb2.ModelState.Value(f"MODEL_STATE_{type(phase).__name__.upper()}")
 
 
 def broken_to_pb(ref: BrokenRef) -> types_pb2.Model:
@@ -141,4 +125,61 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         suggestions=report.suggestions,
         kv_format=KV_FORMAT_TO_PB[plan.kv_format],
         prefix_cache_bytes=plan.prefix_bytes,
+    )
+
+
+def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:
+    """Return a worker's status; `model` is None where the scheduler has no use for it any more."""
+    figures = _figures(worker, clock)
+    if worker.exit_code is not None:
+        figures = _without_holdings(replace(figures, exit_code=worker.exit_code))
+    pb = figures_to_pb(figures)
+    pb.state = types_pb2.MODEL_STATE_UNLOADING if model is None else phase_to_pb(model.phase)
+    if worker.error is not None:
+        pb.state = types_pb2.MODEL_STATE_FAILED
+        pb.last_error = worker.error.describe()
+        pb.last_lines[:] = worker.last_lines()
+    if model is not None and isinstance(model.phase, phases.Loading):
+        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+    return pb
+
+
+def _figures(worker: Worker, clock: Clock) -> WorkerFigures:
+    """Return what the worker has said, and its plan where it has said nothing yet."""
+    own, plan, process = worker.figures or WorkerFigures(), worker.plan, worker.process
+    age_s, memory = own.age_s, own.memory
+    if process is not None and worker.resident_nbytes is not None:
+        memory = replace(memory, resident_nbytes=worker.resident_nbytes)
+    if worker.figures is not None:
+        # A worker that is busy tells figures of some age itself; since then they have aged here.
+        age_s = (own.age_s or 0.0) + max(0.0, clock.now_s() - worker.figures_s)
+    return replace(
+        own,
+        incarnation=worker.incarnation,
+        started_unix_s=worker.started_unix_s,
+        model_name=worker.name,
+        model_path=worker.path,
+        model_digest=worker.digest,
+        context_length=own.context_length or plan.context_length,
+        rows_max=own.rows_max or plan.rows_max,
+        weights=plan.weights if own.weights is Weights.AUTO else own.weights,
+        kv_format=own.kv_format or plan.kv_format,
+        prefix_cache_nbytes=own.prefix_cache_nbytes if own.kv_format else plan.prefix_bytes,
+        age_s=age_s,
+        cpu_s=worker.cpu_s,
+        memory=memory,
+        pid=own.pid if process is None else process.pid,
+        address=own.address if process is None else process.address,
+    )
+
+
+def _without_holdings(figures: WorkerFigures) -> WorkerFigures:
+    """Drop what a process holds only while it lives; the most that MLX ever held stays."""
+    return replace(
+        figures,
+        memory=MemoryFigures(mlx_peak_nbytes=figures.memory.mlx_peak_nbytes),
+        streams_running=0,
+        streams_waiting=0,
+        oldest_wait_s=None,
+        kv_tokens_used=0,
     )

@@ -3,10 +3,12 @@
     {"version": 1, "aliases": {"small": "org/name", "work": "org/name@v2"}}
 
 Invariants:
-- It is read whole or refused whole: no alias of a damaged file counts.
-- It is replaced at once (a new file, renamed over it), one writer at a time: no reader and no crash
-  meets half of it, and no two writers undo each other.
+- It is read whole or refused whole, and replaced at once, by one writer at a time.
 - An alias means a model, never another alias.
+- A file that is damaged, or on a disk that fails, hides no model of another place: it is listed
+  under its own name with its error, and a request for a name that is found nowhere else, and so may
+  be an alias, fails with it. Until it can be read no name is forgotten, for it may be a target.
+- What the whole machine lacks, such as open files, is raised: no other place can be read then.
 """
 
 from __future__ import annotations
@@ -17,17 +19,27 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from mlxd_controller.store.shelf import check_name, is_name
+from mlxd_controller.runtime.ports import StoreKind
+from mlxd_controller.store.shelf import OF_THE_DISK, Place, check_name, is_name
 from mlxd_models.files.model_files import file_error, parse_json_object, read_file
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound, QueueFull
+from mlxd_shared.domain.errors import (
+    InvalidModel,
+    InvalidRequest,
+    MachineShort,
+    MlxdError,
+    ModelNotFound,
+    QueueFull,
+)
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
 _VERSION = 1
 _MODE = 0o644
+Unreadable = InvalidModel | MachineShort
 
 
 def read_aliases(folder: Path) -> Mapping[str, str]:
@@ -39,10 +51,10 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     raw = read_file(folder / ALIASES_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
     if raw is None:
         return {}
-    stated = parse_json_object(raw, file=ALIASES_FILE)
-    if stated.get("version") != _VERSION or stated.keys() - {"version", "aliases"}:
+    content = parse_json_object(raw, file=ALIASES_FILE)
+    if content.get("version") != _VERSION or content.keys() - {"version", "aliases"}:
         raise InvalidModel(f"not version {_VERSION}, with aliases and nothing else", ALIASES_FILE)
-    aliases = stated.get("aliases")
+    aliases = content.get("aliases")
     if not isinstance(aliases, dict) or len(aliases) > ALIASES_MAX:
         raise InvalidModel(f"not at most {ALIASES_MAX} names", ALIASES_FILE, "aliases")
     for alias, target in aliases.items():
@@ -114,15 +126,89 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _replace(folder: Path, aliases: Mapping[str, str]) -> None:
-    stated = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
+    content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{ALIASES_FILE}.")
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(stated, indent=2) + "\n")
+            stream.write(json.dumps(content, indent=2) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         path.chmod(_MODE)
         path.replace(folder / ALIASES_FILE)
     finally:
         path.unlink(missing_ok=True)
+
+
+class AliasPlaces:
+    """The aliases in a directory, as they are whenever somebody asks. Blocks on the disk."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Take the directory; None: there are no aliases."""
+        self._folder = folder
+
+    def places(
+        self, lead: Callable[[str], Place | None], wanted: str | None = None
+    ) -> dict[str, Place]:
+        """Return what aliases lead to, all or the one that is wanted.
+
+        lead: returns what is under a name that is no alias.
+
+        Raises:
+            MachineShort: the machine lacks what it takes to look anywhere.
+        """
+        if self._folder is None:
+            return {}
+        aliases = self._read()
+        if not isinstance(aliases, Mapping):
+            return {ALIASES_FILE: self._broken_place(ALIASES_FILE, aliases)}
+        places: dict[str, Place] = {}
+        for alias, target in aliases.items():
+            if wanted in (None, alias):
+                dangling = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
+                places[alias] = lead(target) or self._broken_place(alias, dangling)
+        return places
+
+    def check_is_none(self, name: str) -> None:
+        """Raise why it is not known whether a name is an alias, if it is not.
+
+        Raises:
+            InvalidModel, MachineShort: the aliases cannot be read; names their file.
+        """
+        aliases = self._read()
+        if not isinstance(aliases, Mapping):
+            raise _extend_error(aliases, f"{name!r} may be an alias there")
+
+    def targets(self) -> frozenset[str] | Unreadable:
+        """Return what aliases mean, or why that is not known: any name may be one of them."""
+        try:
+            aliases = self._read()
+        except MachineShort as short:
+            aliases = short
+        if isinstance(aliases, Mapping):
+            return frozenset(aliases.values())
+        return _extend_error(aliases, "until it can be read, no name is forgotten for another")
+
+    def _read(self) -> Mapping[str, str] | Unreadable:
+        if self._folder is None:
+            return {}
+        try:
+            return read_aliases(self._folder)
+        except InvalidModel as error:
+            return replace(error)  # without what led to it, which holds the file
+        except MachineShort as short:
+            cause = short.__cause__
+            if isinstance(cause, OSError) and cause.errno in OF_THE_DISK:
+                return replace(short)
+            raise
+
+    def _broken_place(self, name: str, error: MlxdError) -> Place:
+        assert self._folder is not None
+        return Place(name, self._folder / ALIASES_FILE, StoreKind.MODELS, error)
+
+
+def _extend_error(error: Unreadable, words: str) -> Unreadable:
+    """Return an error that says more."""
+    if isinstance(error, InvalidModel):
+        return replace(error, problem=f"{error.problem}; {words}")
+    return replace(error, doing=f"{error.doing}; {words}")

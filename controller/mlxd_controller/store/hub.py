@@ -5,10 +5,8 @@
 
 A model is ORG/NAME, which is its revision `main`, or ORG/NAME@REVISION: a branch, tag or commit.
 
-Invariants:
-- No part of a name becomes a part of a path that could lead out: `..`, separators and links that
-  leave the repository's folder are refused.
-- The cache is never written.
+The cache is never written. No part of a name becomes a part of a path that could lead out: `..`,
+separators and links that leave the repository's folder are refused.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxd_controller.runtime.ports import StoreKind
-from mlxd_controller.store.listing import entries, is_file, is_folder
-from mlxd_controller.store.shelf import Place, is_name
+from mlxd_controller.store.shelf import Place, entries, is_file, is_folder, is_name
 from mlxd_models.files.model_config import CONFIG_FILE
 from mlxd_models.files.model_files import read_file
 from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX, HUB_SNAPSHOTS, check_inside

@@ -1,15 +1,13 @@
 """Names that loads gave to folders: how many there may be, and which is forgotten for a new one.
 
-Invariants:
-- Pure bookkeeping: no file is touched, nothing waits.
-- A folder has at most FOLDER_NAMES_MAX of them, all folders together LOADED_NAMES_MAX. Where the
-  latter is reached, the name that was used longest ago and that nobody needs makes room.
-- A name means one folder until it is forgotten.
+A folder has at most FOLDER_NAMES_MAX of them, all folders together LOADED_NAMES_MAX. Where the
+latter is reached, the name that was used longest ago and that nobody needs makes room. A name means
+one folder until it is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mlxd_shared import config
@@ -19,32 +17,17 @@ Needed = Callable[[str, Path], bool]
 """Whether a name of a folder must stay."""
 
 
-class LoadedNames(Mapping[str, Path]):
-    """Folders by name, the name that was used longest ago first."""
-
-    def __init__(self) -> None:
-        self._paths: dict[str, Path] = {}
-
-    def __getitem__(self, name: str) -> Path:
-        """Return a name's folder."""
-        return self._paths[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        """Return how many names there are."""
-        return len(self._paths)
+class LoadedNames(dict[str, Path]):
+    """Folders by name, the name that was used longest ago first. Names are added by `give`."""
 
     def of(self, path: Path) -> tuple[str, ...]:
         """Return the names of a folder, in alphabetical order."""
-        return tuple(sorted(name for name, other in self._paths.items() if other == path))
+        return tuple(sorted(name for name, other in self.items() if other == path))
 
     def use(self, name: str) -> None:
         """Note that somebody asked for this name now; others' names are no matter of this."""
-        if name in self._paths:
-            self._paths[name] = self._paths.pop(name)
+        if name in self:
+            self[name] = self.pop(name)
 
     def give(self, name: str, path: Path, *, needed: Needed) -> str | None:
         """Have a name mean a folder, and return the name that was forgotten for it.
@@ -53,9 +36,9 @@ class LoadedNames(Mapping[str, Path]):
             InvalidRequest: the name is another folder's, or the folder has as many as may be.
             QueueFull: there are as many as may be, and all are needed.
         """
-        if self._paths.get(name, path) != path:
+        if self.get(name, path) != path:
             raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
-        if name in self._paths:
+        if name in self:
             self.use(name)
             return None
         others = self.of(path)
@@ -66,15 +49,11 @@ class LoadedNames(Mapping[str, Path]):
             )
             raise InvalidRequest.of("name", problem)
         former = None
-        if len(self._paths) >= config.LOADED_NAMES_MAX:
-            spare = (known for known, place in self._paths.items() if not needed(known, place))
+        if len(self) >= config.LOADED_NAMES_MAX:
+            spare = (known for known, place in self.items() if not needed(known, place))
             former = next(spare, None)
             if former is None:
                 raise QueueFull("names given by loads", config.LOADED_NAMES_MAX)
-            del self._paths[former]
-        self._paths[name] = path
+            del self[former]
+        self[name] = path
         return former
-
-    def forget(self, name: str) -> None:
-        """Have a name mean nothing; it must be there."""
-        del self._paths[name]

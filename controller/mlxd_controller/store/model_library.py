@@ -6,11 +6,8 @@ Invariants:
   listed so where another has its name.
 - Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
 - One broken model hides no other: it is listed with its error, and refused when asked for.
-- What was named when the server began stays; a name that a load gave is forgotten when a client
-  says so, or to make room for another, if nobody needs it: no model in use, and no alias.
-- What is forgotten while its files are read is not found. A model in use whose last name goes is
-  known by its digest.
-- Shelves are looked at anew whenever somebody asks; what has not changed is not read again.
+- A name that a load gave is forgotten when a client says so, or to make room for another, if no
+  model in use and no alias needs it. What is forgotten while its files are read is not found.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
-from mlxd_controller.store.alias_places import AliasPlaces, Unreadable
-from mlxd_controller.store.folder import Folder
+from mlxd_controller.store.aliases import AliasPlaces, Unreadable
+from mlxd_controller.store.folder import Entry, Folder, Readings
 from mlxd_controller.store.loaded_names import LoadedNames
-from mlxd_controller.store.readings import Entry, Readings
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
@@ -81,15 +77,16 @@ class Library:
             if len(self._configured) >= config.MODELS_MAX:
                 raise QueueFull("models", config.MODELS_MAX)
             self._configured[name] = _resolve(path)
-            self._seen[name] = _folder(name, self._configured[name])
+            self._seen[name] = Place(name, self._configured[name])
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
         self.use(name)
-        place = await asyncio.to_thread(self._find, name, dict(self._named))
+        place = await asyncio.to_thread(self._find, name, self._named)
         if place is not None:
             return await self._ref(place)
-        for place in self._places_of(name):
+        places = {place.path: place for place in self._seen.values() if self._is(place, name)}
+        for _, place in sorted(places.items()):
             if (await self._readings.read(place.path)).digest == name:  # still: files change
                 return await self._ref(place)
         await asyncio.to_thread(self._aliases.check_is_none, name)
@@ -118,7 +115,7 @@ class Library:
         name = name or path.name
         if name not in self._configured:
             self._give(name, path, await asyncio.to_thread(self._aliases.targets), in_use())
-        return await self._ref(_folder(name, path))
+        return await self._ref(Place(name, path))
 
     def use(self, name: str) -> None:
         """Note that somebody asked for this name; see the port."""
@@ -129,7 +126,7 @@ class Library:
     ) -> tuple[str, ...]:
         """Forget a name that a load gave; see the port."""
         if name not in self._loaded:
-            origin = await asyncio.to_thread(self._origin, name, dict(self._named))
+            origin = await asyncio.to_thread(self._origin, name, self._named)
             if not origin:
                 await asyncio.to_thread(self._aliases.check_is_none, name)
                 raise ModelNotFound(name, "no load has given this name")
@@ -141,7 +138,7 @@ class Library:
         if not left and self._is_in_use(path, needed):
             problem = f"{name!r} is the only name of a model in use: unload it first"
             raise InvalidRequest.of("name", problem)
-        self._loaded.forget(name)
+        del self._loaded[name]
         _log.info("name forgotten", model=name, path=str(path))
         self._unsee(name, needed)
         return tuple(left)
@@ -157,9 +154,9 @@ class Library:
 
     async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
-        places = await asyncio.to_thread(self._look, dict(self._named))
+        places = await asyncio.to_thread(self._look, self._named)
         for name, path in self._named.items():  # also what was named meanwhile
-            places.setdefault(name, _folder(name, path))
+            places.setdefault(name, Place(name, path))
         places = {name: place for name, place in places.items() if not self._is_forgotten(place)}
         self._seen = dict(places)  # which others change while files are read
         listing: dict[str, ModelRef | BrokenRef] = {}
@@ -194,12 +191,12 @@ class Library:
 
     @property
     def _named(self) -> dict[str, Path]:
-        """All folders that were named one by one."""
+        """All folders that were named one by one, as they are at this moment."""
         return {**self._loaded, **self._configured}
 
     def _look(self, named: Mapping[str, Path]) -> dict[str, Place]:
         """Return every name that there is, on a thread."""
-        places = {name: _folder(name, path) for name, path in named.items()}
+        places = {name: Place(name, path) for name, path in named.items()}
         for alias, place in self._alias_places(named).items():
             places.setdefault(alias, place)
         for shelf in self._shelves:
@@ -215,9 +212,8 @@ class Library:
     def _find(self, name: str, named: Mapping[str, Path]) -> Place | None:
         """Return what a name leads to now, on a thread."""
         if name in named:
-            return _folder(name, named[name])
-        aliased = self._alias_places(named, name).get(name)
-        return aliased or self._find_on_shelf(name)
+            return Place(name, named[name])
+        return self._alias_places(named, name).get(name) or self._find_on_shelf(name)
 
     def _origin(self, name: str, named: Mapping[str, Path]) -> str:
         """Return where a name comes from that no load gave, on a thread; "" if it is none."""
@@ -241,10 +237,8 @@ class Library:
     def _alias_places(
         self, named: Mapping[str, Path], wanted: str | None = None
     ) -> dict[str, Place]:
-        def lead(target: str) -> Place | None:
-            return (
-                _folder(target, named[target]) if target in named else self._find_on_shelf(target)
-            )
+        def lead(name: str) -> Place | None:
+            return Place(name, named[name]) if name in named else self._find_on_shelf(name)
 
         return self._aliases.places(lead, wanted)
 
@@ -255,7 +249,7 @@ class Library:
             raise place.error
         folder = await self._readings.read_good(place.path)
         if place.path not in {known.path for known in self._seen.values()}:
-            owner = await asyncio.to_thread(self._find, place.name, dict(self._named))
+            owner = await asyncio.to_thread(self._find, place.name, self._named)
             mine = owner is not None and owner.path == place.path
             self._check_not_forgotten(place)
             self._seen[place.name if mine else f"{place.kind}:{place.name}"] = place
@@ -282,15 +276,11 @@ class Library:
         return ref
 
     def _is(self, place: Place, digest: str) -> bool:
+        """Return whether a place had this digest when it was last read."""
         if place.error is not None or self._is_forgotten(place):
             return False
         entry = self._readings.last(place.path)
         return entry is not None and entry.digest == digest
-
-    def _places_of(self, digest: str) -> list[Place]:
-        """Return the places that had this digest when they were last read."""
-        places = {place.path: place for place in self._seen.values() if self._is(place, digest)}
-        return [places[path] for path in sorted(places)]
 
     # --- folders that were named -----------------------------------------------------------------
 
@@ -309,7 +299,7 @@ class Library:
             return known in aliased or self._is_in_use(place, in_use)
 
         former = self._loaded.give(name, path, needed=is_needed)
-        self._seen[name] = _folder(name, path)
+        self._seen[name] = Place(name, path)
         if former is not None:
             _log.info("name forgotten", model=former, instead=name)
             self._unsee(former, in_use)
@@ -347,14 +337,10 @@ class Library:
         path = await asyncio.to_thread(_existing, path)
         name = name or path.name
         check_name(name)
-        place = await asyncio.to_thread(self._find, name, dict(self._named))
+        place = await asyncio.to_thread(self._find, name, self._named)
         if place is not None and place.path != path:
             raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
         return path
-
-
-def _folder(name: str, path: Path) -> Place:
-    return Place(name, path, StoreKind.FOLDER)
 
 
 def _existing(path: Path) -> Path:

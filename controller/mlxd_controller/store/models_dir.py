@@ -1,8 +1,7 @@
 """mlxd's own directory of models: a folder is a model, under its name or under ORG/NAME.
 
-Invariants:
-- A folder that has a config.json is a model; one that has none may hold models, one level deep.
-- A link that leads out of the directory is named as such, and not followed.
+A folder that has a config.json is a model; one that has none may hold models, one level deep. A
+link that leads out of the directory is named as such, and not followed.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxd_controller.runtime.ports import StoreKind
-from mlxd_controller.store.listing import entries, is_file, is_folder
-from mlxd_controller.store.shelf import Place, is_name
+from mlxd_controller.store.shelf import Place, entries, is_file, is_folder, is_name
 from mlxd_models.files.model_config import CONFIG_FILE
 from mlxd_models.files.stored_files import check_inside
 from mlxd_shared.domain.errors import MlxdError

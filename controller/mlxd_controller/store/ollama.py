@@ -4,9 +4,7 @@ A model is MODEL:TAG, NAMESPACE/MODEL:TAG or HOST/NAMESPACE/MODEL:TAG; what is l
 `library` and `registry.ollama.ai`. Models of GGUF files are for another engine: they are not
 listed, and asked for by name they are refused as what they are.
 
-Invariants:
-- No part of a name becomes a part of a path that could lead out of the store.
-- The store is never written.
+The store is never written, and no part of a name leads out of it.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from mlxd_controller.runtime.ports import StoreKind
-from mlxd_controller.store.listing import entries, is_file
-from mlxd_controller.store.shelf import Place, is_name
+from mlxd_controller.store.shelf import Place, entries, is_file, is_name
 from mlxd_models.files.ollama_manifest import MANIFESTS, is_gguf, read_manifest
 from mlxd_models.files.stored_files import check_inside
 from mlxd_shared.config import FOLDER_ENTRIES_MAX
@@ -86,17 +83,10 @@ def _parts_of(name: str) -> tuple[str, str, str, str] | None:
     """Return host, namespace, model and tag; None where it is no name of this store."""
     *before, last = name.split("/")
     model, colon, tag = last.partition(":")
-    host, namespace = HOST_DEFAULT, NAMESPACE_DEFAULT
-    match before:
-        case []:
-            pass
-        case [namespace]:
-            pass
-        case [host, namespace]:
-            pass
-        case _:
-            return None
     tag = tag if colon else TAG_DEFAULT
+    if len(before) > 2:
+        return None
+    host, namespace = (*(HOST_DEFAULT, NAMESPACE_DEFAULT)[: 2 - len(before)], *before)
     if not _HOST.fullmatch(host) or not _are_parts(namespace, model, tag):
         return None
     return host, namespace, model, tag

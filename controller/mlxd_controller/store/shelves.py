@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mlxd_controller.settings import StorePlaces
@@ -24,12 +24,9 @@ def library_of(
     Raises:
         InvalidRequest, QueueFull: see Library.
     """
-    shelves: list[Shelf] = []
-    if places.models_dir is not None:
-        shelves.append(ModelsShelf(places.models_dir))
-    if places.hub_cache is not None:
-        shelves.append(HubShelf(places.hub_cache))
-    if places.ollama is not None:
-        shelves.append(OllamaShelf(places.ollama))
+    kinds: tuple[tuple[Callable[[Path], Shelf], Path | None], ...] = (
+        (ModelsShelf, places.models_dir), (HubShelf, places.hub_cache), (OllamaShelf, places.ollama)
+    )  # fmt: skip
+    shelves = [make(root) for make, root in kinds if root is not None]
     foreign = INSTALLED if launches else FOREIGN
     return Library(models, shelves, aliases=places.models_dir, foreign=foreign)

@@ -76,7 +76,7 @@ class KnownProcess:
             ProcessLookupError: it has ended, whoever has its id now.
         """
         self.mark = mark
-        self._handle = _handle_of(mark.pid)
+        self._handle = open_handle(mark.pid)
         self._watch: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if not self.alive:
@@ -131,8 +131,8 @@ class KnownProcess:
         ended()
 
 
-def _handle_of(pid: int) -> int | None:
-    """Return a handle of the process, None where the system has none to give.
+def open_handle(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process ends; None where there is none.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -143,5 +143,5 @@ def _handle_of(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
-    except OSError:  # an old kernel, or a sandbox: its end is looked for instead
+    except OSError:  # an old kernel, or a sandbox: the caller looks for its end instead
         return None

@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import pytest
 import typer
 
-from mlxd_controller.cli.commands.serve import _named_folder, _reserve, _with_kept_free
+from mlxd_controller.cli.commands.serve import _limits, _named_folder, _reserve
 from mlxd_controller.cli.outcome import model_argument
-from mlxd_controller.crew import limits_of
 from mlxd_controller.memory.device import CudaProbe
 from mlxd_controller.memory.nvidia import Gpu
-from mlxd_controller.settings import ServeSettings
 from mlxd_shared.config import GIB
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.cli import LIMIT_S, clean_environment, mlxd
@@ -160,12 +158,11 @@ def test_serve_reads_the_reserve(text: str | None, reserve: tuple[Any, ...]) -> 
 )
 def test_serve_keeps_an_overhead_free_of_each_gpu(text: str | None, overhead_bytes: int) -> None:
     """From the command line to the devices: bytes, or a share of each GPU's memory."""
-    settings = _with_kept_free(ServeSettings(), reserve="1G", gpu_overhead=text)
     gpus = tuple(
         Gpu(index, f"GPU-{index}", "H200", 80 * GIB, free)
         for index, free in enumerate((60 * GIB, 80 * GIB))
     )
-    probe = CudaProbe(limits_of(settings), gpus=gpus)
+    probe = CudaProbe(_limits(None, "1G", text), gpus=gpus)
 
     first, second = probe.read(())
 

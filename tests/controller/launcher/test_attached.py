@@ -20,10 +20,9 @@ from mlxd.v1 import (
 )
 from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe
-from mlxd_controller.launcher.attached import AttachedLauncher, AttachedWorker
-from mlxd_controller.launcher.ending import END_UNKNOWN
-from mlxd_controller.memory.device import Limits
-from mlxd_controller.runtime.ports import LoadOrder
+from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.process import END_UNKNOWN
+from mlxd_controller.settings import Limits
 from mlxd_shared.domain.devices import kind_of
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
 from mlxd_shared.domain.requests import LoadSpec
@@ -32,7 +31,7 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.serving.server import Health, listen, make_server
 
 TIMEOUT_S = 60.0
-ORDER = LoadOrder("d" * 64, "m", "/m", LoadSpec())
+ORDER = ("m", "/m", LoadSpec())
 
 
 class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
@@ -101,7 +100,7 @@ async def attach_launcher(
             target = listen(server, parse_address(f"unix:{folder}/{number}"))
             await server.start()
             stack.push_async_callback(server.stop, None)
-            named.append(AttachedWorker(f"w{number}", target))
+            named.append((f"w{number}", target))
         launcher = AttachedLauncher(named, wait_s=wait_s)
         watching = asyncio.create_task(launcher.run())
         try:
@@ -174,7 +173,7 @@ async def test_waiting_for_a_worker_has_a_bound_and_a_reason() -> None:
             await launcher.launch(model="n", incarnation="")
     assert caught.value.last_lines == ("worker w0: in use",)
 
-    nobody = AttachedLauncher([AttachedWorker("gone", "127.0.0.1:1")], wait_s=2.0)
+    nobody = AttachedLauncher([("gone", "127.0.0.1:1")], wait_s=2.0)
     watching = asyncio.create_task(nobody.run())
     with pytest.raises(WorkerTimedOut) as caught:
         await nobody.launch(model="m", incarnation="")
@@ -192,7 +191,7 @@ async def test_a_load_takes_the_place_of_what_is_there(error: MlxdError | None) 
     async with attach_launcher(worker) as launcher:
         process = await launcher.launch(model="m", incarnation="")
         link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
-        stages = [step.stage async for step in link.load(ORDER)]
+        stages = [step.stage async for step in link.load(*ORDER)]
         await link.close()
 
     assert stages == ["ready"]
@@ -208,7 +207,7 @@ async def test_a_load_that_fails_fails_once() -> None:
         process = await launcher.launch(model="m", incarnation="")
         link = launcher.connect(address=process.address, incarnation="i", digest="d" * 64)
         with pytest.raises(InvalidModel):
-            async for _ in link.load(ORDER):
+            async for _ in link.load(*ORDER):
                 pass
         await link.close()
 

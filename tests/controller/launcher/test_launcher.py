@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 
 from mlxd_controller.launcher.environment import own_environment, worker_environment
 from mlxd_controller.launcher.output import CUT_MARK, LineCutter, forward
-from mlxd_controller.launcher.ready import parse_ready_line
-from mlxd_controller.launcher.subprocess import SubprocessLauncher
+from mlxd_controller.launcher.subprocess import SubprocessLauncher, parse_ready_line
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     BackendProblem,

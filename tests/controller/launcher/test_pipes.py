@@ -8,13 +8,13 @@ import os
 
 import uvloop
 
-from mlxd_controller.launcher.pipes import Pipe
+from mlxd_controller.launcher.child import Pipe
 
 CLOSING_TURNS = 20
 
 
 async def _give_up_a_reader() -> None:
-    pipe = Pipe.make()
+    pipe = Pipe(*os.pipe())
     reading = asyncio.create_task(pipe.reader())
     await asyncio.sleep(0)
     reading.cancel()

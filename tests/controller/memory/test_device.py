@@ -13,13 +13,13 @@ from mlxd_controller.memory.device import (
     CgroupMemory,
     CudaProbe,
     HostProbe,
-    Limits,
     cgroup_memory,
     make_device,
     resident_bytes,
     usage_of,
 )
 from mlxd_controller.memory.nvidia import Gpu, GpuUse, visible
+from mlxd_controller.settings import Limits
 from mlxd_shared.config import GIB, MIB
 from mlxd_shared.domain.devices import DeviceKind
 

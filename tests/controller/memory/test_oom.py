@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.memory.oom import VMSTAT, killed_from_outside, oom_kills
+from mlxd_controller.memory.device import VMSTAT, killed_from_outside, oom_kills
 
 
 def test_the_kernels_own_count_is_read(tmp_path: Path) -> None:

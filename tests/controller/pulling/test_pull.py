@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
-from mlxd_controller.pulling.failure import PullFailed, Reason
 from mlxd_controller.pulling.hub import UNFINISHED, Pulled, Wanted, pull
-from mlxd_controller.pulling.hub_api import Hub
+from mlxd_controller.pulling.hub_api import Hub, PullFailed, Reason
 from mlxd_controller.store.hub import HubShelf
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest

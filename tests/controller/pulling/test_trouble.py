@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.pulling.choosing import RemoteFile
-from mlxd_controller.pulling.failure import PullFailed
 from mlxd_controller.pulling.hub import Pulled, Wanted, pull
-from mlxd_controller.pulling.hub_api import Hub, RemotePart
+from mlxd_controller.pulling.hub_api import Hub, PullFailed, RemotePart
 from mlxd_controller.store.hub import HubShelf
 from tests.support.hub_server import FakeHub, Repository, serving
 from tests.support.made_stores import commit_of

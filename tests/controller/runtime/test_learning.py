@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxd_controller.runtime.learning import NEWS_BYTES, figures_of, is_news
+from mlxd_controller.runtime.workers import NEWS_BYTES, figures_of, is_news
 from mlxd_models.fit.measured import Figures
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.figures import MemoryAccount, MemoryFigures, WorkerFigures

@@ -13,9 +13,9 @@ import pytest
 
 import mlxd_shared
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef
-from mlxd_controller.store.listing import entries
+from mlxd_controller.store.folder import Readings
 from mlxd_controller.store.model_library import Library
-from mlxd_controller.store.readings import Readings
+from mlxd_controller.store.shelf import entries
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_files import file_error, read_file
 from mlxd_models.files.safetensors_header import read_header

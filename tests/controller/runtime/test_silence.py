@@ -30,7 +30,7 @@ def a_worker(**options: object) -> Worker:
     """Return one that serves and has been asked at the clock's beginning."""
     plan = plan_load(facts(10), LoadSpec(), device(1 << 14))
     worker = Worker(1, "d", "m", "/m", plan, "i-1", 0.0, **options)  # type: ignore[arg-type]
-    worker.attention.asked_s = FakeClock().now_s()
+    worker.attention.question_s = FakeClock().now_s()
     return worker
 
 
@@ -89,7 +89,7 @@ def test_whoever_could_not_hear_looks_once_more(gap_s: float, limit_s: float) ->
     for answers in (True, False):
         clock, worker = FakeClock(), a_worker()
         silence = Silence(clock, silent_max_s=limit_s)
-        worker.attention.asked_s = clock.now_s()
+        worker.attention.question_s = clock.now_s()
         clock.now += gap_s
         assert not judge(silence, worker)
         if answers:
@@ -113,7 +113,7 @@ def test_for_ever_is_for_ever() -> None:
     """math.inf ends nobody, and nobody is ended who was not asked."""
     assert rounds_until_hung(a_worker(), round_s=2.0, limit_s=math.inf) is None
     worker = a_worker()
-    worker.attention.asked_s = None
+    worker.attention.question_s = None
     assert rounds_until_hung(worker, round_s=2.0) is None
 
 
@@ -126,7 +126,7 @@ def test_an_answer_ends_the_silence_however_late() -> None:
         assert not judge(silence, worker)
         if count % 3 == 2:
             worker.attention.note_answer()
-            worker.attention.asked_s = clock.now_s()
+            worker.attention.question_s = clock.now_s()
 
 
 def says_age(worker: Worker, age_s: float) -> None:
@@ -237,7 +237,7 @@ async def test_an_error_of_its_own_is_an_answer(error: MlxdError, *, answers: bo
         stack.workers.script.status_error = error
         await stack.runtime.workers.refresh([worker], wait_s=1.0)
 
-        assert (worker.attention.asked_s is None) is answers
+        assert (worker.attention.question_s is None) is answers
 
 
 def test_the_default_leaves_a_slow_worker_time() -> None:

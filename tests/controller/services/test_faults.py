@@ -43,13 +43,13 @@ async def test_ps_shows_the_context_in_force() -> None:
     store = FakeStore({"a": ("digest-a", facts(10, context_max=1 << 20))})
     async with controller_stack(store=store, memory=device(need_mib(10) * 2)) as stack:
         await stack.generate()
-        (order,) = stack.workers.links[0].orders
+        (spec,) = stack.workers.links[0].specs
         (shown,) = await list_models(stack)
         (worker,) = (await status_of(stack)).workers
 
-        assert order.spec.context_length is not None
-        assert order.spec.context_length < shown.context_length_max == 1 << 20
-        assert shown.context_length == order.spec.context_length == worker.context_length
+        assert spec.context_length is not None
+        assert spec.context_length < shown.context_length_max == 1 << 20
+        assert shown.context_length == spec.context_length == worker.context_length
 
 
 @pytest.mark.asyncio

@@ -42,7 +42,7 @@ async def test_a_cold_model_is_loaded_and_its_stream_relayed_to_the_end() -> Non
         (link,) = stack.workers.links
         assert link.requests[0].request_id == "r-1"
         assert link.requests[0].HasField("load_duration")
-        assert link.orders[0].spec.context_length == 1024
+        assert link.specs[0].context_length == 1024
 
 
 @pytest.mark.asyncio

@@ -123,7 +123,7 @@ async def test_a_worker_is_told_the_prefix_cache_that_was_planned() -> None:
     async with controller_stack(memory=memory) as stack:
         (first, *_) = await load(stack)
         (link,) = stack.workers.links
-        spec, model = link.orders[0].spec, await get(stack)
+        spec, model = link.specs[0], await get(stack)
 
     assert first.fit.prefix_cache_bytes == memory.budget_bytes // 8
     assert spec.prefix_cache_nbytes == model.prefix_cache_bytes == first.fit.prefix_cache_bytes

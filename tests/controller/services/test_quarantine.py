@@ -26,7 +26,7 @@ def test_two_workers_in_a_row_are_enough() -> None:
     quarantine.note_death(KEY, "i-1")
     quarantine.note_death(KEY, "i-1")
     quarantine.check(KEY, "m")
-    quarantine.got_on(KEY)
+    quarantine.clear(KEY)
     quarantine.note_death(KEY, "i-2")
     quarantine.check(KEY, "m")
     quarantine.note_death(KEY, "i-3")
@@ -81,7 +81,7 @@ async def test_who_waits_with_a_prompt_that_gets_on_is_let_go() -> None:
         await asyncio.wait(waiting, timeout=0)
         assert begun == []
         waiting.pop().cancel()
-        quarantine.got_on(KEY)
+        quarantine.clear(KEY)
         async with asyncio.timeout(TRIAL_WAIT_MAX_S / 2):
             await asyncio.gather(*waiting)
         assert sorted(begun) == [0, 1]
@@ -103,7 +103,7 @@ def test_it_is_forgotten_in_time() -> None:
     assert caught.value.retry_after_s == pytest.approx(1.0)
     clock.now += 1
     quarantine.check(KEY, "m")
-    assert len(quarantine) == 0
+    assert len(quarantine._deaths) == 0
 
 
 def test_it_is_bounded() -> None:
@@ -112,7 +112,7 @@ def test_it_is_bounded() -> None:
     for index in range(PROMPTS_MAX + 1):
         for incarnation in ("i-1", "i-2"):
             quarantine.note_death(str(index).encode(), incarnation)
-    assert len(quarantine) == PROMPTS_MAX
+    assert len(quarantine._deaths) == PROMPTS_MAX
     quarantine.check(b"0", "m")
     with pytest.raises(PoisonPrompt):
         quarantine.check(b"1", "m")

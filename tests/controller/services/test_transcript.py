@@ -52,7 +52,7 @@ async def test_a_chat_is_logged_whole_or_not_at_all(*, wanted: bool) -> None:
     frame = pb.GenerateResponse(text="ok", parts=parts).SerializeToString()
     with capture_logs() as logged:
         async with transcript.of(pb.GenerateRequest(chat=CHAT)):
-            transcript.saw_frame(frame)
+            transcript.note_frame(frame)
 
     assert bool(logged) is wanted
     if wanted:
@@ -131,6 +131,6 @@ async def test_what_an_answer_logs_is_bounded(frame_chars: int) -> None:
         async with transcript.of(pb.GenerateRequest(text="p")):
             for begin in range(0, 2 * config.LOGGED_CHARS_MAX, frame_chars):
                 piece = text[begin : begin + frame_chars]
-                transcript.saw_frame(pb.GenerateResponse(text=piece).SerializeToString())
-            transcript.saw_frame(b"no message")
+                transcript.note_frame(pb.GenerateResponse(text=piece).SerializeToString())
+            transcript.note_frame(b"no message")
     assert logged[0]["output"] == text[: config.LOGGED_CHARS_MAX]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mlxd_controller.runtime.worker import Worker
-from mlxd_controller.services.worker_view import worker_to_pb
+from mlxd_controller.services.views import worker_to_pb
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec

@@ -48,7 +48,7 @@ def test_a_folder_has_so_many_names_and_no_more() -> None:
     assert names.give("n0", folder, needed=never) is None
     assert names.give("other", Path("/other"), needed=never) is None
 
-    names.forget("n0")
+    del names["n0"]
     names.give("more", folder, needed=never)
     assert names.of(folder) == ("more", *(f"n{i}" for i in range(1, FOLDER_NAMES_MAX)))
 

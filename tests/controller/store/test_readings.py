@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_controller.store.readings import READINGS_MAX, Readings
+from mlxd_controller.store.folder import READINGS_MAX, Readings
 from mlxd_models.families.foreign import (
     FOREIGN,
     ForeignConfig,

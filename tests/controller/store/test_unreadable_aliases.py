@@ -9,8 +9,7 @@ import pytest
 
 from mlxd_controller.runtime.ports import BrokenRef
 from mlxd_controller.settings import StorePlaces
-from mlxd_controller.store.alias_places import AliasPlaces
-from mlxd_controller.store.aliases import ALIASES_FILE, set_alias
+from mlxd_controller.store.aliases import ALIASES_FILE, AliasPlaces, set_alias
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import library_of
 from mlxd_shared.config import LOADED_NAMES_MAX

@@ -47,10 +47,9 @@ def pull(
 ) -> None:
     """Download a model from the hub (HF_ENDPOINT). An interrupted pull resumes where it stopped."""
     # Imported here: other commands need nothing of it.
-    from mlxd_controller.pulling.failure import PullFailed, Reason  # noqa: PLC0415
     from mlxd_controller.pulling.hub import Wanted, to_json_line  # noqa: PLC0415
     from mlxd_controller.pulling.hub import pull as pull_now  # noqa: PLC0415
-    from mlxd_controller.pulling.hub_api import Hub  # noqa: PLC0415
+    from mlxd_controller.pulling.hub_api import Hub, PullFailed, Reason  # noqa: PLC0415
 
     repository, revision = _parse_reference(model)
     cache = hub_cache or hub_cache_of(os.environ)

@@ -6,7 +6,7 @@ import enum
 import gc
 import os
 import resource
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import Stores
-from mlxd_controller.settings import ServeSettings
+from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.units import format_duration, parse_bytes
 from mlxd_shared.ops import logs
@@ -201,7 +201,7 @@ def serve(
         address=o.server_address(context, serving.address),
         models=tuple(_named_folder(text) for text in serving.model or ()),
         stores=stores.places(os.environ),
-        memory_limit_bytes=serving.memory_limit,
+        limits=_limits(serving.memory_limit, serving.reserve, serving.gpu_overhead),
         keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
         max_loaded=serving.max_loaded,
         waiting_max=serving.waiting_max,
@@ -220,18 +220,15 @@ def serve(
         log_level=serving.log_level.value,
         log_format=serving.log_format.value,
     )
-    settings = _with_kept_free(settings, reserve=serving.reserve, gpu_overhead=serving.gpu_overhead)
     _run(_check_settings(settings))
 
 
-def _with_kept_free(
-    settings: ServeSettings, *, reserve: str | None, gpu_overhead: str | None
-) -> ServeSettings:
-    """Return the settings with what --reserve and --gpu-overhead say."""
+def _limits(memory_limit: int | None, reserve: str | None, gpu_overhead: str | None) -> Limits:
+    """Return what --memory-limit, --reserve and --gpu-overhead say."""
     reserve_bytes, reserve_fraction = _reserve(reserve)
     overhead_bytes, overhead_fraction = _share("--gpu-overhead", gpu_overhead or "0")
-    return replace(
-        settings,
+    return Limits(
+        memory_limit_bytes=memory_limit,
         reserve_bytes=reserve_bytes,
         reserve_fraction=reserve_fraction,
         gpu_overhead_bytes=overhead_bytes,
