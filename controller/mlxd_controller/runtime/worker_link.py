@@ -22,6 +22,7 @@ from mlxd.v1 import (
     inference_pb2,
     status_pb2,
     status_pb2_grpc,
+    types_pb2,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -30,9 +31,9 @@ from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
-from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
-from mlxd_shared.wire.convert_status import process_from_pb, progress_from_pb
+from mlxd_shared.wire.convert_status import process_from_pb
 from mlxd_shared.wire.proof import Checked, Proof
+from mlxd_shared.wire.records import duration_to_pb, read, write
 from mlxd_shared.wire.status import RemoteError, from_call
 
 _T = TypeVar("_T")
@@ -119,13 +120,13 @@ class GrpcLink:
                 path=order.path,
                 name=order.name,
                 digest=order.digest,
-                options=load_to_pb(order.spec),
+                options=write(order.spec, types_pb2.LoadOptions),
             ),
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
         try:
             async for message in call:
-                yield progress_from_pb(message.progress)
+                yield read(LoadProgress, message.progress)
         except grpc.RpcError as error:
             raise from_call(error) from error
         finally:

@@ -10,7 +10,8 @@ from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.metrics.counters import NO_FINISH, UNKNOWN_MODEL, Metrics, StreamUsage
 from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
+from mlxd_shared.wire.convert import FINISH_FROM_PB
+from mlxd_shared.wire.records import read
 from mlxd_shared.wire.status import end_code
 
 _log = get_logger("inference")
@@ -48,7 +49,9 @@ class Meter:
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
-        self._metrics.count_use(_usage_from_pb(last.usage), model=self.model, resumed=self.resumed)
+        self._metrics.count_use(
+            read(StreamUsage, last.usage), model=self.model, resumed=self.resumed
+        )
 
     def __enter__(self) -> Meter:
         return self
@@ -71,19 +74,6 @@ class Meter:
             tokens=tokens,
             seconds=round(seconds, 3),
         )
-
-
-def _usage_from_pb(pb: types_pb2.Usage) -> StreamUsage:
-    return StreamUsage(
-        prompt_tokens=pb.prompt_tokens,
-        cached_tokens=pb.cached_tokens,
-        completion_tokens=pb.completion_tokens,
-        queue_s=duration_from_pb(pb.queue_duration),
-        load_s=duration_from_pb(pb.load_duration),
-        completion_s=duration_from_pb(pb.completion_duration),
-        cache_reason=CACHE_REASON_FROM_PB.get(pb.cache_reason),
-        migrations=pb.migrations,
-    )
 
 
 def _finish_label(finish: types_pb2.Finish) -> str:

@@ -12,9 +12,8 @@ from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
-from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
-from mlxd_shared.wire.convert_status import progress_to_pb
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
+from mlxd_shared.wire.records import timestamp_to_pb, write
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
@@ -66,7 +65,9 @@ def model_to_pb(
         context_length_max=ref.facts.context_length_max,
         vocab_size=ref.facts.passes.vocab,
         stored_bytes=ref.facts.stored_bytes,
-        effective_sampling=sampling_to_pb(merge(spec.sampling, ref.defaults, DEFAULTS)),
+        effective_sampling=write(
+            merge(spec.sampling, ref.defaults, DEFAULTS), types_pb2.SamplingOptions
+        ),
     )
     if model is None:
         return pb
@@ -77,7 +78,7 @@ def model_to_pb(
     pb.pinned = model.pinned
     pb.priority = model.spec.priority or 0
     if isinstance(model.phase, phases.Loading):
-        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+        pb.progress.CopyFrom(write(model.phase.progress, types_pb2.LoadProgress))
     if isinstance(model.phase, phases.Resident):
         plan = model.phase.plan
         pb.device = plan.device
@@ -114,7 +115,7 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
         pb.kv_format = KV_FORMAT_TO_PB[figures.kv_format]
         pb.prefix_cache_bytes = figures.prefix_cache_nbytes
     if figures.sampling is not None:
-        pb.effective_sampling.CopyFrom(sampling_to_pb(figures.sampling))
+        pb.effective_sampling.CopyFrom(write(figures.sampling, types_pb2.SamplingOptions))
 
 
 def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_pb2.FitReport:

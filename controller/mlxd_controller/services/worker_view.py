@@ -15,15 +15,16 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.views import phase_to_pb
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import Weights
-from mlxd_shared.wire.convert_status import figures_to_pb, progress_to_pb
+from mlxd_shared.wire.records import write
 
 
 def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:
     """Return a worker's status; `model` is None where the scheduler has no use for it any more."""
-    pb = figures_to_pb(_with_end(_with_process(_figures(worker, clock), worker), worker))
+    figures = _with_end(_with_process(_figures(worker, clock), worker), worker)
+    pb = write(figures, status_pb2.WorkerStatus)
     pb.state = _state(worker, model)
     if model is not None and isinstance(model.phase, Loading):
-        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+        pb.progress.CopyFrom(write(model.phase.progress, types_pb2.LoadProgress))
     return pb
 
 
