@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import typer
 
-from mlxd_controller.cli.commands.serve import _named_folder, _reserve, _with_kept_free
+from mlxd_controller.cli.commands.serve import _named_folder, _reserve, _share
 from mlxd_controller.cli.outcome import model_argument
 from mlxd_controller.crew import limits_of
 from mlxd_controller.memory.device import CudaProbe
@@ -159,8 +159,11 @@ def test_serve_reads_the_reserve(text: str | None, reserve: tuple[Any, ...]) -> 
     ("text", "overhead_bytes"), [(None, 0), ("0", 0), ("1G", GIB), ("5%", 80 * GIB // 20)]
 )
 def test_serve_keeps_an_overhead_free_of_each_gpu(text: str | None, overhead_bytes: int) -> None:
-    """From the command line to the devices: bytes, or a share of each GPU's memory."""
-    settings = _with_kept_free(ServeSettings(), reserve="1G", gpu_overhead=text)
+    """Bytes, or a share of each GPU's memory."""
+    nbytes, fraction = _share("--gpu-overhead", text or "0")
+    settings = ServeSettings(
+        reserve_bytes=GIB, gpu_overhead_bytes=nbytes, gpu_overhead_fraction=fraction
+    )
     gpus = tuple(
         Gpu(index, f"GPU-{index}", "H200", 80 * GIB, free)
         for index, free in enumerate((60 * GIB, 80 * GIB))
