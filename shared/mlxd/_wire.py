@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 from google.protobuf.duration_pb2 import Duration
@@ -18,30 +17,25 @@ from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.domain.chats import Chat, chat_texts, half_character
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.formats import ResponseFormat
-from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
+from mlxd_shared.domain.requests import (
+    INT32,
+    UINT32,
+    UINT64,
+    LoadSpec,
+    SamplingOptions,
+    check_range,
+)
 from mlxd_shared.wire.convert_format import format_texts, format_to_pb
 from mlxd_shared.wire.records import duration_to_pb, write
 
 Prompt = str | Sequence[int] | Chat
 
 
-@dataclass(frozen=True, slots=True)
-class _Integer:
-    """The integers that a wire type can carry."""
-
-    low: int
-    high: int
-
-    def check(self, field: str, values: Iterable[int | None]) -> list[FieldViolation]:
-        for value in values:
-            if value is not None and not self.low <= value <= self.high:
-                return [FieldViolation(field, f"{value} is outside [{self.low}, {self.high}]")]
-        return []
-
-
-_INT32 = _Integer(-(1 << 31), (1 << 31) - 1)
-_UINT32 = _Integer(0, (1 << 32) - 1)
-_UINT64 = _Integer(0, (1 << 64) - 1)
+def _ids(field: str, ids: Iterable[int]) -> list[FieldViolation]:
+    """Return what is wrong with the first of some ids that is none."""
+    low, high = UINT32
+    bad = next((each for each in ids if not low <= each <= high), None)
+    return check_range(field, bad, low, high)
 
 
 def _seconds(field: str, value: float | None) -> list[FieldViolation]:
@@ -62,7 +56,7 @@ def _prompt_violations(prompt: Prompt) -> list[FieldViolation]:
         return _texts("text", prompt)
     if isinstance(prompt, Chat):
         return [bad for field, text in chat_texts(prompt) for bad in _texts(field, text)]
-    return _UINT32.check("tokens.ids", prompt)
+    return _ids("tokens.ids", prompt)
 
 
 def text_to_pb(field: str, text: str) -> str:
@@ -127,17 +121,17 @@ def generate_to_pb(
         *_prompt_violations(prompt),
         *_texts("model", model),
         *_texts("stop", *stop),
-        *_INT32.check("max_tokens", (max_tokens,)),
-        *_UINT32.check("stop_token_ids", stop_token_ids),
-        *_UINT32.check("min_tokens", (min_tokens,)),
-        *_UINT32.check("top_logprobs", (logprobs,)),
-        *_UINT32.check("speculation.depth_max", (speculation_depth,)),
+        *check_range("max_tokens", max_tokens, *INT32),
+        *_ids("stop_token_ids", stop_token_ids),
+        *check_range("min_tokens", min_tokens, *UINT32),
+        *check_range("top_logprobs", logprobs, *UINT32),
+        *check_range("speculation.depth_max", speculation_depth, *UINT32),
         *_sampling_violations(sampling, prefix="sampling"),
         *_texts(*format_texts(response_format)),
-        *_INT32.check("priority", (priority,)),
+        *check_range("priority", priority, *INT32),
         *_seconds("keep_alive", keep_alive_s),
         *_texts("request_id", request_id),
-        *_UINT32.check("resume_token_ids", resume),
+        *_ids("resume_token_ids", resume),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -185,10 +179,10 @@ def load_request_to_pb(
     _refuse(
         *_texts("model", model),
         *_texts("name", name),
-        *_UINT32.check("options.context_length", (options.context_length,)),
-        *_UINT32.check("options.rows_max", (options.rows_max,)),
-        *_UINT64.check("options.prefix_cache_bytes", (options.prefix_cache_nbytes,)),
-        *_INT32.check("options.priority", (options.priority,)),
+        *check_range("options.context_length", options.context_length, *UINT32),
+        *check_range("options.rows_max", options.rows_max, *UINT32),
+        *check_range("options.prefix_cache_bytes", options.prefix_cache_nbytes, *UINT64),
+        *check_range("options.priority", options.priority, *INT32),
         *_sampling_violations(options.sampling, prefix="options.sampling"),
         *_seconds("options.keep_alive", options.keep_alive_s),
     )
@@ -206,15 +200,15 @@ def token_ids_to_pb(token_ids: Sequence[int]) -> Sequence[int]:
     Raises:
         InvalidRequest: one that it cannot.
     """
-    _refuse(*_UINT32.check("token_ids", token_ids))
+    _refuse(*_ids("token_ids", token_ids))
     return token_ids
 
 
 def _sampling_violations(sampling: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     return [
-        *_INT32.check(f"{prefix}.top_k", (sampling.top_k,)),
-        *_UINT64.check(f"{prefix}.seed", (sampling.seed,)),
-        *_UINT32.check(f"{prefix}.logit_bias", (token for token, _ in sampling.logit_bias)),
+        *check_range(f"{prefix}.top_k", sampling.top_k, *INT32),
+        *check_range(f"{prefix}.seed", sampling.seed, *UINT64),
+        *_ids(f"{prefix}.logit_bias", (token for token, _ in sampling.logit_bias)),
     ]
 
 

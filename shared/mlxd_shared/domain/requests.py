@@ -7,7 +7,6 @@ the options given at load, the model's generation_config.json, DEFAULTS.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -22,8 +21,6 @@ from mlxd_shared.config import (
 from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.formats import ResponseFormat
-
-SEED_LIMIT = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,31 +195,30 @@ class LoadSpec:
     """What snapshots of former prompts may take; 0 keeps none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    low: float
-    high: float
-
-    def check(self, name: str, value: float | None) -> list[FieldViolation]:
-        if value is None or (math.isfinite(value) and self.low <= value <= self.high):
-            return []
-        return [FieldViolation(name, f"{value} is outside [{self.low:g}, {self.high:g}]")]
+def check_range(field: str, value: float | None, low: float, high: float) -> list[FieldViolation]:
+    """Return what is wrong with a value outside [low, high]; with None nothing is."""
+    if value is None or low <= value <= high:
+        return []
+    return [FieldViolation(field, f"{value} is outside [{low}, {high}]")]
 
 
-LOGIT_BIAS_RANGE = _Range(-100, 100)
-SAMPLING_RANGES = {
-    "temperature": _Range(0, 100),
-    "top_k": _Range(-1, (1 << 31) - 1),
-    "top_p": _Range(0, 1),
-    "min_p": _Range(0, 1),
+INT32 = (-(1 << 31), (1 << 31) - 1)
+UINT32 = (0, (1 << 32) - 1)
+UINT64 = (0, (1 << 64) - 1)
+LOGIT_BIAS_RANGE = (-100, 100)
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_k": (-1, INT32[1]),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
     # The least is exact in binary; a factor near 0 would make a logit infinite.
-    "repetition_penalty": _Range(0.0625, 10),
-    "presence_penalty": _Range(-10, 10),
-    "frequency_penalty": _Range(-10, 10),
-    "repeat_last_n": _Range(-1, (1 << 31) - 1),
-    "xtc_probability": _Range(0, 1),
-    "xtc_threshold": _Range(0, 0.5),
-    "seed": _Range(0, SEED_LIMIT - 1),
+    "repetition_penalty": (0.0625, 10),
+    "presence_penalty": (-10, 10),
+    "frequency_penalty": (-10, 10),
+    "repeat_last_n": (-1, INT32[1]),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 0.5),
+    "seed": UINT64,
 }
 
 
@@ -231,10 +227,10 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
     violations = [
         bad
         for name, bounds in SAMPLING_RANGES.items()
-        for bad in bounds.check(f"{prefix}.{name}", getattr(options, name))
+        for bad in check_range(f"{prefix}.{name}", getattr(options, name), *bounds)
     ]
     for token_id, bias in options.logit_bias:
-        broken = LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
+        broken = check_range(f"{prefix}.logit_bias[{token_id}]", bias, *LOGIT_BIAS_RANGE)
         if broken:  # one of a list is enough
             return violations + broken
     return violations
@@ -248,9 +244,9 @@ def load_violations(spec: LoadSpec, *, prefix: str) -> list[FieldViolation]:
         ("prefix_cache_bytes", spec.prefix_cache_nbytes, 0, PREFIX_CACHE_BYTES_LIMIT),
     )
     return [
-        FieldViolation(f"{prefix}.{name}", f"{value} is outside [{low}, {high}]")
+        bad
         for name, value, low, high in bounds
-        if value is not None and not low <= value <= high
+        for bad in check_range(f"{prefix}.{name}", value, low, high)
     ]
 
 

@@ -24,6 +24,7 @@ from mlxd_shared.domain.requests import (
     LoadSpec,
     SamplingOptions,
     Weights,
+    check_range,
     load_violations,
     sampling_violations,
 )
@@ -111,7 +112,9 @@ def _generate_violations(
         *_logprob_violations(pb),
         *format_violations(pb.response_format),
         *ending_violations(pb),
-        *_speculation_violations(pb.speculation),
+        *check_range(
+            "speculation.depth_max", pb.speculation.depth_max, 0, config.SPECULATION_DEPTH_MAX
+        ),
         *_length_violations(pb),
         *_stop_violations(pb),
         *_resume_violations(pb),
@@ -201,19 +204,9 @@ def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
 
 
 def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    if pb.top_logprobs > config.TOP_LOGPROBS_MAX:
-        limit = f"{pb.top_logprobs} is outside [0, {config.TOP_LOGPROBS_MAX}]"
-        return [FieldViolation("top_logprobs", limit)]
-    if pb.top_logprobs and not pb.logprobs:
+    if 0 < pb.top_logprobs <= config.TOP_LOGPROBS_MAX and not pb.logprobs:
         return [FieldViolation("top_logprobs", "logprobs must be true where this is given")]
-    return []
-
-
-def _speculation_violations(pb: inference_pb2.SpeculationOptions) -> list[FieldViolation]:
-    if pb.depth_max <= config.SPECULATION_DEPTH_MAX:
-        return []
-    limit = f"{pb.depth_max} is outside [0, {config.SPECULATION_DEPTH_MAX}]"
-    return [FieldViolation("speculation.depth_max", limit)]
+    return check_range("top_logprobs", pb.top_logprobs, 0, config.TOP_LOGPROBS_MAX)
 
 
 def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:

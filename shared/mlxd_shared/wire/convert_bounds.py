@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
+from mlxd_shared.domain.requests import check_range
 
 SECONDS_MAX = 315_576_000_000
 """Of a google.protobuf.Duration: ten thousand years."""
@@ -62,16 +63,12 @@ def check_ids(pb: inference_pb2.DetokenizeRequest) -> None:
 
 def duration_violations(pb: Duration, field: str) -> list[FieldViolation]:
     """Return what makes a duration none: seconds and nanoseconds have bounds, and one sign."""
-    if not -SECONDS_MAX <= pb.seconds <= SECONDS_MAX:
-        limit = f"{pb.seconds} is outside [-{SECONDS_MAX}, {SECONDS_MAX}]"
-        return [FieldViolation(f"{field}.seconds", limit)]
-    if not -NANOS_MAX <= pb.nanos <= NANOS_MAX:
-        limit = f"{pb.nanos} is outside [-{NANOS_MAX}, {NANOS_MAX}]"
-        return [FieldViolation(f"{field}.nanos", limit)]
-    if pb.seconds * pb.nanos < 0:
+    violations = check_range(f"{field}.seconds", pb.seconds, -SECONDS_MAX, SECONDS_MAX)
+    violations += check_range(f"{field}.nanos", pb.nanos, -NANOS_MAX, NANOS_MAX)
+    if not violations and pb.seconds * pb.nanos < 0:
         limit = f"{pb.nanos} has another sign than the {pb.seconds} s that it adds to"
         return [FieldViolation(f"{field}.nanos", limit)]
-    return []
+    return violations
 
 
 def moment_violations(pb: Timestamp, field: str) -> Iterator[FieldViolation]:
@@ -79,5 +76,4 @@ def moment_violations(pb: Timestamp, field: str) -> Iterator[FieldViolation]:
     if not 0 <= pb.seconds <= config.UNIX_TIME_MAX_S:
         limit = f"{pb.seconds} s is outside [0, {config.UNIX_TIME_MAX_S}] after 1970"
         yield FieldViolation(field, limit)
-    if not 0 <= pb.nanos <= NANOS_MAX:
-        yield FieldViolation(f"{field}.nanos", f"{pb.nanos} is outside [0, {NANOS_MAX}]")
+    yield from check_range(f"{field}.nanos", pb.nanos, 0, NANOS_MAX)

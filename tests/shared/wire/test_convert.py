@@ -140,7 +140,7 @@ BAD_SAMPLING = [
     (Options(presence_penalty=-10.1), "presence_penalty", "[-10, 10]"),
     (Options(presence_penalty=math.nan), "presence_penalty", "[-10, 10]"),
     (Options(frequency_penalty=10.1), "frequency_penalty", "[-10, 10]"),
-    (Options(repeat_last_n=-2), "repeat_last_n", "[-1, 2.14748e+09]"),
+    (Options(repeat_last_n=-2), "repeat_last_n", "[-1, 2147483647]"),
     (Options(xtc_probability=1.1), "xtc_probability", "[0, 1]"),
     (Options(xtc_threshold=0.6), "xtc_threshold", "[0, 0.5]"),
 ]
@@ -219,7 +219,7 @@ def test_a_least_length_may_be_the_whole_length() -> None:
 
 @pytest.mark.parametrize("options", GOOD_SAMPLING, ids=str)
 def test_the_edges_of_each_range_are_good(options: Options) -> None:
-    """A range includes its ends; unserved fields may hold the value that means off."""
+    """A range includes its ends."""
     assert generate_from_pb(generate(sampling=options)).sampling == read(SamplingOptions, options)
 
 
