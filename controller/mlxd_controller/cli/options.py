@@ -65,11 +65,9 @@ Address = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def duration_option(help_text: str, *, show_default: bool = True) -> Any:  # noqa: ANN401 - typer's own
+def duration_option(text: str, *, show_default: bool = True) -> Any:  # noqa: ANN401 - typer's own
     """Return an option whose value is a duration, in seconds once it is read."""
-    return typer.Option(
-        parser=duration, metavar="DURATION", help=help_text, show_default=show_default
-    )
+    return typer.Option(parser=duration, metavar="DURATION", help=text, show_default=show_default)
 
 
 KeepAlive = Annotated[
