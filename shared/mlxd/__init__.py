@@ -40,12 +40,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from mlxd_shared.domain.cache_reasons import CacheReason
-    from mlxd_shared.domain.chats import (
-        AnswerPart,
-        Chat,
-        ChatMessage,
-        ToolCall,
-    )
+    from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall
     from mlxd_shared.domain.errors import (
         BackendProblem,
         BadCredentials,
@@ -76,10 +71,7 @@ if TYPE_CHECKING:
         WrongWorker,
     )
     from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
-    from mlxd_shared.domain.formats import (
-        FormatKind,
-        ResponseFormat,
-    )
+    from mlxd_shared.domain.formats import FormatKind, ResponseFormat
     from mlxd_shared.domain.requests import (
         FinishReason,
         KVFormat,

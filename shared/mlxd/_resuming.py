@@ -115,8 +115,8 @@ class ResumingCall:
         left_s = self._lost_s + config.RECONNECT_WINDOW_S - now_s
         if left_s <= 0:
             raise error
-        asked_s = reason.retry_after_s if isinstance(reason, ShuttingDown) else 0.0
-        pause_s = max(self._pause_s * random.uniform(0.5, 1.0), asked_s)  # noqa: S311 - no secret
+        server_s = reason.retry_after_s if isinstance(reason, ShuttingDown) else 0.0
+        pause_s = max(self._pause_s * random.uniform(0.5, 1.0), server_s)  # noqa: S311 - no secret
         self._pause_s = min(2 * self._pause_s, config.RECONNECT_PAUSE_MAX_S)
         deadline_s = self._left_s()
         return min(pause_s, left_s, left_s if deadline_s is None else deadline_s)

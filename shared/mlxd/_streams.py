@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 
 from mlxd import messages as m
-from mlxd._wire import delta_from_pb, finished_from_pb, load_update_from_pb
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.wire.convert import FINISH_FROM_PB
+from mlxd_shared.wire.records import read
 from mlxd_shared.wire.status import from_call
 
 _Pb_contra = TypeVar("_Pb_contra", contravariant=True)
@@ -28,15 +26,11 @@ _Pb = TypeVar("_Pb")
 _Out = TypeVar("_Out")
 
 
-@dataclass(eq=False)
 class BrokenStream(MlxdError):
     """A stream that ended early, or whose messages do not follow one another."""
 
     problem: str
-
-    def describe(self) -> str:
-        """Tell what was wrong."""
-        return f"broken stream: {self.problem}"
+    sentence = "broken stream: {problem}"
 
 
 class Reader(Protocol[_Pb_contra, _Item_co]):
@@ -118,12 +112,7 @@ class Stream(Generic[_Out]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -154,7 +143,7 @@ class GenerationReader:
         self._next_offset += len(message.token_ids)
         items: list[m.Delta | m.Finished] = []
         if message.text or message.token_ids or message.parts:
-            items.append(delta_from_pb(message))
+            items.append(read(m.Delta, message))
         if message.HasField("finish"):
             items.append(self._finish(message))
         return items
@@ -174,11 +163,14 @@ class GenerationReader:
         if not message.HasField("usage"):
             raise BrokenStream("the end carries no usage")
         self._finished = True
-        return finished_from_pb(
-            message,
+        matched = message.finish.WhichOneof("matched")
+        calls = m.Calls(lost=max(self._calls - 1, 0), resumed_tokens=self._began)
+        return m.Finished(
+            reason=FINISH_FROM_PB[message.finish.reason],
+            matched=None if matched is None else getattr(message.finish, matched),
+            usage=read(m.Usage, message.usage, calls=calls),
             request_id=self._request_id,
             model_digest=self._model_digest,
-            calls=m.Calls(lost=max(self._calls - 1, 0), resumed_tokens=self._began),
         )
 
     def end(self) -> None:
@@ -195,7 +187,7 @@ class LoadReader:
 
     def read(self, message: model_pb2.LoadModelResponse, /) -> Sequence[m.LoadUpdate]:
         """Return the update."""
-        update = load_update_from_pb(message)
+        update = read(m.LoadUpdate, message)
         self._state = update.model.state
         return (update,)
 

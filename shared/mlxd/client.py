@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Self
+from functools import partial
+from typing import Any, Self, TypeVar, Unpack
 
-from grpc_health.v1 import health_pb2
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd import _wire
-from mlxd._connection import Connection, answer
 from mlxd._resuming import GenerateCall, ResumingCall
-from mlxd._status import status_from_pb
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
 from mlxd.messages import (
@@ -39,17 +39,19 @@ from mlxd.messages import (
     Unloaded,
 )  # fmt: skip
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
+from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
+from mlxd.v1.model_pb2_grpc import ModelServiceStub
+from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
 from mlxd_shared.domain.chats import AnswerPart, Chat, answer_of
-from mlxd_shared.domain.formats import ResponseFormat
-from mlxd_shared.domain.requests import (
-    LoadSpec,
-    Pooling,
-    SamplingOptions,
-)
+from mlxd_shared.domain.requests import LoadSpec, Pooling
 from mlxd_shared.security.net import parse_address
-from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
+from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert_embed import POOLING_TO_PB
+from mlxd_shared.wire.records import read
+from mlxd_shared.wire.status import from_call
+
+_T = TypeVar("_T")
 
 
 class Client:
@@ -71,11 +73,14 @@ class Client:
         security: ChannelSecurity = PLAIN,
         timeout_s: float = config.CLIENT_TIMEOUT_S,
     ) -> None:
-        self._connection = Connection(parse_address(address).target, security)
+        self._target = parse_address(address).target
+        self._security = security
         self._timeout_s = timeout_s
+        self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
-        self._connection.open()
+        assert self._channel is None, "the client is open already"
+        self._channel = channel(self._target, self._security)  # dials with the first call
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,30 +88,22 @@ class Client:
 
     async def aclose(self) -> None:
         """End every call in progress and the connection. Idempotent."""
-        await self._connection.aclose()
+        if self._channel is not None:
+            closing, self._channel = self._channel, None
+            await closing.close()
+
+    @property
+    def _opened(self) -> grpc.aio.Channel:
+        assert self._channel is not None, "use the client inside `async with`"
+        return self._channel
 
     def generate(
         self,
         prompt: _wire.Prompt,
         *,
-        model: str = "",
-        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 - frozen
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool | None = None,
-        min_tokens: int | None = None,
-        logprobs: int | None = None,
-        speculation_depth: int | None = None,
-        response_format: ResponseFormat | None = None,
-        skip_special_tokens: bool | None = None,
-        priority: int | None = None,
-        keep_alive_s: float | None = None,
-        request_id: str = "",
-        migrate: bool | None = None,
-        resume: Sequence[int] = (),
         reconnect: bool = False,
         timeout_s: float | None = None,
+        **options: Unpack[_wire.GenerateOptions],
     ) -> Stream[Delta | Finished]:
         """Start a completion of `prompt` (text, token ids, or a Chat) and return its stream.
 
@@ -129,66 +126,33 @@ class Client:
         """
         if reconnect and isinstance(prompt, Chat) and prompt.now_s is None:
             prompt = replace(prompt, now_s=time.time())  # the same for every call
-        request = _wire.generate_to_pb(
-            prompt,
-            model=model,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            min_tokens=min_tokens,
-            logprobs=logprobs,
-            speculation_depth=speculation_depth,
-            response_format=response_format,
-            skip_special_tokens=skip_special_tokens,
-            priority=priority,
-            keep_alive_s=keep_alive_s,
-            request_id=request_id,
-            resume=resume,
-            migrate=migrate,
-        )
+        request = _wire.generate_to_pb(prompt, **options)
         call: Call = (
             ResumingCall(self._generate, request, timeout_s=timeout_s)
             if reconnect
             else self._generate(request, timeout_s)
         )
-        return Stream(call, GenerationReader(resumed=len(resume)))
+        return Stream(call, GenerationReader(resumed=len(request.resume_token_ids)))
 
     def _generate(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> GenerateCall:
-        return self._connection.inference.Generate(request, timeout=timeout_s)
+        return InferenceServiceStub(self._opened).Generate(request, timeout=timeout_s)
 
     async def complete(
         self,
         prompt: _wire.Prompt,
         *,
-        model: str = "",
-        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 - frozen
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
-        response_format: ResponseFormat | None = None,
         reconnect: bool = False,
         timeout_s: float | None = None,
+        **options: Unpack[_wire.GenerateOptions],
     ) -> Completion:
         """Return the whole completion; the arguments are those of `generate`."""
         texts: list[str] = []
         token_ids: list[int] = []
         positions: list[PositionLogprobs] = []
         parts: list[AnswerPart] = []
-        stream = self.generate(
-            prompt,
-            model=model,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            logprobs=logprobs,
-            response_format=response_format,
-            reconnect=reconnect,
-            timeout_s=timeout_s,
-        )
+        stream = self.generate(prompt, reconnect=reconnect, timeout_s=timeout_s, **options)
         finished: Finished | None = None
         async with stream:
             async for event in stream:
@@ -219,8 +183,8 @@ class Client:
             add_special_tokens=add_special_tokens,
             parse_special_tokens=parse_special_tokens,
         )
-        call = self._connection.inference.Tokenize(request, timeout=timeout_s)
-        return tuple((await answer(call)).token_ids)
+        call = InferenceServiceStub(self._opened).Tokenize(request, timeout=timeout_s)
+        return tuple((await _answer(call)).token_ids)
 
     async def detokenize(
         self,
@@ -236,8 +200,8 @@ class Client:
             token_ids=_wire.token_ids_to_pb(token_ids),
             skip_special_tokens=skip_special_tokens,
         )
-        call = self._connection.inference.Detokenize(request, timeout=timeout_s)
-        return (await answer(call)).text
+        call = InferenceServiceStub(self._opened).Detokenize(request, timeout=timeout_s)
+        return (await _answer(call)).text
 
     async def embed(
         self,
@@ -257,8 +221,8 @@ class Client:
             pooling=POOLING_TO_PB[pooling],
             normalize=normalize,
         )
-        call = self._connection.inference.Embed(request, timeout=timeout_s)
-        return tuple(tuple(vector.values) for vector in (await answer(call)).embeddings)
+        call = InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s)
+        return tuple(tuple(vector.values) for vector in (await _answer(call)).embeddings)
 
     def load(
         self,
@@ -273,7 +237,7 @@ class Client:
         The last update is READY, else the stream raises. Leaving the stream does not end the load.
         """
         request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=False)
-        call = self._connection.models.LoadModel(request, timeout=timeout_s)
+        call = ModelServiceStub(self._opened).LoadModel(request, timeout=timeout_s)
         return Stream(call, LoadReader())
 
     async def fit(
@@ -285,8 +249,8 @@ class Client:
     ) -> FitReport:
         """Return whether and how `model` would fit; nothing is loaded or evicted."""
         request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=True)
-        call = self._connection.models.LoadModel(request, timeout=self._timeout_s)
-        async with Stream(call, EachReader(_wire.load_update_from_pb)) as updates:
+        call = ModelServiceStub(self._opened).LoadModel(request, timeout=self._timeout_s)
+        async with Stream(call, EachReader(partial(read, LoadUpdate))) as updates:
             async for update in updates:
                 if update.fit is not None:
                     return update.fit
@@ -303,23 +267,23 @@ class Client:
         request = model_pb2.UnloadModelRequest(model=name, grace=grace, force=force)
         wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
         timeout_s = None if math.isinf(wait_s) else wait_s
-        pb = await answer(self._connection.models.UnloadModel(request, timeout=timeout_s))
-        return Unloaded(_wire.model_from_pb(pb.model), pb.streams_aborted)
+        pb = await _answer(ModelServiceStub(self._opened).UnloadModel(request, timeout=timeout_s))
+        return read(Unloaded, pb)
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Take a name away that a load gave to a folder; return those that the folder has left."""
         request = model_pb2.ForgetModelRequest(name=text_to_pb("name", name))
-        call = self._connection.models.ForgetModel(request, timeout=self._timeout_s)
-        return tuple((await answer(call)).names)
+        call = ModelServiceStub(self._opened).ForgetModel(request, timeout=self._timeout_s)
+        return tuple((await _answer(call)).names)
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
         models: list[Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
-        listing = self._connection.models.ListModels
+        listing = ModelServiceStub(self._opened).ListModels
         while True:
-            page = await answer(listing(request, timeout=self._timeout_s))
-            models += map(_wire.model_from_pb, page.models)
+            page = await _answer(listing(request, timeout=self._timeout_s))
+            models += [read(Model, pb) for pb in page.models]
             if not page.next_page_token or len(models) > config.MODELS_MAX:
                 return tuple(models)
             request.page_token = page.next_page_token
@@ -327,20 +291,20 @@ class Client:
     async def model(self, model: str = "") -> Model:
         """Return one model, by name, alias or digest."""
         request = model_pb2.GetModelRequest(model=text_to_pb("model", model))
-        call = self._connection.models.GetModel(request, timeout=self._timeout_s)
-        return _wire.model_from_pb((await answer(call)).model)
+        call = ModelServiceStub(self._opened).GetModel(request, timeout=self._timeout_s)
+        return read(Model, (await _answer(call)).model)
 
     def watch_models(self, model: str = "") -> Stream[Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
         request = model_pb2.WatchModelsRequest(model=text_to_pb("model", model))
-        call = self._connection.models.WatchModels(request)
-        return Stream(call, EachReader(lambda pb: _wire.model_from_pb(pb.model)))
+        call = ModelServiceStub(self._opened).WatchModels(request)
+        return Stream(call, EachReader(lambda pb: read(Model, pb.model)))
 
     async def status(self, model: str = "") -> Status:
         """Return the server's status, with all workers or those of `model`."""
         request = status_pb2.GetStatusRequest(model=text_to_pb("model", model))
-        call = self._connection.status.GetStatus(request, timeout=self._timeout_s)
-        return status_from_pb((await answer(call)).status)
+        call = StatusServiceStub(self._opened).GetStatus(request, timeout=self._timeout_s)
+        return read(Status, (await _answer(call)).status)
 
     def watch_status(
         self, model: str = "", *, interval_s: float = config.WATCH_INTERVAL_DEFAULT_S
@@ -348,8 +312,8 @@ class Client:
         """Return the status at once and then every `interval_s`, until the stream is left."""
         name, interval = text_to_pb("model", model), _wire.seconds_to_pb("interval", interval_s)
         request = status_pb2.WatchStatusRequest(model=name, interval=interval)
-        call = self._connection.status.WatchStatus(request)
-        return Stream(call, EachReader(lambda pb: status_from_pb(pb.status)))
+        call = StatusServiceStub(self._opened).WatchStatus(request)
+        return Stream(call, EachReader(lambda pb: read(Status, pb.status)))
 
     async def healthy(self, service: str = "") -> bool:
         """Return whether the server serves now, or one service or `models/NAME` of it does.
@@ -358,5 +322,14 @@ class Client:
             RemoteError: NOT_FOUND for a name that the server does not know.
         """
         request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
-        response = await answer(self._connection.health(request, timeout_s=self._timeout_s))
-        return response.status == health_pb2.HealthCheckResponse.SERVING
+        health: Any = health_pb2_grpc.HealthStub(self._opened)  # untyped
+        response = await _answer(health.Check(request, timeout=self._timeout_s))
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _answer(call: Awaitable[_T]) -> _T:
+    """Return the answer of a call that answers once; raise its error as ours."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise from_call(error) from error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
-from mlxd_shared.wire.convert import duration_to_pb
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
+from mlxd_shared.wire.records import duration_to_pb, timestamp_to_pb
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 NOON = 1_750_000_000.0

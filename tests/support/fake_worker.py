@@ -32,9 +32,9 @@ from mlxd.v1 import (
     worker_pb2_grpc,
 )
 from mlxd_shared.domain.errors import FieldNotServed, InvalidModel, InvalidRequest, WrongWorker
-from mlxd_shared.wire.convert import duration_from_pb
 from mlxd_shared.wire.interceptors import Context, ErrorInterceptor
 from mlxd_shared.wire.proof import Proof
+from mlxd_shared.wire.records import duration_from_pb
 
 LONG_LINE_CHARS = 1 << 20
 EXIT_CODE = 3

@@ -25,8 +25,8 @@ from mlxd.v1 import (
     worker_pb2_grpc,
 )
 from mlxd_shared.security.net import CHANNEL_OPTIONS
-from mlxd_shared.wire.convert import duration_from_pb, duration_to_pb
 from mlxd_shared.wire.proof import Proof
+from mlxd_shared.wire.records import duration_from_pb, duration_to_pb
 
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0

@@ -31,7 +31,7 @@ from mlxd_controller.runtime.ports import Holding
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import KnownProcess, ProcessMark, mark_of
-from mlxd_shared.wire.convert import duration_to_pb
+from mlxd_shared.wire.records import duration_to_pb
 from tests.support.calls import greedy
 from tests.support.cli import LIMIT_S, mlxd
 from tests.support.served import Served, serve

@@ -19,7 +19,6 @@ from google.protobuf.message import Message
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.domain.errors import FieldNotServed
 from mlxd_shared.security.net import CHANNEL_OPTIONS
-from mlxd_shared.wire.unserved import UNSERVED
 from tests.support.chat_template import write_template
 from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
@@ -53,6 +52,8 @@ CONTROLLER_PROBES = [
 WORKER_PROBES = worker_probes.PROBES.all
 
 BARE = types_pb2.LoadOptions(prefix_cache_bytes=0)
+# The fields that a server refuses by name, by their messages.
+UNSERVED = {"mlxd.v1.LoadModelRequest": ("cancel_on_disconnect",)}
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is

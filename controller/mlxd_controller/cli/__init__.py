@@ -15,21 +15,39 @@ Exit codes, the same for every command:
 from __future__ import annotations
 
 import os
+import sys
 
 # gRPC's handlers around fork() start its threads again in the child, where they crash at times
 # before the child becomes a worker (seen in 2 of 60 starts under uvloop, whose fork() runs them).
 # A process that only forks to exec has no use for them. gRPC reads this when it is imported.
 NO_FORK_HANDLERS = ("GRPC_ENABLE_FORK_SUPPORT", "0")
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""By their descriptors' numbers."""
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     os.environ.setdefault(*NO_FORK_HANDLERS)
-    # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
-    from mlxd_controller.cli.streams import open_closed  # noqa: PLC0415
-
     open_closed()  # before the modules below open files, or keep a stream
+    # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
     from mlxd_controller.cli.app import app  # noqa: PLC0415
     from mlxd_controller.cli.output import run_guarded  # noqa: PLC0415
 
     run_guarded(app)
+
+
+def open_closed() -> None:
+    """Open each standard stream that the process began without (`>&-`) on the null device.
+
+    Python has None for such a stream, and the system gives its number to the next file that is
+    opened: a library's word on stderr would go into a socket of ours.
+    """
+    for descriptor, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)  # the lowest number free, so most likely this one
+        if opened != descriptor:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - the system's own signature
+        setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))

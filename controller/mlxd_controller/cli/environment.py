@@ -19,16 +19,16 @@ LOAD_TIMEOUT_VARIABLE = "MLXD_LOAD_TIMEOUT"
 _log = get_logger("settings")
 
 
-def keep_alive_s(given_s: float | None, environment: Mapping[str, str]) -> float:
+def keep_alive_s(option_s: float | None, environment: Mapping[str, str]) -> float:
     """Return how long an idle model stays; 0 is not at all, FOREVER_S for ever."""
-    if given_s is not None:
-        return given_s
+    if option_s is not None:
+        return option_s
     return _duration_s(environment, KEEP_ALIVE_VARIABLE, config.KEEP_ALIVE_DEFAULT_S)
 
 
-def load_timeout_s(given_s: float | None, environment: Mapping[str, str]) -> float:
+def load_timeout_s(option_s: float | None, environment: Mapping[str, str]) -> float:
     """Return after how long without progress a load is given up; 0 and FOREVER_S are never."""
-    wanted_s = given_s
+    wanted_s = option_s
     if wanted_s is None:
         wanted_s = _duration_s(environment, LOAD_TIMEOUT_VARIABLE, config.LOAD_STALL_TIMEOUT_S)
     return wanted_s or FOREVER_S

@@ -36,8 +36,7 @@ def _bias(text: str) -> tuple[int, float]:
             return int(token_id), float(bias)
     except ValueError:
         pass  # no number: told below
-    message = f"--logit-bias: {text!r} is not ID=BIAS, for example 42=-5"
-    raise ValueError(message)
+    raise ValueError(f"--logit-bias: {text!r} is not ID=BIAS, for example 42=-5")
 
 
 # What `Annotated` needs to know of a parsed value is only that somebody has parsed it.
@@ -64,13 +63,17 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def duration_option(text: str, *, show_default: bool = True) -> Any:  # noqa: ANN401 - typer's own
+    """Return an option whose value is a duration, in seconds once it is read."""
+    return typer.Option(parser=duration, metavar="DURATION", help=text, show_default=show_default)
+
+
 KeepAlive = Annotated[
     float | None,
-    typer.Option(
-        "--keep-alive",
-        parser=duration,
-        metavar="DURATION",
-        help="How long the model stays after its last use, such as 5m; -1: forever, 0: not at all.",
+    duration_option(
+        "How long the model stays after its last use, such as 5m; -1: forever, 0: not at all."
     ),
 ]
 

@@ -89,14 +89,15 @@ def complain(problem: str) -> None:
         typer.echo(f"mlxd: {escape(line)}", err=True)
 
 
-def usage_error(problem: str) -> NoReturn:
-    """Refuse the command line.
-
-    Raises:
-        typer.Exit: always.
-    """
+def leave(problem: str, code: ExitCode) -> NoReturn:
+    """Write one line to stderr, and end the command by raising typer.Exit."""
     complain(problem)
-    raise typer.Exit(ExitCode.USAGE)
+    raise typer.Exit(code)
+
+
+def usage_error(problem: str) -> NoReturn:
+    """Refuse the command line by raising typer.Exit."""
+    leave(problem, ExitCode.USAGE)
 
 
 def read_piped() -> str:

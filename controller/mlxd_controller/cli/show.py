@@ -76,16 +76,9 @@ def _print(grid: Table) -> None:
 
 def json_line(value: object) -> None:
     """Print `value` (a message, or anything JSON can carry) as one line of JSON."""
-    text = json.dumps(plain(value), ensure_ascii=False, default=_encode)
+    text = json.dumps(value, ensure_ascii=False, default=_encode)
     # JSON leaves these as they are, of which one alone begins a sequence that steers a terminal.
     typer.echo(_HIGH_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
-
-
-def plain(value: object) -> object:
-    """Return a message as a dictionary, anything else as it is."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value
 
 
 def _encode(value: object) -> object:
@@ -96,10 +89,9 @@ def _encode(value: object) -> object:
             return value.isoformat()
         case bytes():
             return list(value)
-        case _ if dataclasses.is_dataclass(value):
-            return plain(value)
-    message = f"{type(value).__name__} has no JSON form"
-    raise TypeError(message)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def logprobs(delta: Delta) -> str:

@@ -13,7 +13,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_shared.wire.convert import duration_from_pb
+from mlxd_shared.wire.records import duration_from_pb
 
 TOTAL = "_total"
 _KINDS = {

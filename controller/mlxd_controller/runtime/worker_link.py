@@ -16,16 +16,23 @@ from typing import TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from mlxd.v1 import inference_pb2, status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
+from mlxd.v1 import (
+    inference_pb2,
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from mlxd_controller.runtime.ports import Question
 from mlxd_shared import config
 from mlxd_shared.domain.figures import LoadProgress, ProcessStatus
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
-from mlxd_shared.wire.convert import duration_to_pb, load_to_pb
-from mlxd_shared.wire.convert_status import process_from_pb, progress_from_pb
+from mlxd_shared.wire.convert_status import process_from_pb
 from mlxd_shared.wire.proof import Checked, Proof
+from mlxd_shared.wire.records import duration_to_pb, read, write
 from mlxd_shared.wire.status import RemoteError, from_call
 
 _T = TypeVar("_T")
@@ -102,14 +109,14 @@ class GrpcLink:
                 path=path,
                 name=name,
                 digest=self._digest,
-                options=load_to_pb(spec),
+                options=write(spec, types_pb2.LoadOptions),
             ),
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
         try:
             with _own_errors():
                 async for message in call:
-                    yield progress_from_pb(message.progress)
+                    yield read(LoadProgress, message.progress)
         finally:
             call.cancel()
 

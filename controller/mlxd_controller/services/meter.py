@@ -10,7 +10,8 @@ from mlxd.v1 import inference_pb2
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.convert import CACHE_REASON_FROM_PB, FINISH_FROM_PB, duration_from_pb
+from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_FROM_PB
+from mlxd_shared.wire.records import duration_from_pb
 from mlxd_shared.wire.status import end_code
 
 NO_FINISH = "none"
@@ -18,6 +19,7 @@ UNKNOWN_REASON = "unknown"
 """The label of what a worker of another version may call a reason."""
 UNKNOWN_MODEL = "unknown"
 """The label of requests that name no model of ours, so that clients cannot grow the metrics."""
+_REASONS = {number: reason.value for reason, number in CACHE_REASON_TO_PB.items()}
 _log = get_logger("inference")
 
 
@@ -57,9 +59,8 @@ class Meter:
         metrics.prompt_tokens.add(usage.prompt_tokens, model=model)
         metrics.cached_tokens.add(usage.cached_tokens, model=model)
         metrics.generated_tokens.add(usage.completion_tokens - self.resumed, model=model)
-        reason = CACHE_REASON_FROM_PB.get(usage.cache_reason)
         lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
-        lookups.add(model=model, reason=UNKNOWN_REASON if reason is None else reason.value)
+        lookups.add(model=model, reason=_REASONS.get(usage.cache_reason, UNKNOWN_REASON))
         metrics.queue.observe(duration_from_pb(usage.queue_duration), model=model)
         metrics.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
         gaps = usage.completion_tokens - 1

@@ -24,11 +24,10 @@ from mlxd_controller.runtime.runtime import Lease, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
+from mlxd_shared.domain.errors import FieldNotServed, InvalidModel, InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
 from mlxd_shared.wire.interceptors import Context
-from mlxd_shared.wire.unserved import refuse_unserved
 
 DESCRIPTOR = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 UNLOAD_GRACE_MAX_S = 3600.0
@@ -73,7 +72,8 @@ class ModelService:
     ) -> AsyncGenerator[model_pb2.LoadModelResponse, None]:
         """Load a model and tell of it, or only reckon whether it would fit."""
         spec = load_from_pb(request.options)
-        refuse_unserved(request)
+        if request.cancel_on_disconnect:
+            raise FieldNotServed("cancel_on_disconnect")
         ref = await self._catalog.find_to_load(
             request.model, name=request.name, keep=not request.validate_only
         )

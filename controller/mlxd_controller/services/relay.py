@@ -31,9 +31,9 @@ from mlxd_shared.domain.errors import (
 )
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.convert import duration_to_pb
 from mlxd_shared.wire.intake import as_checked
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import duration_to_pb
 from mlxd_shared.wire.status import RemoteError
 
 MOVES_MAX = 16

@@ -26,8 +26,8 @@ from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.wire.convert import checked_duration_s
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import timestamp_to_pb
 
 DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]
 

@@ -13,9 +13,8 @@ from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Weights, merge
-from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB, sampling_to_pb
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
-from mlxd_shared.wire.convert_status import figures_to_pb, progress_to_pb
+from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
+from mlxd_shared.wire.records import timestamp_to_pb, write
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
@@ -50,7 +49,9 @@ def model_to_pb(
         context_length_max=ref.facts.context_length_max,
         vocab_size=ref.facts.passes.vocab,
         stored_bytes=ref.facts.stored_bytes,
-        effective_sampling=sampling_to_pb(merge(spec.sampling, ref.defaults, DEFAULTS)),
+        effective_sampling=write(
+            merge(spec.sampling, ref.defaults, DEFAULTS), types_pb2.SamplingOptions
+        ),
     )
     if model is None:
         return pb
@@ -61,7 +62,7 @@ def model_to_pb(
     pb.pinned = model.pinned
     pb.priority = model.spec.priority or 0
     if isinstance(model.phase, phases.Loading):
-        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+        pb.progress.CopyFrom(write(model.phase.progress, types_pb2.LoadProgress))
     if isinstance(model.phase, phases.Resident):
         plan = model.phase.plan
         pb.device = plan.device
@@ -98,7 +99,7 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
         pb.kv_format = KV_FORMAT_TO_PB[figures.kv_format]
         pb.prefix_cache_bytes = figures.prefix_cache_nbytes
     if figures.sampling is not None:
-        pb.effective_sampling.CopyFrom(sampling_to_pb(figures.sampling))
+        pb.effective_sampling.CopyFrom(write(figures.sampling, types_pb2.SamplingOptions))
 
 
 def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_pb2.FitReport:
@@ -133,14 +134,14 @@ def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb
     figures = _figures(worker, clock)
     if worker.exit_code is not None:
         figures = _without_holdings(replace(figures, exit_code=worker.exit_code))
-    pb = figures_to_pb(figures)
+    pb = write(figures, status_pb2.WorkerStatus)
     pb.state = types_pb2.MODEL_STATE_UNLOADING if model is None else phase_to_pb(model.phase)
     if worker.error is not None:
         pb.state = types_pb2.MODEL_STATE_FAILED
         pb.last_error = worker.error.describe()
         pb.last_lines[:] = worker.last_lines()
     if model is not None and isinstance(model.phase, phases.Loading):
-        pb.progress.CopyFrom(progress_to_pb(model.phase.progress))
+        pb.progress.CopyFrom(write(model.phase.progress, types_pb2.LoadProgress))
     return pb
 
 

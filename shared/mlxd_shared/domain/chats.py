@@ -59,11 +59,8 @@ class Chat:
     @property
     def begins_answer(self) -> bool:
         """Whether the assistant's next message is begun."""
-        return (
-            not self.continues
-            if self.add_generation_prompt is None
-            else (self.add_generation_prompt)
-        )
+        wanted = self.add_generation_prompt
+        return not self.continues if wanted is None else wanted
 
     @property
     def parses(self) -> bool:
@@ -168,5 +165,4 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> float:
-    message = f"{text} is not JSON"
-    raise ValueError(message)
+    raise ValueError(f"{text} is not JSON")

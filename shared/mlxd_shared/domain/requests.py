@@ -7,11 +7,10 @@ the options given at load, the model's generation_config.json, DEFAULTS.
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from itertools import islice
-from typing import TypeVar
+from typing import Any
 
 from mlxd_shared.config import (
     CONTEXT_LENGTH_LIMIT,
@@ -22,9 +21,6 @@ from mlxd_shared.config import (
 from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.formats import ResponseFormat
-
-SEED_LIMIT = 1 << 64
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,39 +195,42 @@ class LoadSpec:
     """What snapshots of former prompts may take; 0 keeps none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    low: float
-    high: float
-
-    def check(self, name: str, value: float | None) -> list[FieldViolation]:
-        if value is None or (math.isfinite(value) and self.low <= value <= self.high):
-            return []
-        return [FieldViolation(name, f"{value} is outside [{self.low:g}, {self.high:g}]")]
+def check_range(field: str, value: float | None, low: float, high: float) -> list[FieldViolation]:
+    """Return what is wrong with a value outside [low, high]; with None nothing is."""
+    if value is None or low <= value <= high:
+        return []
+    return [FieldViolation(field, f"{value} is outside [{low}, {high}]")]
 
 
-REPETITION_RANGE = _Range(0.0625, 10)
-"""The least is exact in binary; a factor near 0 would make a logit infinite."""
-LOGIT_BIAS_RANGE = _Range(-100, 100)
+INT32 = (-(1 << 31), (1 << 31) - 1)
+UINT32 = (0, (1 << 32) - 1)
+UINT64 = (0, (1 << 64) - 1)
+LOGIT_BIAS_RANGE = (-100, 100)
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_k": (-1, INT32[1]),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    # The least is exact in binary; a factor near 0 would make a logit infinite.
+    "repetition_penalty": (0.0625, 10),
+    "presence_penalty": (-10, 10),
+    "frequency_penalty": (-10, 10),
+    "repeat_last_n": (-1, INT32[1]),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 0.5),
+    "seed": UINT64,
+}
 
 
 def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     """Return what is out of range in `options`; `prefix` is the field that holds them."""
     violations = [
-        *_Range(0, 100).check(f"{prefix}.temperature", options.temperature),
-        *_Range(-1, (1 << 31) - 1).check(f"{prefix}.top_k", options.top_k),
-        *_Range(0, 1).check(f"{prefix}.top_p", options.top_p),
-        *_Range(0, 1).check(f"{prefix}.min_p", options.min_p),
-        *REPETITION_RANGE.check(f"{prefix}.repetition_penalty", options.repetition_penalty),
-        *_Range(-10, 10).check(f"{prefix}.presence_penalty", options.presence_penalty),
-        *_Range(-10, 10).check(f"{prefix}.frequency_penalty", options.frequency_penalty),
-        *_Range(-1, (1 << 31) - 1).check(f"{prefix}.repeat_last_n", options.repeat_last_n),
-        *_Range(0, 1).check(f"{prefix}.xtc_probability", options.xtc_probability),
-        *_Range(0, 0.5).check(f"{prefix}.xtc_threshold", options.xtc_threshold),
-        *_Range(0, SEED_LIMIT - 1).check(f"{prefix}.seed", options.seed),
+        bad
+        for name, bounds in SAMPLING_RANGES.items()
+        for bad in check_range(f"{prefix}.{name}", getattr(options, name), *bounds)
     ]
     for token_id, bias in options.logit_bias:
-        broken = LOGIT_BIAS_RANGE.check(f"{prefix}.logit_bias[{token_id}]", bias)
+        broken = check_range(f"{prefix}.logit_bias[{token_id}]", bias, *LOGIT_BIAS_RANGE)
         if broken:  # one of a list is enough
             return violations + broken
     return violations
@@ -245,61 +244,30 @@ def load_violations(spec: LoadSpec, *, prefix: str) -> list[FieldViolation]:
         ("prefix_cache_bytes", spec.prefix_cache_nbytes, 0, PREFIX_CACHE_BYTES_LIMIT),
     )
     return [
-        FieldViolation(f"{prefix}.{name}", f"{value} is outside [{low}, {high}]")
+        bad
         for name, value, low, high in bounds
-        if value is not None and not low <= value <= high
+        for bad in check_range(f"{prefix}.{name}", value, low, high)
     ]
 
 
 def merge(*layers: SamplingOptions) -> SamplingOptions:
     """Return the first value given for each field, earlier layers first."""
-    return SamplingOptions(
-        temperature=_first(layer.temperature for layer in layers),
-        top_k=_first(layer.top_k for layer in layers),
-        top_p=_first(layer.top_p for layer in layers),
-        min_p=_first(layer.min_p for layer in layers),
-        repetition_penalty=_first(layer.repetition_penalty for layer in layers),
-        presence_penalty=_first(layer.presence_penalty for layer in layers),
-        frequency_penalty=_first(layer.frequency_penalty for layer in layers),
-        repeat_last_n=_first(layer.repeat_last_n for layer in layers),
-        xtc_probability=_first(layer.xtc_probability for layer in layers),
-        xtc_threshold=_first(layer.xtc_threshold for layer in layers),
-        seed=_first(layer.seed for layer in layers),
-        logit_bias=next((layer.logit_bias for layer in layers if layer.logit_bias), ()),
-    )
+    values: dict[str, Any] = {}
+    for layer in reversed(layers):
+        values |= {name: value for name, value in _items(layer) if value not in (None, ())}
+    return SamplingOptions(**values)
 
 
-def _first(values: Iterable[_T | None]) -> _T | None:
-    return next((value for value in values if value is not None), None)
+def _items(options: SamplingOptions) -> Iterator[tuple[str, Any]]:
+    return ((field.name, getattr(options, field.name)) for field in fields(options))
 
 
 def resolve(options: SamplingOptions, *, seed: int) -> Sampling:
     """Return the values in force; `seed` is used where none was given."""
-    full = merge(options, DEFAULTS)
-    assert full.temperature is not None
-    assert full.top_k is not None
-    assert full.top_p is not None
-    assert full.min_p is not None
-    assert full.repetition_penalty is not None
-    assert full.presence_penalty is not None
-    assert full.frequency_penalty is not None
-    assert full.repeat_last_n is not None
-    assert full.xtc_probability is not None
-    assert full.xtc_threshold is not None
-    return Sampling(
-        temperature=full.temperature,
-        top_k=max(full.top_k, 0),
-        top_p=full.top_p or 1.0,
-        min_p=full.min_p,
-        seed=seed if full.seed is None else full.seed,
-        logit_bias=full.logit_bias,
-        repetition_penalty=full.repetition_penalty,
-        presence_penalty=full.presence_penalty,
-        frequency_penalty=full.frequency_penalty,
-        repeat_last_n=full.repeat_last_n,
-        xtc_probability=full.xtc_probability,
-        xtc_threshold=full.xtc_threshold,
-    )
+    values = dict(_items(merge(options, SamplingOptions(seed=seed), DEFAULTS)))
+    values["top_k"] = max(values["top_k"], 0)
+    values["top_p"] = values["top_p"] or 1.0
+    return Sampling(**values)
 
 
 def check_vocabulary(spec: GenerateSpec, vocab_size: int) -> None:

@@ -33,8 +33,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.match(text)
     size = math.inf if match is None else float(match[1]) * _SIZES[match[2].lower()]
     if not math.isfinite(size):
-        message = f"{text!r:.80} is not a size; write for example 512M or 1.5G"
-        raise ValueError(message)
+        raise ValueError(f"{text!r:.80} is not a size; write for example 512M or 1.5G")
     return int(size)
 
 
@@ -54,13 +53,11 @@ def parse_duration(text: str) -> float:
     except ValueError:
         seconds = _sum_of_parts(body, text)
     if not math.isfinite(seconds):
-        message = f"{text!r} is not a duration"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is not a duration")
     if negative and seconds > 0:
         return FOREVER_S
     if seconds > DURATION_MAX_S:
-        message = f"{text!r} is above {DURATION_MAX_S:.0f} s; write -1 for ever"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is above {DURATION_MAX_S:.0f} s; write -1 for ever")
     return seconds
 
 
@@ -75,8 +72,9 @@ def timeout_of(seconds: float) -> float | None:
 def _sum_of_parts(body: str, original: str) -> float:
     parts = _PART.findall(body)
     if not parts or "".join(number + unit for number, unit in parts) != body:
-        message = f"{original!r} is not a duration; write for example 5m, 1h30m or -1 for ever"
-        raise ValueError(message)
+        raise ValueError(
+            f"{original!r} is not a duration; write for example 5m, 1h30m or -1 for ever"
+        )
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 

@@ -17,7 +17,7 @@ from typing import Literal, TextIO, cast
 
 import structlog
 
-from mlxd_shared.ops.terminal import escape, escaped_line
+from mlxd_shared.ops.terminal import escape, escape_line
 
 LogFormat = Literal["auto", "json", "console"]
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
@@ -63,8 +63,7 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
         ValueError: `level` is not one of LEVELS.
     """
     if level not in LEVELS:
-        message = f"log level {level!r} is not one of {', '.join(LEVELS)}"
-        raise ValueError(message)
+        raise ValueError(f"log level {level!r} is not one of {', '.join(LEVELS)}")
     console = fmt == "console" or (fmt == "auto" and stream.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(
@@ -99,7 +98,7 @@ def _harmless(
     for name, value in event.items():
         if isinstance(value, str):
             lines = name in ("exception", "stack")
-            event[name] = escape(value) if lines else escaped_line(value)
+            event[name] = escape(value) if lines else escape_line(value)
     return event
 
 

@@ -23,7 +23,7 @@ def escape(text: str) -> str:
     return _STEERING.sub(_escape, text)
 
 
-def escaped_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return the same as one line: line ends and tabs stand as their escapes too."""
     return _CONTROL.sub(_escape, text)
 

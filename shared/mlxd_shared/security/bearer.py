@@ -13,9 +13,7 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -23,8 +21,13 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.certificates import read_secret
-from mlxd_shared.wire.inquiries import HEALTH_PREFIX
-from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.interceptors import (
+    HEALTH_PREFIX,
+    Context,
+    Continuation,
+    Handler,
+    refuse_unread,
+)
 
 REFUSAL = "valid credentials are needed"
 """All that a refused caller is told."""
@@ -94,12 +97,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         self._refusals = Refusals()
 
     async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
         """Ask the next interceptor, or refuse without asking."""
         metadata = handler_call_details.invocation_metadata or ()
         headers = [str(value) for key, value in metadata if key == HEADER]
@@ -107,13 +106,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if accepted or (self._open_prefix and method.startswith(self._open_prefix)):
             return await continuation(handler_call_details)
-        # As a stream of bytes: nothing of the request is read, whatever kind the method is.
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
+        return refuse_unread(self._refuse)
 
-    async def _refuse(self, _: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def _refuse(self, context: Context) -> None:
         self._refusals.note(context.peer())
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
-        yield b""  # never reached: this makes it a stream
 
 
 class Refusals:

@@ -126,8 +126,7 @@ def validity(der: bytes) -> Validity:
               if item.tag != _VERSION]  # fmt: skip
     # serial number, signature algorithm, issuer, validity, ...
     if len(fields) < 4 or fields[3].tag != _SEQUENCE:
-        message = "no validity where a certificate has it"
-        raise ValueError(message)
+        raise ValueError("no validity where a certificate has it")
     not_before, not_after = (
         _time(der, item) for item in _items(der, fields[3].start, fields[3].end)
     )
@@ -147,15 +146,13 @@ def _items(der: bytes, at: int, end: int) -> Iterator[_Item]:
     """Yield the values that lie one after the other in [at, end)."""
     while at < end:
         if at + 2 > end:
-            message = "a value is cut off"
-            raise ValueError(message)
+            raise ValueError("a value is cut off")
         tag, length, at = der[at], der[at + 1], at + 2
         if length & 0x80:
             size = length & 0x7F
             length, at = int.from_bytes(der[at : at + size], "big"), at + size
         if at + length > end:
-            message = "a value is longer than what holds it"
-            raise ValueError(message)
+            raise ValueError("a value is longer than what holds it")
         yield _Item(tag, at, at + length)
         at += length
 
@@ -163,14 +160,12 @@ def _items(der: bytes, at: int, end: int) -> Iterator[_Item]:
 def _first(der: bytes, at: int, end: int) -> _Item:
     for item in _items(der, at, end):
         return item
-    message = "a value holds nothing"
-    raise ValueError(message)
+    raise ValueError("a value holds nothing")
 
 
 def _time(der: bytes, item: _Item) -> datetime:
     if item.tag not in _TIME_FORMATS:
-        message = "a date that is none"
-        raise ValueError(message)
+        raise ValueError("a date that is none")
     text = der[item.start : item.end].decode("ascii")
     moment = datetime.strptime(text, _TIME_FORMATS[item.tag]).replace(tzinfo=UTC)
     if item.tag == _UTC_TIME and moment.year >= 2050:  # two digits of a year mean 1950 to 2049

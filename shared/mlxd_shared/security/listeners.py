@@ -37,7 +37,10 @@ class ListenerFiles:
             InvalidRequest: one of two options that need each other is missing.
             BadCredentials: a file cannot be used; see certificates and bearer.
         """
-        cert, key = _both(self.tls_cert, self.tls_key, "tls_cert", "tls_key")
+        cert, key = self.tls_cert, self.tls_key
+        if bool(cert) != bool(key):
+            missing, present = ("tls_key", "tls_cert") if cert else ("tls_cert", "tls_key")
+            raise InvalidRequest.of(missing, f"is needed with {present}")
         if self.tls_client_ca and not cert:
             raise InvalidRequest.of("tls_client_ca", "needs tls_cert and tls_key")
         if self.open_health and not self.token_file:
@@ -52,20 +55,6 @@ class ListenerFiles:
 
 NO_FILES = ListenerFiles()
 """No protection was asked for."""
-
-
-def _both(
-    first: Path | None, second: Path | None, first_name: str, second_name: str
-) -> tuple[Path | None, Path | None]:
-    """Return both or none.
-
-    Raises:
-        InvalidRequest: one is there without the other.
-    """
-    if bool(first) != bool(second):
-        missing, present_name = (second_name, first_name) if first else (first_name, second_name)
-        raise InvalidRequest.of(missing, f"is needed with {present_name}")
-    return first, second
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
@@ -57,7 +56,7 @@ def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
         return opened
     if credentials is None and not address.loopback:
         raise InvalidRequest.of("token_file", f"needs tls_ca: {address.target} is not loopback")
-    return TokenChannel(opened, read_token(security.token_file))
+    return _carry_token(opened, read_token(security.token_file))
 
 
 def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
@@ -77,62 +76,22 @@ def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
     )
 
 
-class TokenChannel(grpc.aio.Channel):
-    """A channel whose every call carries the token."""
+def _carry_token(opened: grpc.aio.Channel, token: Token) -> grpc.aio.Channel:
+    """Have every call of a channel carry the token."""
+    for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+        setattr(opened, kind, _with_header(getattr(opened, kind), token.header))
+    return opened
 
-    def __init__(self, inner: grpc.aio.Channel, token: Token) -> None:
-        """Own `inner`."""
-        self._inner = inner
-        self._header = token.header
 
-    def _guard(self, call: Callable[..., Any]) -> Any:  # noqa: ANN401 - four kinds, one wrapping
+def _with_header(make: Callable[..., Any], header: tuple[str, str]) -> Callable[..., Any]:
+    """Return what makes the methods that `make` does, each of which sends the header."""
+
+    def make_method(*names: Any, **codecs: Any) -> Any:  # noqa: ANN401 - four kinds, one wrapping
+        call = make(*names, **codecs)
+
         def start(*args: Any, metadata: Any = None, **options: Any) -> Any:  # noqa: ANN401
-            return call(*args, metadata=(*(metadata or ()), self._header), **options)
+            return call(*args, metadata=(*(metadata or ()), header), **options)
 
         return start
 
-    def unary_unary(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Make a method; see grpc.aio."""
-        return self._guard(self._inner.unary_unary(*args, **options))
-
-    def unary_stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Make a method; see grpc.aio."""
-        return self._guard(self._inner.unary_stream(*args, **options))
-
-    def stream_unary(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Make a method; see grpc.aio."""
-        return self._guard(self._inner.stream_unary(*args, **options))
-
-    def stream_stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Make a method; see grpc.aio."""
-        return self._guard(self._inner.stream_stream(*args, **options))
-
-    async def close(self, grace: float | None = None) -> None:
-        """End every call and the connection."""
-        await self._inner.close(grace)
-
-    def get_state(
-        self,
-        try_to_connect: bool = False,  # noqa: FBT001, FBT002 - the signature is gRPC's
-    ) -> grpc.ChannelConnectivity:
-        """Return the connection's state."""
-        return self._inner.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait for another state."""
-        await self._inner.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        """Wait for a connection."""
-        await self._inner.channel_ready()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
+    return make_method

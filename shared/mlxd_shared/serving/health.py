@@ -27,12 +27,11 @@ from mlxd_shared.wire.status import shorten
 _Answer = health_pb2.HealthCheckResponse
 
 
-class Health:
+class Health(health_pb2_grpc.HealthServicer):
     """The health of "", each service, and `models/<name>`. One owner: the event loop."""
 
     def __init__(self) -> None:
         """Begin with a process that serves and has no services yet."""
-        self.servicer = _Servicer(self)
         self._serving: dict[str, bool] = {"": True}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._left = False
@@ -66,9 +65,20 @@ class Health:
             return _Answer.SERVICE_UNKNOWN
         return _Answer.SERVING if serving else _Answer.NOT_SERVING
 
-    async def watch(self, name: str) -> AsyncGenerator[int, None]:
-        """Yield the state of `name` now, and each that it goes over to."""
-        news = asyncio.Event()
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Answer:
+        """Return the state now; NOT_FOUND where there is none, as the protocol has it."""
+        state = self.of(request.service)
+        if state == _Answer.SERVICE_UNKNOWN:
+            problem = f"nothing is known of the health of {request.service!r}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, shorten(problem))
+        return _Answer(status=state)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncGenerator[_Answer, None]:
+        """Yield the state now, and each that the name goes over to; never ends by itself."""
+        del context
+        name, news = request.service, asyncio.Event()
         self._watchers.setdefault(name, set()).add(news)
         try:
             last = None
@@ -77,7 +87,7 @@ class Health:
                 state = self.of(name)
                 if state != last:
                     last = state
-                    yield state
+                    yield _Answer(status=state)
                 await news.wait()
         finally:
             self._watchers[name].remove(news)
@@ -94,30 +104,3 @@ class Health:
     def _wake(self, name: str) -> None:
         for news in self._watchers.get(name, ()):
             news.set()
-
-
-class _Servicer(health_pb2_grpc.HealthServicer):
-    """Answers for a Health."""
-
-    def __init__(self, health: Health) -> None:
-        self._health = health
-
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Answer:
-        """Return the state now; NOT_FOUND where there is none, as the protocol has it."""
-        state = self._health.of(request.service)
-        if state == _Answer.SERVICE_UNKNOWN:
-            problem = f"nothing is known of the health of {request.service!r}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, shorten(problem))
-        return _Answer(status=state)
-
-    async def Watch(
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncGenerator[_Answer, None]:
-        """Tell the state now and each that follows; never ends by itself."""
-        del context
-        states = self._health.watch(request.service)
-        try:
-            async for state in states:
-                yield _Answer(status=state)
-        finally:
-            await states.aclose()

@@ -57,7 +57,7 @@ def make_server(
         open_health = security.files.open_health
         interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
     server = grpc.aio.server(interceptors=interceptors, options=options)
-    health_pb2_grpc.add_HealthServicer_to_server(health_of.servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_of, server)
     names = [service.full_name for service in services]
     reflection.enable_server_reflection(
         [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server

@@ -11,8 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from functools import partial
 
 import grpc
 
@@ -20,8 +19,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import QueueFull
 from mlxd_shared.domain.retry_times import retry_after_s
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.inquiries import is_inquiry
-from mlxd_shared.wire.interceptors import Context, abort
+from mlxd_shared.wire.interceptors import Continuation, Handler, abort, is_inquiry, refuse_unread
 
 _log = get_logger("admission")
 
@@ -67,30 +65,17 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         self._inquiries = Room("health and status calls", config.INQUIRIES_MAX)
 
     async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
         """Take a place for as long as the call's task lasts, or refuse without asking on."""
         asks = is_inquiry(handler_call_details.method)
         room = self._inquiries if asks else self._calls
         try:
             room.enter()
         except QueueFull as full:
-            # As a stream of bytes: nothing of the request is read, whatever kind the method is.
-            return grpc.stream_stream_rpc_method_handler(_refusal(full))
+            return refuse_unread(partial(abort, error=full))
         # gRPC asks its interceptors in the task that then runs the handler.
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _: room.leave())
         return await continuation(handler_call_details)
-
-
-def _refusal(full: QueueFull) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-    async def refuse(_: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        await abort(context, full)
-        yield b""  # never reached: this makes it a stream
-
-    return refuse

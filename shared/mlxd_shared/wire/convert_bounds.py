@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
-from mlxd_shared.wire.convert_format import FIELD
+from mlxd_shared.domain.requests import check_range
 
 SECONDS_MAX = 315_576_000_000
 """Of a google.protobuf.Duration: ten thousand years."""
@@ -29,20 +29,14 @@ def list_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
         ("resume_token_ids", len(pb.resume_token_ids), ids_max, "ids"),
         ("chat.messages", len(chat.messages), config.CHAT_MESSAGES_MAX, "messages"),
         ("chat.tools_json", len(chat.tools_json), config.CHAT_TOOLS_MAX, "tools"),
-        (f"{FIELD}.choice.choices", len(choices), config.FORMAT_CHOICES_MAX, "choices"),
+        ("response_format.choice.choices", len(choices), config.FORMAT_CHOICES_MAX, "choices"),
     )
-    return [
-        FieldViolation(field, f"at most {most} {things}")
-        for field, length, most, things in lists
-        if length > most
-    ]
+    return [bad for each in lists for bad in check_count(*each)]
 
 
-def name_violations(model: str) -> list[FieldViolation]:
-    """Return what keeps a text from being a model's name."""
-    if len(model) <= config.MODEL_NAME_CHARS_MAX:
-        return []
-    return [FieldViolation("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")]
+def check_count(field: str, count: int, most: int, things: str) -> list[FieldViolation]:
+    """Return what is wrong with a field that holds so many things."""
+    return [FieldViolation(field, f"at most {most} {things}")] if count > most else []
 
 
 def text_of(pb: inference_pb2.TokenizeRequest) -> str:
@@ -67,25 +61,14 @@ def check_ids(pb: inference_pb2.DetokenizeRequest) -> None:
         raise InvalidRequest.of("token_ids", f"at most {config.TOKENIZE_IDS_MAX} ids")
 
 
-def timestamp_to_pb(unix_s: float) -> Timestamp:
-    """Return the moment `unix_s` seconds after the epoch, to the microsecond (a float's grain)."""
-    stamp = Timestamp()
-    stamp.FromMicroseconds(round(unix_s * 1e6))
-    return stamp
-
-
 def duration_violations(pb: Duration, field: str) -> list[FieldViolation]:
     """Return what makes a duration none: seconds and nanoseconds have bounds, and one sign."""
-    if not -SECONDS_MAX <= pb.seconds <= SECONDS_MAX:
-        limit = f"{pb.seconds} is outside [-{SECONDS_MAX}, {SECONDS_MAX}]"
-        return [FieldViolation(f"{field}.seconds", limit)]
-    if not -NANOS_MAX <= pb.nanos <= NANOS_MAX:
-        limit = f"{pb.nanos} is outside [-{NANOS_MAX}, {NANOS_MAX}]"
-        return [FieldViolation(f"{field}.nanos", limit)]
-    if pb.seconds * pb.nanos < 0:
+    violations = check_range(f"{field}.seconds", pb.seconds, -SECONDS_MAX, SECONDS_MAX)
+    violations += check_range(f"{field}.nanos", pb.nanos, -NANOS_MAX, NANOS_MAX)
+    if not violations and pb.seconds * pb.nanos < 0:
         limit = f"{pb.nanos} has another sign than the {pb.seconds} s that it adds to"
         return [FieldViolation(f"{field}.nanos", limit)]
-    return []
+    return violations
 
 
 def moment_violations(pb: Timestamp, field: str) -> Iterator[FieldViolation]:
@@ -93,5 +76,4 @@ def moment_violations(pb: Timestamp, field: str) -> Iterator[FieldViolation]:
     if not 0 <= pb.seconds <= config.UNIX_TIME_MAX_S:
         limit = f"{pb.seconds} s is outside [0, {config.UNIX_TIME_MAX_S}] after 1970"
         yield FieldViolation(field, limit)
-    if not 0 <= pb.nanos <= NANOS_MAX:
-        yield FieldViolation(f"{field}.nanos", f"{pb.nanos} is outside [0, {NANOS_MAX}]")
+    yield from check_range(f"{field}.nanos", pb.nanos, 0, NANOS_MAX)

@@ -1,4 +1,4 @@
-"""The part of `convert` that reads conversations, and writes them."""
+"""The part of `convert` that checks conversations."""
 
 from __future__ import annotations
 
@@ -7,90 +7,14 @@ from typing import Any
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.chats import (
-    ASSISTANT,
-    ROLES,
-    AnswerPart,
-    Chat,
-    ChatMessage,
-    ToolCall,
-    json_object,
-)
+from mlxd_shared.domain.chats import ASSISTANT, ROLES, json_object
 from mlxd_shared.domain.errors import FieldViolation
-from mlxd_shared.wire.convert_bounds import moment_violations, timestamp_to_pb
+from mlxd_shared.wire.convert_bounds import check_count, moment_violations
 
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
 )
 """What a template is given otherwise."""
-
-
-def chat_from_pb(pb: inference_pb2.ChatPrompt) -> Chat:
-    """Return the conversation, unchecked."""
-    return Chat(
-        messages=tuple(map(_message_from_pb, pb.messages)),
-        tools_json=tuple(pb.tools_json),
-        variables_json=pb.template_variables_json,
-        add_generation_prompt=(
-            pb.add_generation_prompt if pb.HasField("add_generation_prompt") else None
-        ),
-        continue_final_message=(
-            pb.continue_final_message if pb.HasField("continue_final_message") else None
-        ),
-        parse_output=pb.parse_output if pb.HasField("parse_output") else None,
-        now_s=pb.now.ToMicroseconds() / 1e6 if pb.HasField("now") else None,
-    )
-
-
-def chat_to_pb(chat: Chat) -> inference_pb2.ChatPrompt:
-    """Return the conversation for the wire; what is None stays absent."""
-    return inference_pb2.ChatPrompt(
-        messages=map(_message_to_pb, chat.messages),
-        tools_json=chat.tools_json,
-        template_variables_json=chat.variables_json,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        parse_output=chat.parse_output,
-        now=None if chat.now_s is None else timestamp_to_pb(chat.now_s),
-    )
-
-
-def _message_from_pb(pb: inference_pb2.ChatMessage) -> ChatMessage:
-    return ChatMessage(
-        role=pb.role,
-        content=pb.content,
-        reasoning=pb.reasoning,
-        tool_calls=tuple(call_from_pb(call) for call in pb.tool_calls),
-        tool_call_id=pb.tool_call_id,
-        name=pb.name,
-    )
-
-
-def _message_to_pb(message: ChatMessage) -> inference_pb2.ChatMessage:
-    return inference_pb2.ChatMessage(
-        role=message.role,
-        content=message.content,
-        reasoning=message.reasoning,
-        tool_calls=map(call_to_pb, message.tool_calls),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
-
-
-def call_from_pb(pb: inference_pb2.ToolCall) -> ToolCall:
-    """Return a call, unchecked."""
-    return ToolCall(pb.name, pb.arguments_json, pb.id)
-
-
-def call_to_pb(call: ToolCall) -> inference_pb2.ToolCall:
-    """Return a call for the wire."""
-    return inference_pb2.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments_json)
-
-
-def part_from_pb(pb: inference_pb2.OutputPart) -> AnswerPart:
-    """Return a piece of an answer."""
-    call = call_from_pb(pb.tool_call) if pb.HasField("tool_call") else None
-    return AnswerPart(pb.index, pb.text, pb.reasoning, call)
 
 
 def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:
@@ -106,27 +30,23 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
     """Yield which bounds are passed, those first that need no walk: the caller stops at one."""
     if not 1 <= len(pb.messages) <= config.CHAT_MESSAGES_MAX:
         yield FieldViolation("chat.messages", f"1 to {config.CHAT_MESSAGES_MAX} messages")
-    if len(pb.tools_json) > config.CHAT_TOOLS_MAX:
-        yield FieldViolation("chat.tools_json", f"at most {config.CHAT_TOOLS_MAX} tools")
     calls = sum(len(message.tool_calls) for message in pb.messages)
-    if calls > config.CHAT_MESSAGES_MAX:
-        limit = f"at most {config.CHAT_MESSAGES_MAX} calls in all messages"
-        yield FieldViolation("chat.messages", limit)
+    yield from check_count(
+        "chat.messages", calls, config.CHAT_MESSAGES_MAX, "calls in all messages"
+    )
     texts = sum(
         len(m.content) + len(m.reasoning) + len(m.name) + len(m.tool_call_id) for m in pb.messages
     )
-    if texts > config.PROMPT_CHARS_MAX:
-        limit = f"at most {config.PROMPT_CHARS_MAX} characters in all messages"
-        yield FieldViolation("chat.messages", limit)
+    most = config.PROMPT_CHARS_MAX
+    yield from check_count("chat.messages", texts, most, "characters in all messages")
     written = len(pb.template_variables_json) + sum(map(len, pb.tools_json))
     written += sum(
         len(call.arguments_json) + len(call.name) + len(call.id)
         for message in pb.messages
         for call in message.tool_calls
     )
-    if written > config.CHAT_JSON_CHARS_MAX:
-        limit = f"at most {config.CHAT_JSON_CHARS_MAX} characters of JSON in a chat"
-        yield FieldViolation("chat", limit)
+    most = config.CHAT_JSON_CHARS_MAX
+    yield from check_count("chat", written, most, "characters of JSON in a chat")
 
 
 def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
@@ -199,9 +119,9 @@ def _variable_violations(field: str, text: str) -> Iterator[FieldViolation]:
 
 def _object_of(field: str, text: str) -> tuple[dict[str, Any], list[FieldViolation]]:
     """Return the object that a text spells, or what is wrong with it."""
-    if len(text) > config.CHAT_JSON_TEXT_CHARS_MAX:
-        limit = f"at most {config.CHAT_JSON_TEXT_CHARS_MAX} characters"
-        return {}, [FieldViolation(field, limit)]
+    too_long = check_count(field, len(text), config.CHAT_JSON_TEXT_CHARS_MAX, "characters")
+    if too_long:
+        return {}, too_long
     try:
         return json_object(text), []
     except ValueError as error:

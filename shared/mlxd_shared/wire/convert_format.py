@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldViolation
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
+from mlxd_shared.wire.convert_bounds import check_count
 
 FIELD = "response_format"
 
 
 def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
     """Return the format, unchecked; None where none is asked for (`json_object` false is none)."""
-    match pb.WhichOneof("kind"):
-        case "json_schema":
-            return ResponseFormat(FormatKind.JSON_SCHEMA, pb.json_schema)
-        case "json_object":
-            return ResponseFormat(FormatKind.JSON_OBJECT) if pb.json_object else None
-        case "regex":
-            return ResponseFormat(FormatKind.REGEX, pb.regex)
-        case "ebnf_grammar":
-            return ResponseFormat(FormatKind.EBNF_GRAMMAR, pb.ebnf_grammar)
-        case "choice":
-            return ResponseFormat(FormatKind.CHOICE, choices=tuple(pb.choice.choices))
-        case _:
-            return None
+    field = pb.WhichOneof("kind")
+    if field is None:
+        return None
+    kind, value = FormatKind(field), getattr(pb, field)
+    if kind is FormatKind.CHOICE:
+        return ResponseFormat(kind, choices=tuple(value.choices))
+    if kind is FormatKind.JSON_OBJECT:
+        return ResponseFormat(kind) if value else None
+    return ResponseFormat(kind, value)
 
 
 def format_to_pb(wanted: ResponseFormat | None) -> inference_pb2.ResponseFormat | None:
     """Return the format for the wire; None where there is none."""
     if wanted is None:
         return None
-    match wanted.kind:
-        case FormatKind.JSON_SCHEMA:
-            return inference_pb2.ResponseFormat(json_schema=wanted.text)
-        case FormatKind.JSON_OBJECT:
-            return inference_pb2.ResponseFormat(json_object=True)
-        case FormatKind.REGEX:
-            return inference_pb2.ResponseFormat(regex=wanted.text)
-        case FormatKind.EBNF_GRAMMAR:
-            return inference_pb2.ResponseFormat(ebnf_grammar=wanted.text)
-        case FormatKind.CHOICE:
-            choice = inference_pb2.ChoiceFormat(choices=wanted.choices)
-            return inference_pb2.ResponseFormat(choice=choice)
+    values = {FormatKind.JSON_OBJECT: True, FormatKind.CHOICE: {"choices": wanted.choices}}
+    value: Any = values.get(wanted.kind, wanted.text)
+    return inference_pb2.ResponseFormat(**{wanted.kind.value: value})
 
 
 def format_texts(wanted: ResponseFormat | None) -> tuple[str, ...]:
@@ -73,6 +63,4 @@ def format_violations(pb: inference_pb2.ResponseFormat) -> list[FieldViolation]:
         return [FieldViolation(field, f"1 to {config.FORMAT_CHOICES_MAX} choices")]
     if not all(texts):
         return [FieldViolation(field, "a text is empty")]
-    if sum(map(len, texts)) > config.FORMAT_CHARS_MAX:
-        return [FieldViolation(field, f"at most {config.FORMAT_CHARS_MAX} characters")]
-    return []
+    return check_count(field, sum(map(len, texts)), config.FORMAT_CHARS_MAX, "characters")

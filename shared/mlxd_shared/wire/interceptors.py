@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -21,14 +21,38 @@ from grpc_status import rpc_status
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.wire.inquiries import INQUIRY, is_inquiry
 from mlxd_shared.wire.intake import Intake, Reader
 from mlxd_shared.wire.proof import Proof
 from mlxd_shared.wire.status import RemoteError, shorten, to_status
 from mlxd_shared.wire.wire_scan import Limits, Size
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+STATUS_PREFIX = "/mlxd.v1.StatusService/"
+INQUIRY = Limits(nbytes=config.INQUIRY_BYTES_MAX, parts=config.INQUIRY_PARTS_MAX, numbers=0)
+"""What a call that asks how a server is may hold: a name and an interval, and what a later version
+may add. As many of them as a server works on at once have room on an account of their own."""
 _log = get_logger("rpc")
+
+
+def is_inquiry(method: str) -> bool:
+    """Return whether a method asks for health or status: it is answered while others are not."""
+    return method.startswith((HEALTH_PREFIX, STATUS_PREFIX))
+
+
+def refuse_unread(answer: Callable[[Context], Awaitable[None]]) -> Handler:
+    """Return a handler that aborts by `answer`, and reads nothing of the request.
+
+    As a stream of bytes: so it serves whatever kind the method is.
+    """
+
+    async def refuse(_: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        await answer(context)
+        yield b""  # never reached: this makes it a stream
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 async def abort(context: Context, error: MlxdError) -> NoReturn:
@@ -52,12 +76,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._inquiries = Intake(INQUIRY, held_nbytes_max=config.INQUIRIES_HELD_BYTES_MAX)
 
     async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
         """Wrap the method's handler."""
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED
@@ -76,14 +96,14 @@ def _wrap(
     method: str,
     intake: Intake,
     counted: Size | None = None,
-) -> grpc.RpcMethodHandler[Any, Any]:
+) -> Handler:
     taking = "stream" if handler.request_streaming else "unary"
     kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
     make, behaviour = getattr(grpc, f"{kind}_rpc_method_handler"), getattr(handler, kind)
     guard = _guard_stream if handler.response_streaming else _guard_unary
     reader = _reader_of(handler.request_deserializer, intake.limits)
     each = handler.request_deserializer if reader is None else reader.whole
-    wrapped: grpc.RpcMethodHandler[Any, Any] = make(
+    wrapped: Handler = make(
         guard(behaviour, method, partial(_take_request, intake, reader, counted)),
         request_deserializer=each if handler.request_streaming or reader is None else None,
         response_serializer=handler.response_serializer,

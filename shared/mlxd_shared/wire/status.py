@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf import any_pb2
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from mlxd_shared import config
 from mlxd_shared.domain import errors as e
+from mlxd_shared.wire.records import duration_to_pb
 
 DOMAIN = "mlxd.dev"
 _PRIVATE_FIELDS = frozenset({"last_lines", "violations"})
@@ -109,14 +110,7 @@ def _metadata_of(error: e.MlxdError) -> dict[str, str]:
     }
 
 
-def _extras(
-    error: e.MlxdError,
-) -> list[
-    error_details_pb2.BadRequest
-    | error_details_pb2.RetryInfo
-    | error_details_pb2.ResourceInfo
-    | error_details_pb2.QuotaFailure
-]:
+def _extras(error: e.MlxdError) -> list[Message]:
     match error:
         case e.InvalidRequest(violations):
             field = error_details_pb2.BadRequest.FieldViolation
@@ -182,22 +176,17 @@ def _first(violations: tuple[e.FieldViolation, ...]) -> list[e.FieldViolation]:
     return kept
 
 
-def _retry(after_s: float) -> error_details_pb2.RetryInfo:
-    delay = Duration()
-    delay.FromMilliseconds(round(after_s * 1000))
-    return error_details_pb2.RetryInfo(retry_delay=delay)
+def _retry(after_s: float) -> Message:
+    retry: Message = error_details_pb2.RetryInfo(retry_delay=duration_to_pb(after_s))
+    return retry
 
 
-@dataclass(eq=False)
 class RemoteError(e.MlxdError):
     """A status of another server, or of gRPC itself, that carries none of our reasons."""
 
     code: grpc.StatusCode
     message: str
-
-    def describe(self) -> str:
-        """Give both."""
-        return f"{self.code.name}: {self.message}"
+    sentence = "{code.name}: {message}"
 
 
 def from_status(status: status_pb2.Status) -> e.MlxdError:

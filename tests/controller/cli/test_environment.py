@@ -19,7 +19,7 @@ from mlxd_controller.cli.environment import (
     load_timeout_s,
 )
 from mlxd_shared import config
-from mlxd_shared.wire.convert import duration_from_pb, duration_to_pb
+from mlxd_shared.wire.records import duration_from_pb, duration_to_pb
 from tests.support.served import serve
 
 FIVE_MINUTES_S = 300.0

@@ -102,7 +102,7 @@ async def test_a_closed_standard_input_is_an_empty_one() -> None:
 
 
 NULL = (
-    "import os; from mlxd_controller.cli.streams import open_closed; open_closed();"
+    "import os; from mlxd_controller.cli import open_closed; open_closed();"
     "assert all(os.path.samestat(os.fstat(n), os.stat(os.devnull)) for n in (0, 1))"
 )
 

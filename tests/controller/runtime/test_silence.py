@@ -15,7 +15,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InternalError, MlxdError, WorkerLost
 from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
-from mlxd_shared.wire.convert import duration_to_pb
+from mlxd_shared.wire.records import duration_to_pb
 from mlxd_shared.wire.status import RemoteError
 from tests.fakes.world import FakeClock
 from tests.support.controller_stack import Stack, controller_stack, request

@@ -9,7 +9,7 @@ import pytest
 from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.core import phases
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound, WorkerExited
-from mlxd_shared.wire.convert import duration_to_pb
+from mlxd_shared.wire.records import duration_to_pb
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, request, store_of
 

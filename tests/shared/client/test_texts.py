@@ -83,23 +83,31 @@ def breaks(wanted: Any) -> Iterator[tuple[str, list[Any]]]:
             yield place, behind if form == SEQUENCE else values
 
 
+def parameters_of(method: Any) -> dict[str, Any]:
+    """Return the types of a method's parameters, those of a completion's options one by one."""
+    hints = typing.get_type_hints(method)
+    del hints["return"]
+    for each in filter(typing.is_typeddict, typing.get_args(hints.get("options"))):
+        del hints["options"]
+        hints |= typing.get_type_hints(each)
+    return hints
+
+
 PLACES = [
     pytest.param(name, parameter, values, id=f"{name}-{parameter}{place}")
     for name, method in inspect.getmembers(Client, inspect.isfunction)
     if name == "__init__" or not name.startswith("_")
-    for parameter, wanted in typing.get_type_hints(method).items()
-    if parameter != "return"
+    for parameter, wanted in parameters_of(method).items()
     for place, values in breaks(wanted)
 ]
 
 
 def arguments_for(method: Any, parameter: str, value: Any) -> dict[str, Any]:
     """Return arguments for a call: one value, and whatever else it cannot do without."""
-    hints = typing.get_type_hints(method)
     return {
-        name: sample(hints[name])
+        name: sample(parameters_of(method)[name])
         for name, each in inspect.signature(method).parameters.items()
-        if name != "self" and each.default is inspect.Parameter.empty
+        if name != "self" and each.default is each.empty and each.kind is not each.VAR_KEYWORD
     } | {parameter: value}
 
 

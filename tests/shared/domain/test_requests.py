@@ -32,15 +32,16 @@ from mlxd_shared.wire.convert import (
     FINISH_TO_PB,
     WEIGHTS_FROM_PB,
     WEIGHTS_TO_PB,
+    load_from_pb,
+)
+from mlxd_shared.wire.records import (
     duration_from_pb,
     duration_to_pb,
-    load_from_pb,
-    load_to_pb,
-    sampling_from_pb,
-    sampling_to_pb,
+    read,
     timestamp_from_pb,
+    timestamp_to_pb,
+    write,
 )
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
 
 HUGE = (1 << 31) - 1
 
@@ -66,7 +67,7 @@ SAMPLING = st.builds(
 @given(SAMPLING)
 def test_sampling_survives_the_wire(options: SamplingOptions) -> None:
     """Absent stays absent, zero stays zero, and a seed keeps its 64 bits."""
-    assert sampling_from_pb(sampling_to_pb(options)) == options
+    assert read(SamplingOptions, write(options, types_pb2.SamplingOptions)) == options
 
 
 @given(
@@ -84,7 +85,7 @@ def test_sampling_survives_the_wire(options: SamplingOptions) -> None:
 )
 def test_load_options_survive_the_wire(spec: LoadSpec) -> None:
     """What one side says of a load, the other side reads."""
-    assert load_from_pb(load_to_pb(spec)) == spec
+    assert load_from_pb(write(spec, types_pb2.LoadOptions)) == spec
 
 
 @given(st.integers(0, 10**15))

@@ -81,17 +81,18 @@ async def test_what_was_forgotten_is_not_found() -> None:
 async def test_a_slow_watcher_holds_up_nobody_and_hears_the_latest() -> None:
     """What came and went meanwhile is not told."""
     health = Health()
-    states = health.watch("models/a")
-    assert await anext(states) == UNKNOWN
+    context: Any = None
+    states = health.Watch(of("models/a"), context)
+    assert (await anext(states)).status == UNKNOWN
     for serving in (True, False, True):
         await health.set("models/a", serving=serving)
-    assert await anext(states) == SERVING
+    assert (await anext(states)).status == SERVING
     await health.set("models/a", serving=False)
     await health.set("models/a", serving=True)
     waiting = asyncio.ensure_future(anext(states))
     await asyncio.sleep(0)
     await health.set("models/a", serving=False)
-    assert await waiting == NOT_SERVING
+    assert (await waiting).status == NOT_SERVING
     await states.aclose()
 
 

@@ -10,7 +10,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
-from mlxd_shared.wire.convert_chat import chat_to_pb
+from mlxd_shared.wire.records import write
 
 USER = pb.ChatMessage(role="user", content="hi")
 FULL = Chat(
@@ -39,7 +39,7 @@ def refuse(*messages: pb.ChatMessage, **fields: object) -> dict[str, str]:
 
 def test_a_conversation_arrives_as_it_was_sent() -> None:
     """Every field there and back; what is absent is None, and means what the wire says."""
-    assert generate_from_pb(pb.GenerateRequest(chat=chat_to_pb(FULL))).prompt == FULL
+    assert generate_from_pb(pb.GenerateRequest(chat=write(FULL, pb.ChatPrompt))).prompt == FULL
     least = generate_from_pb(pb.GenerateRequest(chat=pb.ChatPrompt(messages=[USER]))).prompt
     assert least == Chat((ChatMessage("user", "hi"),))
     assert isinstance(least, Chat)

@@ -13,13 +13,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mlxd.v1 import status_pb2, types_pb2
 from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures, WorkerState
 from mlxd_shared.domain.requests import KVFormat, Weights
-from mlxd_shared.wire.convert_status import (
-    WORKER_STATE_FROM_PB,
-    WORKER_STATE_TO_PB,
-    figures_from_pb,
-    figures_to_pb,
-    process_from_pb,
-)
+from mlxd_shared.wire.convert_status import figures_from_pb, process_from_pb
+from mlxd_shared.wire.records import write
 
 FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 LATER = 99
@@ -60,13 +55,13 @@ def test_all_that_a_worker_says_comes_back() -> None:
     fill(status_message)
 
     assert len(status_message.ListFields()) == len(status_message.DESCRIPTOR.fields)
-    assert figures_to_pb(figures_from_pb(status_message)) == status_message
+    assert write(figures_from_pb(status_message), status_pb2.WorkerStatus) == status_message
 
 
 def test_what_is_not_said_stays_so() -> None:
     """An empty message is the default, and the default an empty message."""
     assert figures_from_pb(status_pb2.WorkerStatus()) == WorkerFigures()
-    assert figures_to_pb(WorkerFigures()) == status_pb2.WorkerStatus()
+    assert write(WorkerFigures(), status_pb2.WorkerStatus) == status_pb2.WorkerStatus()
 
 
 @pytest.mark.parametrize(
@@ -89,8 +84,10 @@ def test_forms_of_a_later_version_are_known_as_such(fields: dict[str, int], *, k
 
 def test_states_are_those_of_the_wire() -> None:
     """Each has one of its own; a later one is unknown, and not mistaken for any."""
-    assert set(WORKER_STATE_FROM_PB) == set(types_pb2.ModelState.values())
-    assert set(WORKER_STATE_TO_PB) == set(WorkerState)
+    messages = [status_pb2.WorkerStatus(state=number) for number in types_pb2.ModelState.values()]
+    assert {figures_from_pb(message).state for message in messages} == set(WorkerState)
+    written = [write(figures_from_pb(each), status_pb2.WorkerStatus) for each in messages]
+    assert written == messages
     later = status_pb2.WorkerStatus(state=LATER)  # type: ignore[arg-type]
     assert figures_from_pb(later).state is WorkerState.UNKNOWN
 

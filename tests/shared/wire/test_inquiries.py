@@ -16,8 +16,8 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.security.net import CHANNEL_OPTIONS, parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
-from mlxd_shared.wire.inquiries import INQUIRY
 from mlxd_shared.wire.intake import Intake, Reader
+from mlxd_shared.wire.interceptors import INQUIRY
 from mlxd_shared.wire.status import from_call
 from mlxd_shared.wire.wire_scan import Size
 from tests.support.overfull import frame, number

@@ -16,7 +16,7 @@ import pytest_asyncio
 from mlxd.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InternalError
-from mlxd_shared.wire.convert import duration_from_pb
+from mlxd_shared.wire.records import duration_from_pb
 from tests.support.calls import error_of, greedy, ids
 from tests.support.faulty_worker import FAULT
 from tests.support.held_worker import HELD, LOCK_VARIABLE, steps_held

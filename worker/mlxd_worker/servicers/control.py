@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
-from mlxd.v1 import worker_pb2
+from mlxd.v1 import types_pb2, worker_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
-from mlxd_shared.wire.convert_status import progress_to_pb
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import write
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import LoadJob
 
@@ -35,7 +35,7 @@ class ControlServicer:
         self._check(request.worker_incarnation)
         async with aclosing(self._worker.load(job_from_pb(request))) as steps:
             async for progress in steps:
-                yield worker_pb2.LoadResponse(progress=progress_to_pb(progress))
+                yield worker_pb2.LoadResponse(progress=write(progress, types_pb2.LoadProgress))
 
     async def Unload(
         self, request: worker_pb2.UnloadRequest, context: Context

@@ -19,17 +19,12 @@ from typing import Final
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.wire.convert import (
-    CACHE_REASON_TO_PB,
-    FINISH_TO_PB,
-    duration_to_pb,
-    generate_from_pb,
-)
+from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
-from mlxd_shared.wire.convert_chat import call_to_pb
 from mlxd_shared.wire.convert_embed import embed_from_pb
 from mlxd_shared.wire.intake import is_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import duration_to_pb, write
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
 from mlxd_worker.front.embedding import embed
@@ -172,7 +167,9 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
 def piece_to_pb(piece: PartPiece) -> inference_pb2.OutputPart:
     """Return a piece of an answer."""
     if piece.call is not None:
-        return inference_pb2.OutputPart(index=piece.index, tool_call=call_to_pb(piece.call))
+        return inference_pb2.OutputPart(
+            index=piece.index, tool_call=write(piece.call, inference_pb2.ToolCall)
+        )
     if piece.reasoning:
         return inference_pb2.OutputPart(index=piece.index, reasoning=piece.text)
     return inference_pb2.OutputPart(index=piece.index, text=piece.text)

@@ -21,8 +21,7 @@ from mlxd_shared.domain.figures import (
     MemoryFigures,
     WorkerFigures,
 )
-from mlxd_shared.wire.convert_bounds import timestamp_to_pb
-from mlxd_shared.wire.convert_status import figures_to_pb
+from mlxd_shared.wire.records import timestamp_to_pb, write
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.thread.facts import Figures, Loaded
@@ -46,7 +45,9 @@ def status_to_pb(
             available_bytes=memory.available,
             resident_bytes=psutil.Process().memory_info().rss,
         ),
-        workers=[figures_to_pb(figures_of(worker, figures))] if model in mine else [],
+        workers=[write(figures_of(worker, figures), status_pb2.WorkerStatus)]
+        if model in mine
+        else [],
         metrics=metrics.families(figures, worker.model_name),
     )
 

@@ -10,7 +10,7 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
-from mlxd_controller.cli.outcome import complain, exit_code_of, usage_error
+from mlxd_controller.cli.outcome import exit_code_of, leave, usage_error
 from mlxd_controller.cli.stores import models_dir_of
 from mlxd_controller.store.aliases import read_aliases, remove_alias, set_alias
 from mlxd_shared.domain.errors import MlxdError
@@ -49,8 +49,7 @@ def alias(
         else:
             usage_error("give ALIAS MODEL, or --remove ALIAS, or nothing to list them")
     except MlxdError as error:
-        complain(error.describe())
-        raise typer.Exit(exit_code_of(error)) from error
+        leave(error.describe(), exit_code_of(error))
 
 
 def _list(folder: Path, *, as_json: bool) -> None:

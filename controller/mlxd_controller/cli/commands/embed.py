@@ -53,15 +53,23 @@ def embed(
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
     """Print one vector per line, one for each text; loads the model if necessary."""
-    return _embed(
-        where,
-        model,
-        text or _lines(),
-        pooling=pooling,
-        dimensions=dimensions,
-        normalize=normalize,
-        as_json=as_json,
-    )
+    texts = text or _lines()  # before the event loop, which Ctrl-C cancels and no more
+
+    async def ask() -> ExitCode:
+        async with where.client() as client:
+            for begin in range(0, len(texts), EMBED_TEXTS_MAX):
+                vectors = await client.embed(
+                    texts[begin : begin + EMBED_TEXTS_MAX],
+                    model=model,
+                    pooling=pooling,
+                    dimensions=dimensions,
+                    normalize=normalize,
+                )
+                for vector in vectors:
+                    _print(vector, as_json=as_json)
+        return ExitCode.OK
+
+    return ask()
 
 
 def _lines() -> list[str]:
@@ -73,31 +81,6 @@ def _lines() -> list[str]:
     if not lines:
         usage_error("no text: the standard input is empty")
     return lines
-
-
-async def _embed(
-    where: Server,
-    model: str,
-    texts: Sequence[str],
-    *,
-    pooling: Pooling | None,
-    dimensions: int | None,
-    normalize: bool | None,
-    as_json: bool,
-) -> ExitCode:
-    """Request vectors in batches of the largest permitted size."""
-    async with where.client() as client:
-        for begin in range(0, len(texts), EMBED_TEXTS_MAX):
-            vectors = await client.embed(
-                texts[begin : begin + EMBED_TEXTS_MAX],
-                model=model,
-                pooling=pooling,
-                dimensions=dimensions,
-                normalize=normalize,
-            )
-            for vector in vectors:
-                _print(vector, as_json=as_json)
-    return ExitCode.OK
 
 
 def _print(vector: Sequence[float], *, as_json: bool) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from mlxd import Client, Stream
+from mlxd import Stream
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
@@ -103,27 +103,29 @@ def generate(
     """Stream a completion. --json prints one object per message."""
     values, chosen, text = sampling.values(), form.choose(), _prompt(prompt)
 
-    def begin(client: Client) -> Stream[Delta | Finished]:
-        return client.generate(
-            text,
-            model=model,
-            sampling=values,
-            max_tokens=ask.max_tokens,
-            stop=ask.stop or (),
-            stop_token_ids=ask.stop_token_id or (),
-            ignore_eos=True if ask.ignore_eos else None,
-            min_tokens=ask.min_tokens,
-            logprobs=ask.logprobs,
-            speculation_depth=ask.speculate,
-            response_format=chosen,
-            priority=ask.priority,
-            keep_alive_s=ask.keep_alive,
-            request_id=ask.request_id,
-            migrate=False if ask.no_migrate else None,
-        )
+    async def complete() -> ExitCode:
+        async with where.client() as client:
+            stream = client.generate(
+                text,
+                model=model,
+                sampling=values,
+                max_tokens=ask.max_tokens,
+                stop=ask.stop or (),
+                stop_token_ids=ask.stop_token_id or (),
+                ignore_eos=True if ask.ignore_eos else None,
+                min_tokens=ask.min_tokens,
+                logprobs=ask.logprobs,
+                speculation_depth=ask.speculate,
+                response_format=chosen,
+                priority=ask.priority,
+                keep_alive_s=ask.keep_alive,
+                request_id=ask.request_id,
+                migrate=False if ask.no_migrate else None,
+            )
+            finished = await _show(stream, by_token=ask.logprobs is not None, as_json=as_json)
+        return conclude(finished, "stream", stats=stats)
 
-    by_token = ask.logprobs is not None
-    return _generate(where, begin, by_token=by_token, as_json=as_json, stats=stats)
+    return complete()
 
 
 def _prompt(argument: str | None) -> str:
@@ -134,39 +136,35 @@ def _prompt(argument: str | None) -> str:
     return read_piped().removesuffix("\n")
 
 
-async def _generate(
-    where: Server,
-    begin: Callable[[Client], Stream[Delta | Finished]],
-    *,
-    by_token: bool,
-    as_json: bool,
-    stats: bool,
-) -> ExitCode:
+async def _show(stream: Stream[Delta | Finished], *, by_token: bool, as_json: bool) -> Finished:
     finished: Finished | None = None
-    async with where.client() as client:
-        stream = begin(client)
-        shown, watched = "", sys.stdout.isatty()
-        async with stream:
-            try:
-                async for event in stream:
-                    if as_json:
-                        show.json_line(event)
-                    elif isinstance(event, Delta):
-                        text = show.logprobs(event) if by_token else event.text
-                        text = without_steering(text) if watched else text
-                        typer.echo(text, nl=False)
-                        shown = text or shown
-                    if isinstance(event, Finished):
-                        finished = event
-            finally:
-                # The shell's prompt, and an error, begin on a line of their own.
-                if shown and not shown.endswith("\n"):
-                    typer.echo()
+    shown, watched = "", sys.stdout.isatty()
+    async with stream:
+        try:
+            async for event in stream:
+                if as_json:
+                    show.json_line(event)
+                elif isinstance(event, Delta):
+                    text = show.logprobs(event) if by_token else event.text
+                    text = without_steering(text) if watched else text
+                    typer.echo(text, nl=False)
+                    shown = text or shown
+                if isinstance(event, Finished):
+                    finished = event
+        finally:
+            # The shell's prompt, and an error, begin on a line of their own.
+            if shown and not shown.endswith("\n"):
+                typer.echo()
     assert finished is not None  # the stream would have raised
+    return finished
+
+
+def conclude(finished: Finished, what: str, *, stats: bool) -> ExitCode:
+    """Tell on stderr how a completion ended, with `stats` what it took; return the exit code."""
     if stats:
         typer.echo(summary(finished), err=True)
     if finished.reason is FinishReason.CANCELLED:
-        complain("the server's operator ended the stream before it was complete")
+        complain(f"the server's operator ended the {what} before it was complete")
         return ExitCode.ERROR
     return ExitCode.OK
 
@@ -217,16 +215,15 @@ def tokenize(
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
     """Print the token ids of a text."""
-    return _tokenize(where, model, _prompt(text), special=special, as_json=as_json)
+    whole = _prompt(text)
 
+    async def ask() -> ExitCode:
+        async with where.client() as client:
+            token_ids = await client.tokenize(whole, model=model, add_special_tokens=special)
+        if as_json:
+            show.json_line(token_ids)
+        else:
+            typer.echo(" ".join(map(str, token_ids)))
+        return ExitCode.OK
 
-async def _tokenize(
-    where: Server, model: str, text: str, *, special: bool, as_json: bool
-) -> ExitCode:
-    async with where.client() as client:
-        token_ids = await client.tokenize(text, model=model, add_special_tokens=special)
-    if as_json:
-        show.json_line(token_ids)
-    else:
-        typer.echo(" ".join(map(str, token_ids)))
-    return ExitCode.OK
+    return ask()

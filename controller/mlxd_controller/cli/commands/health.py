@@ -24,11 +24,8 @@ Service = Annotated[
 ]
 Timeout = Annotated[
     float,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help=f"How long to wait for an answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]",
-        show_default=False,
+    o.duration_option(
+        f"How long to wait for an answer.  [default: {HEALTH_TIMEOUT_S:.0f}s]", show_default=False
     ),
 ]
 

@@ -167,23 +167,19 @@ def _show_report(report: FitReport) -> None:
         right=("bytes", "size"),
     )
     typer.echo()
-    show.fields(
-        (
-            ("model", f"{report.model} {show.short(report.model_digest)}".rstrip()),
-            (
-                "plan",
-                (
-                    f"{show.form(report)}, context {report.context_length},"
-                    f" {report.rows_max} rows, on {report.device}"
-                ),
-            ),
-            ("budget", format_bytes(report.budget_nbytes)),
-            ("available now", format_bytes(report.available_nbytes)),
-            ("held in reserve", format_bytes(report.reserve_nbytes)),
-            ("verdict", _verdict(report)),
-            ("would evict", ", ".join(report.would_evict)),
-        )
-    )
+    lines = {
+        "model": f"{report.model} {show.short(report.model_digest)}".rstrip(),
+        "plan": (
+            f"{show.form(report)}, context {report.context_length}, {report.rows_max} rows,"
+            f" on {report.device}"
+        ),
+        "budget": format_bytes(report.budget_nbytes),
+        "available now": format_bytes(report.available_nbytes),
+        "held in reserve": format_bytes(report.reserve_nbytes),
+        "verdict": _verdict(report),
+        "would evict": ", ".join(report.would_evict),
+    }
+    show.fields(lines.items())
     for suggestion in report.suggestions:
         complain(f"to make it fit: {suggestion}")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -17,13 +17,12 @@ from mlxd_controller.cli.security import Server
 from mlxd_shared.config import UNLOAD_GRACE_DEFAULT_S
 from mlxd_shared.domain.units import format_bytes
 
+Columns: TypeAlias = Mapping[str, Callable[[Model], str]]
+"""What a list says of a model, by the columns' names."""
+NUMBERS = ("stored", "size", "context", "streams", "priority")
 Grace = Annotated[
     float | None,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help=f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]",
-    ),
+    o.duration_option(f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
 
@@ -31,30 +30,18 @@ Force = Annotated[bool, typer.Option("--force", help="End streams in progress at
 @ask_server
 async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that the server knows."""
+    columns: Columns = {
+        "name": lambda model: ", ".join((model.name, *model.aliases)),
+        "digest": lambda model: show.short(model.digest),
+        "architecture": lambda model: model.architecture,
+        "stored": lambda model: format_bytes(model.stored_nbytes),
+        "context": lambda model: str(model.context_length_max),
+        "state": show.state,
+        "store": lambda model: model.store,
+        "path": lambda model: model.path,
+    }
     async with where.client() as client:
-        models_known = await client.models()
-    if as_json:
-        show.json_line(models_known)
-        return ExitCode.OK
-    show.table(
-        ("name", "digest", "architecture", "stored", "context", "state", "store", "path"),
-        [
-            (
-                ", ".join((model.name, *model.aliases)),
-                show.short(model.digest),
-                model.architecture,
-                format_bytes(model.stored_nbytes),
-                str(model.context_length_max),
-                show.state(model),
-                model.store,
-                model.path,
-            )
-            for model in models_known
-        ],
-        right=("stored", "context"),
-    )
-    _explain_failures(models_known)
-    return ExitCode.OK
+        return _list(await client.models(), columns, as_json=as_json)
 
 
 @ask_server
@@ -62,37 +49,32 @@ async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that are loaded, loading or unloading."""
     async with where.client() as client:
         known = await client.models()
-    loaded = [model for model in known if model.state is not ModelState.UNLOADED]
-    if as_json:
-        show.json_line(loaded)
-        return ExitCode.OK
     now = dt.datetime.now(dt.UTC)
-    show.table(
-        ("name", "digest", "size", "device", "context", "streams", "priority", "until", "state"),
-        [
-            (
-                model.name,
-                show.short(model.digest),
-                format_bytes(model.resident_nbytes) if model.resident_nbytes else "-",
-                model.device or "-",
-                str(model.context_length or "-"),
-                str(model.streams_active),
-                str(model.priority),
-                show.until(model, now),
-                show.state(model),
-            )
-            for model in loaded
-        ],
-        right=("size", "context", "streams", "priority"),
-    )
-    _explain_failures(loaded)
-    return ExitCode.OK
+    columns: Columns = {
+        "name": lambda model: model.name,
+        "digest": lambda model: show.short(model.digest),
+        "size": lambda m: format_bytes(m.resident_nbytes) if m.resident_nbytes else "-",
+        "device": lambda model: model.device or "-",
+        "context": lambda model: str(model.context_length or "-"),
+        "streams": lambda model: str(model.streams_active),
+        "priority": lambda model: str(model.priority),
+        "until": lambda model: show.until(model, now),
+        "state": show.state,
+    }
+    loaded = [model for model in known if model.state is not ModelState.UNLOADED]
+    return _list(loaded, columns, as_json=as_json)
 
 
-def _explain_failures(models: Sequence[Model]) -> None:
+def _list(models: Sequence[Model], columns: Columns, *, as_json: bool) -> ExitCode:
+    if as_json:
+        show.json_line(models)
+        return ExitCode.OK
+    rows = [[text_of(model) for text_of in columns.values()] for model in models]
+    show.table(tuple(columns), rows, right=NUMBERS)
     for model in models:
         if model.state is ModelState.FAILED:
             complain(f"{model.name}: {model.error}")
+    return ExitCode.OK
 
 
 @ask_server

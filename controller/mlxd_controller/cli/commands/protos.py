@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.outcome import ExitCode, leave
 
 PACKAGE = Path("mlxd", "v1")
 """The folder below an include path that `import "mlxd/v1/types.proto"` needs."""
@@ -36,8 +36,7 @@ def protos(*, out: Out) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        complain(f"cannot write to {folder}: {error.strerror}")
-        raise typer.Exit(ExitCode.ERROR) from error
+        leave(f"cannot write to {folder}: {error.strerror}", ExitCode.ERROR)
 
 
 def sources() -> list[Traversable]:

@@ -6,12 +6,12 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.outcome import ExitCode, complain, exit_code_of, usage_error
+from mlxd_controller.cli.outcome import ExitCode, exit_code_of, leave, usage_error
 from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.stores import hub_cache_of
 from mlxd_shared.domain.errors import MlxdError
@@ -62,11 +62,11 @@ def pull(
             pulled = pull_now(hub, wanted, partial(bar.update, model))
     except PullFailed as error:
         codes = {Reason.NOT_FOUND: ExitCode.NOT_FOUND, Reason.NO_ANSWER: ExitCode.UNREACHABLE}
-        _leave(str(error), codes.get(error.reason, ExitCode.ERROR))
+        leave(str(error), codes.get(error.reason, ExitCode.ERROR))
     except MlxdError as error:
-        _leave(f"{model}: {error.describe()}", exit_code_of(error))
+        leave(f"{model}: {error.describe()}", exit_code_of(error))
     except KeyboardInterrupt:
-        _leave("interrupted; the next pull resumes here", ExitCode.INTERRUPTED)
+        leave("interrupted; the next pull resumes here", ExitCode.INTERRUPTED)
     if as_json:
         typer.echo(to_json_line(pulled))
         return
@@ -81,8 +81,3 @@ def _parse_reference(text: str) -> tuple[str, str]:
     if bad or not _REPOSITORY.fullmatch(repository) or not _REVISION.fullmatch(revision):
         usage_error(f"{text!r} is not ORG/NAME or ORG/NAME@REVISION")
     return repository, revision
-
-
-def _leave(message: str, code: ExitCode) -> NoReturn:
-    complain(message)
-    raise typer.Exit(code)

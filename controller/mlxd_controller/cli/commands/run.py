@@ -19,7 +19,7 @@ import typer
 from mlxd import Client
 from mlxd.messages import Delta, Finished
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.commands.generate import MaxTokens, Stats, summary
+from mlxd_controller.cli.commands.generate import MaxTokens, Stats, conclude
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
 from mlxd_controller.cli.outcome import (
@@ -34,7 +34,7 @@ from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.security import Server
 from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
 from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
-from mlxd_shared.domain.requests import FinishReason, SamplingOptions
+from mlxd_shared.domain.requests import SamplingOptions
 
 HELP = (
     '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
@@ -145,8 +145,7 @@ def _variables(items: list[str]) -> str:
 async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
     async with where.client() as client:
         await _load(client, talk)
-        finished = await _answer(client, talk, text)
-    return ExitCode.ERROR if finished.reason is FinishReason.CANCELLED else ExitCode.OK
+        return await _answer(client, talk, text)
 
 
 def _chat(where: Server, talk: Talk) -> NoReturn:
@@ -239,18 +238,17 @@ async def _load(client: Client, talk: Talk) -> None:
                 talk.model = update.model.name
 
 
-async def _answer(client: Client, talk: Talk, text: str) -> Finished:
+async def _answer(client: Client, talk: Talk, text: str) -> ExitCode:
     """Answer a message, and keep it and what was answered, however the answer ends."""
     try:
         return await _stream_answer(client, talk, text)
     except NoChatTemplate:
         talk.chats = False
-        note = f"{talk.model} has no chat template: it continues your text without history"
-        complain(note)
+        complain(f"{talk.model} has no chat template: it continues your text without history")
         return await _stream_answer(client, talk, text)
 
 
-async def _stream_answer(client: Client, talk: Talk, text: str) -> Finished:
+async def _stream_answer(client: Client, talk: Talk, text: str) -> ExitCode:
     parts: list[AnswerPart] = []
     finished: Finished | None = None
     writer = AnswerWriter()
@@ -274,11 +272,7 @@ async def _stream_answer(client: Client, talk: Talk, text: str) -> Finished:
         if parts:
             talk.messages += [ChatMessage("user", text), answer_of(parts)]
     assert finished is not None  # the stream would have raised
-    if talk.stats:
-        typer.echo(summary(finished), err=True)
-    if finished.reason is FinishReason.CANCELLED:
-        complain("the server's operator ended the answer before it was complete")
-    return finished
+    return conclude(finished, "answer", stats=talk.stats)
 
 
 def _write(writer: AnswerWriter, event: Delta) -> None:

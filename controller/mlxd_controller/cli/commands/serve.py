@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import gc
 import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,23 +29,6 @@ from mlxd_shared.ops import logs
 
 LISTENING = "mlxd listens on "
 """What the one line on stdout begins with; the address follows."""
-
-
-class LogLevel(enum.Enum):
-    """The least level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(enum.Enum):
-    """How a line of the log looks; auto is console on a terminal, else JSON."""
-
-    AUTO = "auto"
-    JSON = "json"
-    CONSOLE = "console"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +76,10 @@ class Serving:
     ] = None
     keep_alive: Annotated[
         float | None,
-        typer.Option(
-            parser=o.duration,
-            metavar="DURATION",
-            help="How long an idle model stays loaded; -1: forever, 0: not at all."
+        o.duration_option(
+            "How long an idle model stays loaded; -1: forever, 0: not at all."
             f"  [env var: {KEEP_ALIVE_VARIABLE}]"
-            f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]",
+            f"  [default: {format_duration(config.KEEP_ALIVE_DEFAULT_S)}]"
         ),
     ] = None
     max_loaded: Annotated[
@@ -116,20 +96,16 @@ class Serving:
     ] = None
     load_timeout: Annotated[
         float | None,
-        typer.Option(
-            parser=o.duration,
-            metavar="DURATION",
-            help="Abort a load without progress for this long; 0 and -1: never."
+        o.duration_option(
+            "Abort a load without progress for this long; 0 and -1: never."
             f"  [env var: {LOAD_TIMEOUT_VARIABLE}]"
-            f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]",
+            f"  [default: {format_duration(config.LOAD_STALL_TIMEOUT_S)}]"
         ),
     ] = None
     worker_silent_timeout: Annotated[
         float,
-        typer.Option(
-            parser=o.duration,
-            metavar="DURATION",
-            help="End a worker that has answered nothing for so long; its streams go on with"
+        o.duration_option(
+            "End a worker that has answered nothing for so long; its streams go on with"
             f" another. 0 and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
             show_default=False,
         ),
@@ -166,11 +142,9 @@ class Serving:
     ] = None
     orphan_grace: Annotated[
         float | None,
-        typer.Option(
-            parser=o.duration,
-            metavar="DURATION",
-            help="How long workers survive if this process is killed, for the next one to adopt."
-            f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]",
+        o.duration_option(
+            "How long workers survive if this process is killed, for the next one to adopt."
+            f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]"
         ),
     ] = None
     log_content: Annotated[
@@ -179,8 +153,8 @@ class Serving:
             "--log-content", help="Log prompts and outputs; by default they are never logged."
         ),
     ] = False
-    log_level: LogLevel = LogLevel.INFO
-    log_format: LogFormat = LogFormat.AUTO
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: logs.LogFormat = "auto"
 
 
 @spread_groups
@@ -194,9 +168,8 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
     channel = attached.channel
-    logs.configure(
-        level=serving.log_level.value, fmt=serving.log_format.value
-    )  # logs what it passes
+    # Before the settings are read: what is passed over in them is logged.
+    logs.configure(level=serving.log_level, fmt=serving.log_format)
     settings = ServeSettings(
         address=o.server_address(context, serving.address),
         models=tuple(_named_folder(text) for text in serving.model or ()),
@@ -217,10 +190,15 @@ def serve(
         orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
         run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
         log_content=serving.log_content,
-        log_level=serving.log_level.value,
-        log_format=serving.log_format.value,
+        log_level=serving.log_level,
+        log_format=serving.log_format,
     )
-    _run(_check_settings(settings))
+    _check(settings)
+    # Streams cost half as much on it; a client command has no use for it.
+    from uvloop import new_event_loop  # noqa: PLC0415
+
+    allow_open_files()
+    run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
 
 
 def _limits(memory_limit: int | None, reserve: str | None, gpu_overhead: str | None) -> Limits:
@@ -236,36 +214,27 @@ def _limits(memory_limit: int | None, reserve: str | None, gpu_overhead: str | N
     )
 
 
-def _check_settings(settings: ServeSettings) -> ServeSettings:
-    """Return the settings; refuse options that do not go together."""
+def _check(settings: ServeSettings) -> None:
+    """Refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
         usage_error("--metrics-vllm-aliases needs --metrics")
     if settings.workers and settings.waiting_max is not None:
         usage_error(
             "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
         )
-    return settings
 
 
-def _orphan_grace_s(given_s: float | None, *, attached: bool) -> float:
+def _orphan_grace_s(option_s: float | None, *, attached: bool) -> float:
     """Return --orphan-grace, within what a worker takes."""
-    if given_s is None:
+    if option_s is None:
         return config.ORPHAN_GRACE_S
     if attached:
         usage_error(
             "--orphan-grace applies to workers that mlxd starts; those of --worker always stay"
         )
-    if given_s > config.LOAD_TOTAL_TIMEOUT_S:
+    if option_s > config.LOAD_TOTAL_TIMEOUT_S:
         usage_error(f"--orphan-grace: at most {format_duration(config.LOAD_TOTAL_TIMEOUT_S)}")
-    return given_s
-
-
-def _run(settings: ServeSettings) -> None:
-    """Serve on uvloop, where streams cost half as much."""
-    from uvloop import new_event_loop  # noqa: PLC0415 - a client command has no use for it
-
-    allow_open_files()
-    run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
+    return option_s
 
 
 def allow_open_files() -> None:

@@ -18,11 +18,7 @@ from mlxd_shared.domain.units import format_bytes, format_duration
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
-    typer.Option(
-        parser=o.duration,
-        metavar="DURATION",
-        help=f"With --watch; at least {config.WATCH_INTERVAL_MIN_S}s.",
-    ),
+    o.duration_option(f"With --watch; at least {config.WATCH_INTERVAL_MIN_S}s."),
 ]
 ModelFilter = Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model's workers.")]
 
@@ -62,38 +58,23 @@ def _show(status: Status, *, as_json: bool) -> None:
     if as_json:
         show.json_line(status)
         return
-    host = status.host_memory
-    up_s = 0.0
+    host, up_s = status.host_memory, 0.0
     if status.now is not None and status.start_time is not None:
         up_s = (status.now - status.start_time).total_seconds()
-    show.fields(
-        (
-            (
-                status.role.value,
-                f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}",
-            ),
-            (
-                "host memory",
-                (
-                    f"{format_bytes(host.available_nbytes)} of {format_bytes(host.total_nbytes)}"
-                    f" available, {format_bytes(host.resident_nbytes)} in mlxd"
-                ),
-            ),
-            *(
-                (
-                    device.name,
-                    (
-                        f"{device.product or device.kind},"
-                        f" {format_bytes(device.reserved_nbytes)} promised of"
-                        f" {format_bytes(device.budget_nbytes)},"
-                        f" {format_bytes(device.held_nbytes)} held"
-                        f"{', above its marks' if device.pressed else ''}"
-                    ),
-                )
-                for device in status.devices
-            ),
+    lines = {
+        status.role.value: f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}",
+        "host memory": (
+            f"{format_bytes(host.available_nbytes)} of {format_bytes(host.total_nbytes)} available,"
+            f" {format_bytes(host.resident_nbytes)} in mlxd"
+        ),
+    }
+    for device in status.devices:
+        lines[device.name] = (
+            f"{device.product or device.kind}, {format_bytes(device.reserved_nbytes)} promised of"
+            f" {format_bytes(device.budget_nbytes)}, {format_bytes(device.held_nbytes)} held"
+            f"{', above its marks' if device.pressed else ''}"
         )
-    )
+    show.fields(lines.items())
     for worker in status.workers:
         typer.echo()
         show.fields(_worker(worker))
@@ -101,80 +82,48 @@ def _show(status: Status, *, as_json: bool) -> None:
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
     """Return the lines about a worker; one that has reported nothing has no figures."""
-    return [*_identity(worker), *(_figures(worker) if worker.mlx_version else ()), *_end(worker)]
-
-
-def _identity(worker: WorkerStatus) -> list[tuple[str, str]]:
+    identity = (
+        f"{worker.state.value}, pid {worker.pid or '-'},"
+        f" {show.short(worker.model_digest)} at {worker.address or '-'}"
+    )
     return [
-        (
-            worker.model_name,
-            (
-                f"{worker.state.value}, pid {worker.pid or '-'},"
-                f" {show.short(worker.model_digest)} at {worker.address or '-'}"
-            ),
-        ),
+        (worker.model_name, identity),
         ("model", worker.model_path),
-    ]
-
-
-def _end(worker: WorkerStatus) -> list[tuple[str, str]]:
-    return [
+        *(_figures(worker).items() if worker.mlx_version else ()),
         ("error", worker.last_error),
         ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
         *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
     ]
 
 
-def _figures(worker: WorkerStatus) -> list[tuple[str, str]]:
+def _figures(worker: WorkerStatus) -> dict[str, str]:
     memory, library = worker.memory, worker.math_library
     accounts = ", ".join(f"{a.name} {format_bytes(a.nbytes)}" for a in memory.accounts if a.nbytes)
-    devices = ", ".join(f"{name} {format_bytes(held)}" for name, held in memory.devices.items())
-    return [
-        (
-            "runs on",
-            (
-                f"{worker.backend} (MLX {worker.mlx_version}), {library.name} {library.version},"
-                f" {library.threads} threads, compiled steps {'on' if worker.compiles else 'off'}"
-            ),
+    return {
+        "runs on": (
+            f"{worker.backend} (MLX {worker.mlx_version}), {library.name} {library.version},"
+            f" {library.threads} threads, compiled steps {'on' if worker.compiles else 'off'}"
         ),
-        ("because", library.reason),
-        (
-            "streams",
-            (
-                f"{worker.streams_running} running, {worker.streams_waiting} waiting"
-                f" (longest {format_duration(worker.oldest_wait_s)}), {worker.rows_max} rows"
-            ),
+        "because": library.reason,
+        "streams": (
+            f"{worker.streams_running} running, {worker.streams_waiting} waiting"
+            f" (longest {format_duration(worker.oldest_wait_s)}), {worker.rows_max} rows"
         ),
-        (
-            "in force",
-            show.form(worker),
+        "in force": show.form(worker),
+        "context": (
+            f"{worker.context_length} of {worker.context_length_max} tokens; in use"
+            f" {worker.kv_tokens_used} of {worker.kv_tokens_capacity}"
         ),
-        (
-            "context",
-            (
-                f"{worker.context_length} of {worker.context_length_max} tokens; in use"
-                f" {worker.kv_tokens_used} of {worker.kv_tokens_capacity}"
-            ),
+        "memory": (
+            f"{format_bytes(memory.total_nbytes)} held ({accounts or 'nothing'}),"
+            f" {format_bytes(memory.unaccounted_nbytes)} unaccounted"
         ),
-        (
-            "memory",
-            (
-                f"{format_bytes(memory.total_nbytes)} held ({accounts or 'nothing'}),"
-                f" {format_bytes(memory.unaccounted_nbytes)} unaccounted"
-            ),
+        "": (
+            f"MLX {format_bytes(memory.mlx_active_nbytes)} active,"
+            f" {format_bytes(memory.mlx_cache_nbytes)} pooled,"
+            f" {format_bytes(memory.mlx_peak_nbytes)} at most;"
+            f" process {format_bytes(memory.resident_nbytes)}"
         ),
-        (
-            "",
-            (
-                f"MLX {format_bytes(memory.mlx_active_nbytes)} active,"
-                f" {format_bytes(memory.mlx_cache_nbytes)} pooled,"
-                f" {format_bytes(memory.mlx_peak_nbytes)} at most;"
-                f" process {format_bytes(memory.resident_nbytes)}"
-            ),
-        ),
-        ("devices", devices),
-        (
-            "figures",
-            f"{format_duration(worker.figures_age_s)} old, {worker.cpu_s:.1f} s of CPU",
-        ),
-    ]
+        "devices": ", ".join(f"{name} {format_bytes(n)}" for name, n in memory.devices.items()),
+        "figures": f"{format_duration(worker.figures_age_s)} old, {worker.cpu_s:.1f} s of CPU",
+    }
