@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.fields import some_names
-from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BLOCK_SCALES,
     BYTE_DTYPE,
     WORD_DTYPE,
     Packing,
+    packs,
 )
-from mlxd_models.families.common.packing_on_load import packs
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
@@ -35,8 +34,7 @@ from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.tokenizer_file import TOKENIZER_FILE
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.packed_weights import is_expert, unpacked_weight_values
-from mlxd_models.sizes.weight_forms import FloatType, Packed
+from mlxd_models.sizes.weight_forms import FloatType, Packed, is_expert, unpacked_weight_values
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 

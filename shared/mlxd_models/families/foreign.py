@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.fields import Fields, invalid
-from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BYTE_DTYPE,
     WORD_BITS,

@@ -9,10 +9,9 @@ from typing import Any
 
 from mlxd_models.families import gemma3, gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.fields import CONFIG_FILE, invalid
+from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
-from mlxd_shared.domain.errors import InvalidModel
 
 
 class DuplicateArchitecture(Exception):
@@ -48,12 +47,11 @@ class Registry:
         Raises:
             InvalidModel: unknown; the error lists the known ones.
         """
-        try:
-            return self._entries[name]
-        except KeyError:
+        if name not in self._entries:
             known = ", ".join(sorted(self._entries))
             problem = f"architecture {name!r} is not supported; known: {known}"
-            raise InvalidModel(problem, file=CONFIG_FILE, field="architectures") from None
+            raise invalid("architectures", problem)
+        return self._entries[name]
 
     @property
     def entries(self) -> Mapping[str, Family[Any]]:

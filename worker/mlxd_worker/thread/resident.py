@@ -16,12 +16,11 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.describe import Description
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.family import Footprint
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
-from mlxd_models.fit.described import facts_of
-from mlxd_models.fit.life import life_of
+from mlxd_models.fit.described import facts_of, life_of
 from mlxd_models.fit.plan import KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType

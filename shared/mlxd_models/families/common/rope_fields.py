@@ -5,7 +5,6 @@ Invariants:
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from mlxd_models.families.common.fields import Fields
@@ -70,10 +69,7 @@ def _scaling(fields: Fields) -> tuple[Fields, str]:
         raise fields.error("rope_scaling", "contradicts rope_parameters")
     if not both:
         return Fields({}, "rope_scaling."), "rope_scaling"
-    values = fields.values[both[0]]
-    if not isinstance(values, Mapping):
-        raise fields.error(both[0], f"{values!r} is not an object")
-    return Fields(values, f"{both[0]}."), both[0]
+    return fields.part(both[0]), both[0]
 
 
 def _llama3(fields: Fields, scaling: Fields) -> Llama3Scaling:
@@ -167,11 +163,7 @@ def _original_context(fields: Fields, scaling: Fields) -> int:
 
 
 def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
-    """Refuse factors of pairs that are not one for each of the `dims` values that rotate.
-
-    Raises:
-        InvalidModel: they are not.
-    """
+    """Refuse factors of pairs that are not one for each of the `dims` values that rotate."""
     long = rope.scaling
     if not isinstance(long, LongScaling):
         return
@@ -183,11 +175,7 @@ def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
 
 
 def refuse_longrope(fields: Fields) -> None:
-    """Refuse a scaling by factors of single pairs, for an architecture that knows of none.
-
-    Raises:
-        InvalidModel: the config asks for it.
-    """
+    """Refuse a scaling by factors of single pairs, for an architecture that knows of none."""
     scaling, _ = _scaling(fields)
     key, kind = _kind(scaling)
     if kind == "longrope":

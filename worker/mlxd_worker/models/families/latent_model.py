@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlxd_models.families.common.decoder import FINAL_NORM, is_routed, layer_prefix, norms_of
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.families.latent.tensors import OUTPUT
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_models.families.common.decoder import FINAL_NORM, DecoderConfig
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxd_models.families.common.decoder import ATTENTION, FINAL_NORM, is_routed, layer_prefix
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_models.families.hybrid.tensors import DELTA
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
-from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_installed
