@@ -146,16 +146,13 @@ def _changes(message: Message) -> Iterator[tuple[str, Message]]:
     if "tool_calls" in message:
         bare = {name: value for name, value in message.items() if name != "tool_calls"}
         yield "tool_calls", {**bare, "content": message["content"] or ""}
-    optional = {"reasoning": ("reasoning_content", "thinking")} if _answers(message) else {}
+    answers = message["role"] == "assistant"
+    optional = {"reasoning": ("reasoning_content", "thinking")} if answers else {}
     for name, keys in {**optional, "name": ("name",), "tool_call_id": ("tool_call_id",)}.items():
         if keys[0] in message:
             yield name, {key: value for key, value in message.items() if key not in keys}
         else:
             yield name, {**message, **dict.fromkeys(keys, "x")}
-
-
-def _answers(message: Message) -> bool:
-    return bool(message["role"] == "assistant")
 
 
 def _place(error: BaseException, messages: list[Message]) -> tuple[int | None, int | None]:
