@@ -137,17 +137,6 @@ class Model(Passes, Protocol):
         ...
 
 
-def attention_caches(
-    model: Model, *, kv: KVFormat, context_max: int | None
-) -> list[LayerCache | None]:
-    """Return `new_caches` of a model whose layers remember keys and values, or nothing."""
-    longest = model.context_max if context_max is None else context_max
-    return [
-        None if geometry is None else geometry.new_cache(model.dtype, kv=kv, context_max=longest)
-        for geometry in model.attention
-    ]
-
-
 def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:
     """Return how a batch meets the caches; masks are of `dtype`."""
     return caches.plan(

@@ -71,7 +71,7 @@ class Llama3Parser:
 
 
 def _decode(text: str, tools: Tools) -> list[Called]:
-    """Return the calls of tools on offer that make up a text; none, or an error, where others do."""
+    """Return the calls of tools on offer that make up a text; none, or an error, for another."""
     body = text.strip().removeprefix(PYTHON_TAG)
     method = _METHOD.fullmatch(body)
     calls = _objects(body) if method is None else [_keywords(*method.groups())]

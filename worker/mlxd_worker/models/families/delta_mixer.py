@@ -19,7 +19,7 @@ from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
-from mlxd_worker.models.weights.linear import Projection, named_arrays, reorder_outputs
+from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, reorder_outputs
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
@@ -41,6 +41,17 @@ class DeltaWeights:
     """[value_dim]."""
     output: Projection
 
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return them by name."""
+        named = {
+            "convolution": self.convolution,
+            "decay": self.decay,
+            "time_bias": self.time_bias,
+            "norm": self.norm,
+        }
+        named |= named_arrays("projection", self.projection)
+        return named | named_arrays("output", self.output)
+
 
 class DeltaMixer:
     """One layer. One owner: the engine thread."""
@@ -50,6 +61,15 @@ class DeltaMixer:
         self.config = config
         self.weights = weights
         self._norm_eps = norm_eps
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        return is_packed(self.weights.projection) or is_packed(self.weights.output)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        return self.weights.arrays()
 
     def __call__(self, rows: mx.array, cache: RecurrentCache, plan: StepPlan) -> mx.array:
         """Map flat rows `[N * width, hidden]` to as many, and move the rows' states on; lazy."""
@@ -159,15 +179,3 @@ def _apart(heads: int, widths: tuple[int, ...]) -> list[int]:
         for head in range(heads)
         for place in range(width)
     ]
-
-
-def delta_arrays(weights: DeltaWeights) -> Mapping[str, mx.array]:
-    """Return one layer's arrays by name."""
-    named = {
-        "convolution": weights.convolution,
-        "decay": weights.decay,
-        "time_bias": weights.time_bias,
-        "norm": weights.norm,
-    }
-    named |= named_arrays("projection", weights.projection)
-    return named | named_arrays("output", weights.output)

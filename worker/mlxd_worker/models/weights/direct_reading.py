@@ -201,7 +201,7 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
             if widened:
                 _read_widened(descriptor, piece, scratch)
             else:
-                _read(descriptor, piece.begin, piece.into)
+                read_into(piece.into, descriptor, piece.begin)
         except OSError as error:
             raise file_error(error, file.name, name, doing="could not be read: ") from error
         except EOFError as error:
@@ -210,7 +210,12 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
             os.close(descriptor)
 
 
-def _read(descriptor: int, begin: int, into: memoryview) -> None:
+def read_into(into: memoryview, descriptor: int, begin: int) -> None:
+    """Fill a buffer with the bytes of a file from `begin` on.
+
+    Raises:
+        EOFError: the file ends before that.
+    """
     done = 0
     while done < len(into):
         count = os.preadv(descriptor, [into[done:]], begin + done)
@@ -224,7 +229,7 @@ def _read_widened(descriptor: int, piece: _Piece, scratch: memoryview) -> None:
     widen, width = _WIDENED[piece.fact.dtype], len(piece.into) // piece.nbytes
     for done in range(0, piece.nbytes, SCRATCH_NBYTES):
         stored = scratch[: min(SCRATCH_NBYTES, piece.nbytes - done)]
-        _read(descriptor, piece.begin + done, stored)
+        read_into(stored, descriptor, piece.begin + done)
         widen(stored, piece.into[done * width : (done + len(stored)) * width])
 
 

@@ -23,8 +23,12 @@ from mlxd_models.families.common.tensors import Stack, TensorSpec
 from mlxd_models.files.weights import TensorFact
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.blame import why_not_read
-from mlxd_worker.models.weights.block_floats import numbers_of_blocks
-from mlxd_worker.models.weights.by_pieces import numbers_of, packed_of, parts_read
+from mlxd_worker.models.weights.by_pieces import (
+    numbers_of,
+    numbers_of_blocks,
+    packed_of,
+    parts_read,
+)
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,
@@ -32,10 +36,9 @@ from mlxd_worker.models.weights.expert_linear import (
     ExpertsSideBySide,
     PackedExpertLinear,
 )
+from mlxd_worker.models.weights.layouts import apply_operation, joined_slabs, stack_of
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
-from mlxd_worker.models.weights.operations import apply_operation
-from mlxd_worker.models.weights.stacks import joined_slabs, stack_of
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after every tensor; may raise to give the load up."""
