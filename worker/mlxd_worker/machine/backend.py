@@ -56,12 +56,9 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Installed):
     """What the worker runs on, for the log and the status."""
 
-    kind: DeviceKind
-    distribution: str
-    version: str
     compile_allowed: bool
     compile_reason: str
     blas: BlasReport
@@ -168,11 +165,5 @@ def prepare_backend() -> Backend:
     allowed, reason = compile_policy(installed.kind, os.environ, compiler_problem)
     if not allowed:
         os.environ[MLX_COMPILE_VARIABLE] = "1"
-    return Backend(
-        kind=installed.kind,
-        distribution=installed.distribution,
-        version=installed.version,
-        compile_allowed=allowed,
-        compile_reason=reason,
-        blas=preload_blas(),
-    )
+    own = (installed.kind, installed.distribution, installed.version)
+    return Backend(*own, compile_allowed=allowed, compile_reason=reason, blas=preload_blas())

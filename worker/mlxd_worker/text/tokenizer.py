@@ -67,6 +67,14 @@ def library_faults(problem: str, file: str = "tokenizer.json") -> Iterator[None]
         raise InvalidModel(f"{problem}: {error}", file) from error
 
 
+def read_raw(content: bytes) -> RawTokenizer:
+    """Return the library's tokenizer of a tokenizer.json; raises what the library does."""
+    raw = RawTokenizer.from_buffer(content)
+    raw.no_truncation()  # limits left over from training would cut prompts in silence
+    raw.no_padding()
+    return raw
+
+
 class Tokenizer:
     """What the worker needs of a tokenizer; immutable, any thread."""
 
@@ -199,10 +207,8 @@ class Tokenizer:
         """
         raw = self._raw
         spell = spelling(json.loads(raw.decoder.__getstate__()) if raw.decoder else None)
-        added = raw.get_added_tokens_decoder()
-        special = {token_id for token_id, token in added.items() if token.special}
         vocabulary: dict[str, int] = raw.get_vocab(with_added_tokens=True)
-        return {i: spell(text) for text, i in vocabulary.items() if i not in special}
+        return {i: spell(text) for text, i in vocabulary.items() if i not in self.special_ids}
 
     def detokenizer(
         self,

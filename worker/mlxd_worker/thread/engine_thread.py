@@ -202,7 +202,7 @@ class EngineThread:
         def perform(host: ModelHost) -> None:
             try:
                 result = act(host)
-                self._publish(host)
+                self._figures = host.figures()
             except Exception as error:
                 future.set_exception(error)
                 if not recoverable:
@@ -239,15 +239,19 @@ class EngineThread:
 
     def _serve(self, host: ModelHost) -> None:
         while True:
-            message = self._next(host)
-            if message is None:
-                host.step()
-                if time.monotonic() - self._figures.at_s > FIGURES_INTERVAL_S:
-                    self._publish(host)
-            elif isinstance(message, _Stop):
-                return
-            else:
-                self._perform(host, message)
+            match self._next(host):
+                case None:
+                    host.step()
+                    if time.monotonic() - self._figures.at_s > FIGURES_INTERVAL_S:
+                        self._figures = host.figures()
+                case Submit() as request:
+                    host.submit(request)
+                case Cancel() as request:
+                    host.cancel(request)
+                case _Call() as call:
+                    call.perform(host)
+                case _Stop():
+                    return
             self._outbox.flush(hold=host.busy)
 
     def _next(self, host: ModelHost) -> _Message | None:
@@ -268,18 +272,6 @@ class EngineThread:
             self._rest_at_s = math.inf
             self._figures = host.settle()
         return self._mailbox.get()
-
-    def _perform(self, host: ModelHost, message: Submit | Cancel | _Call) -> None:
-        match message:
-            case Submit():
-                host.submit(message)
-            case Cancel():
-                host.cancel(message)
-            case _Call():
-                message.perform(host)
-
-    def _publish(self, host: ModelHost) -> None:
-        self._figures = host.figures()
 
     def _end(self, host: ModelHost | None, error: MlxdError) -> None:
         """Answer all remaining waiters; admit none from now on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
 import mlx.core as mx
 import psutil
@@ -34,7 +35,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import ChatTemplate, read_template
+from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
@@ -47,7 +48,6 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
-from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
 
@@ -109,18 +109,22 @@ def make_resident(
         on_load=life.on_load,
         context=plan.context_length,
     )
-    caches = _new_caches(model, plan)
+    context = plan.context_length
+    layers = model.new_caches(kv=plan.kv_format, context_max=context)
+    caches = RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
     compiles = device is DeviceKind.CUDA and model.capabilities.compiles
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
+    chars_max = tokenizer.chars_max(context)
+    chat = None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
         constraints=Constraints(tokenizer, model.vocab_size),
-        chat=_chat(template, tokenizer, plan.context_length),
+        chat=chat,
         vocab_size=model.vocab_size,
-        context_length=plan.context_length,
+        context_length=context,
         context_length_max=model.context_max,
         rows_max=plan.rows_max,
         weights=life.weights,
@@ -139,20 +143,6 @@ def make_resident(
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     engine = make_engine(prefix=prefix, stepper=stepper)
     return Resident(model, caches, prefix, engine, facts)
-
-
-def _new_caches(model: Model, plan: Plan) -> RowCaches:
-    context = plan.context_length
-    layers = model.new_caches(kv=plan.kv_format, context_max=context)
-    return RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
-
-
-def _chat(
-    template: ChatTemplate | None, tokenizer: Tokenizer, context_length: int
-) -> ChatFormat | None:
-    if template is None:
-        return None
-    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(context_length))
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
@@ -251,24 +241,14 @@ def _available_nbytes(device: DeviceKind) -> int:
     return mx.get_memory_limit() if device is DeviceKind.CUDA else psutil.virtual_memory().available
 
 
-class _LastEvent:
-    """Keeps the last event of a stream."""
-
-    def __init__(self) -> None:
-        self.event: Event | None = None
-
-    def put(self, event: Event) -> None:
-        self.event = event
-
-
 def warm_up(engine: Engine) -> None:
     """Prefill, decode one row and decode rows side by side, so that no request pays for the first.
 
     Raises:
         MlxdError: what a stream ended with, such as logits that are no numbers.
     """
-    sinks = [_LastEvent() for _ in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max))]
-    for index, sink in enumerate(sinks):
+    events: SimpleQueue[Event] = SimpleQueue()
+    for index in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max)):
         engine.submit(
             Submit(
                 stream=StreamId(-1 - index),
@@ -280,11 +260,12 @@ def warm_up(engine: Engine) -> None:
                 eos_ids=frozenset(),
                 skip_special_tokens=True,
                 submitted_s=0.0,
-                sink=sink,
+                sink=events,
             )
         )
     while engine.busy:
         engine.step()
-    for sink in sinks:
-        if isinstance(sink.event, Failed):
-            raise sink.event.error
+    while not events.empty():
+        event = events.get()
+        if isinstance(event, Failed):
+            raise event.error
