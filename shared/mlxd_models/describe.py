@@ -28,10 +28,9 @@ from mlxd_models.families.common.packing import (
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
-from mlxd_models.files.model_config import read_model_config
+from mlxd_models.files.model_config import TOKENIZER_FILE, read_model_config
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
-from mlxd_models.files.tokenizer_file import TOKENIZER_FILE
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
 from mlxd_models.sizes.weight_forms import FloatType, Packed, is_expert, unpacked_weight_values
@@ -124,7 +123,7 @@ def describe(
     weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
     try:
-        specs = _checked_specs(family, config, facts)
+        specs = _check_specs(family, config, facts)
     except InvalidModel as error:
         own_names = {fact.name: fact.stored_name for fact in facts}
         field_name = own_names.get(error.field, error.field)
@@ -169,7 +168,7 @@ def _family_of(
     return registry.find(name)
 
 
-def _checked_specs(
+def _check_specs(
     family: Family[Any],
     config: Any,  # noqa: ANN401 - the family's own
     facts: Sequence[TensorFact],
@@ -195,8 +194,7 @@ def _name_tensors(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[Te
         if name is None:
             continue
         if name in facts:
-            problem = f"is {name}, which is stored under another name too"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(f"is {name}, which is stored under another name too")
         facts[name] = replace(fact, name=name, own_name=fact.stored_name)
     return tuple(facts.values())
 
@@ -213,22 +211,21 @@ def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
     if unexpected:
         first = stored[min(unexpected)]
         problem = f"tensors of no use to this config: {some_names(unexpected)}"
-        raise InvalidModel(problem, file=first.file.name, field=first.name)
+        raise first.error(problem)
     for fact in facts:
         spec = wanted[fact.name]
         expected = spec if spec.source is None else spec.source
         if fact.shape not in (expected.shape, spec.other_shape):
             problem = f"shape {list(fact.shape)}, the config says {list(expected.shape)}"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(problem)
         allowed = tuple(FloatType) if expected.dtype is None else (expected.dtype,)
         if fact.dtype not in allowed:
-            problem = f"dtype {fact.dtype} is not one of {', '.join(allowed)}"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(f"dtype {fact.dtype} is not one of {', '.join(allowed)}")
 
 
 def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> None:
     """Refuse experts that become one here and are packed unlike each other."""
-    files = {fact.name: fact.file.name for fact in facts}
+    stored = {fact.name: fact for fact in facts}
     firsts: dict[str, TensorSpec] = {}
     for spec in specs:
         if not (spec.required and spec.joins and is_expert(spec.name)) or spec.beside:
@@ -238,5 +235,4 @@ def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
         first = firsts.setdefault(spec.joins, spec)
         if (spec.packed and spec.packing) != (first.packed and first.packing):
             problem = f"packed unlike {first.name}, with which it is one here"
-            name = spec.stored_name
-            raise InvalidModel(problem, file=files[name], field=name)
+            raise stored[spec.stored_name].error(problem)

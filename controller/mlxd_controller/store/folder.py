@@ -17,9 +17,9 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
+from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules
-from mlxd_models.files.tokenizer_file import check_tokenizer_file
 from mlxd_models.fit.described import facts_of, taken_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_shared.domain.requests import SamplingOptions

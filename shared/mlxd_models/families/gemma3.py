@@ -61,7 +61,7 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         activation=Activation.GELU_TANH,
         norms_from_one=True,
         output_norms=True,
-        embedding_scale=rounded_to_bfloat16(math.sqrt(parsed.hidden)),
+        embedding_scale=round_to_bfloat16(math.sqrt(parsed.hidden)),
         score_scale=fields.positive("query_pre_attn_scalar", default=SCORE_WIDTH_DEFAULT) ** -0.5,
         logits_cap=fields.positive(cap) if fields.has(cap) else None,
     )
@@ -75,7 +75,7 @@ def parse_nested_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     return parse_gemma3(nested)
 
 
-def rounded_to_bfloat16(value: float) -> float:
+def round_to_bfloat16(value: float) -> float:
     """Return the number nearest to a positive one that bfloat16 holds."""
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000

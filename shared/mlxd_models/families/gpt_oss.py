@@ -53,7 +53,9 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
         fields.integer(key, low=1, high=high)
     if not (fields.has("rope_scaling") or fields.has("rope_parameters")):
         raise fields.error("rope_scaling", "missing, and readers differ in what that means")
-    if not fields.has("rope_theta") and not _nested_base(fields):
+    nested = config.get("rope_parameters")
+    theta = nested.get("rope_theta") if isinstance(nested, Mapping) else None
+    if theta is None and not fields.has("rope_theta"):
         raise fields.error("rope_theta", "missing, and readers differ in what that means")
     biased = fields.flag("attention_bias", default=True)
     fields.demand("mlp_bias", only=False)
@@ -69,11 +71,6 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
         windows=windows_of(fields, sliding, context_max=parsed.context_max),
         experts=_experts(fields, parsed),
     )
-
-
-def _nested_base(fields: Fields) -> bool:
-    nested = fields.values.get("rope_parameters")
-    return isinstance(nested, Mapping) and nested.get("rope_theta") is not None
 
 
 def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:

@@ -280,7 +280,10 @@ def test_names_alone_describe_no_smaller_a_model(tmp_path: Path, *, packed: bool
         assert named.packed.kept_nbytes == files.packed.kept_nbytes
     assert named.footprint.context_max == files.footprint.context_max
     passes = named.footprint.passes
-    assert (passes.hidden, passes.vocab) == (files.footprint.passes.hidden, files.footprint.vocab)
+    assert (passes.hidden, passes.vocab) == (
+        files.footprint.passes.hidden,
+        files.footprint.passes.vocab,
+    )
 
 
 def test_the_names_are_those_of_mlx_lm() -> None:

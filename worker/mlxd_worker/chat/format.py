@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from mlxd_shared import config
@@ -96,13 +97,8 @@ class ChatFormat:
         """
         refuse_half_characters(chat)
         nonce = new_nonce()
-
-        def mark(text: str) -> str:
-            return self.control.mark(text, nonce)
-
-        def mark_answer(text: str) -> str:
-            return self.control.mark(text, nonce, allowed=self._allowed)
-
+        mark = partial(self.control.mark, nonce=nonce)
+        mark_answer = partial(self.control.mark, nonce=nonce, allowed=self._allowed)
         try:
             tools = [_tool(_mark(json_object(text), mark)) for text in chat.tools_json]
             variables = _mark(json_object(chat.variables_json or "{}"), mark)

@@ -37,8 +37,7 @@ from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.engine.request import Cancel, Submit
 from mlxd_worker.front.streams import Streams
 from mlxd_worker.machine.backend import Backend
-from mlxd_worker.process.lifeline import Lifeline
-from mlxd_worker.process.output import new_output
+from mlxd_worker.process.lifeline import Lifeline, new_output
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from mlxd_worker.tokenizing.room import TokenRoom

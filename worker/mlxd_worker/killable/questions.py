@@ -44,7 +44,6 @@ class Stop:
     """Ends a question that another thread asks, begun or not. Any thread."""
 
     def __init__(self) -> None:
-        """Let it be asked."""
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_set = False
@@ -87,7 +86,6 @@ class Turn:
     """A child's time with one question. Any thread."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        """Begin it."""
         self._lock = threading.Lock()
         self._child = child
         self._is_over = False

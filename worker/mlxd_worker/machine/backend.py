@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -69,10 +70,8 @@ def installed_versions() -> dict[str, str]:
     names = ["mlx", *(name for backends in _BACKENDS.values() for name in backends)]
     versions: dict[str, str] = {}
     for name in names:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 

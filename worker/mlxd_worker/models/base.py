@@ -6,7 +6,6 @@ Invariants:
 - Positions are arrays (`Batch.offsets`); host integers (`Batch.lengths`) only choose shapes and
   guard bounds, so no compiled or cached graph depends on a position.
 - All of it runs on the engine thread.
-- These are Protocols without bodies: nobody has a member that was not written for it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -22,9 +22,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
-from mlxd_worker.text.control_tokens import ControlTokens
+from mlxd_worker.text.control_tokens import ControlTokens, twin_of
 from mlxd_worker.text.spelling import UnknownDecoder, spelling
-from mlxd_worker.text.twins import twin_of
 
 HELD_TOKENS_MAX: Final = 16
 """Tokens held back for want of one more whole character; a longer run is no text and is given out

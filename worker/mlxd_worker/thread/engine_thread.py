@@ -182,11 +182,11 @@ class EngineThread:
     async def figures(self) -> Figures:
         """Return the newest figures that can be had within STATUS_WAIT_S."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._ask())
+            self._asking = asyncio.ensure_future(self._refresh())
         await asyncio.wait([self._asking], timeout=config.STATUS_WAIT_S)
         return self._figures
 
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         with suppress(ShuttingDown, InternalError):  # then the last figures are all there is
             await self._call(lambda _: None)
 

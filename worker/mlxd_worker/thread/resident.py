@@ -193,7 +193,7 @@ def _check(spec: LoadSpec, files: Description) -> None:
     if wanted is not None and wanted > most:
         limit = f"{wanted} is above the model's maximum of {most} tokens"
         raise InvalidRequest.of("options.context_length", limit)
-    vocab = files.footprint.vocab
+    vocab = files.footprint.passes.vocab
     bad = next((i for i, _ in spec.sampling.logit_bias if i >= vocab), None)
     if bad is not None:
         field = f"options.sampling.logit_bias[{bad}]"
@@ -209,7 +209,9 @@ def _check(spec: LoadSpec, files: Description) -> None:
 
 def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
     """Return what was asked for; what was left open is chosen so that it fits."""
-    available_nbytes = _available_nbytes(kind)
+    available_nbytes = psutil.virtual_memory().available
+    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory; a Mac's is one
+        available_nbytes = mx.get_memory_limit()
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(
         name=kind.first_name,
@@ -234,11 +236,6 @@ def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
         budget_nbytes=budget_nbytes,
     )
     return plan
-
-
-def _available_nbytes(device: DeviceKind) -> int:
-    # MLX's own limit is a part of the GPU's memory; on a Mac memory is one.
-    return mx.get_memory_limit() if device is DeviceKind.CUDA else psutil.virtual_memory().available
 
 
 def warm_up(engine: Engine) -> None:

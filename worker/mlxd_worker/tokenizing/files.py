@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.model_config import TOKENIZER_FILE, no_tokenizer
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
-from mlxd_models.files.tokenizer_file import TOKENIZER_FILE, no_tokenizer
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings

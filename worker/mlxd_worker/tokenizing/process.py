@@ -45,7 +45,6 @@ class Desk:
     """Answers what is asked of one tokenizer."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._tokenizer: Tokenizer | None = None
         self._steering: dict[str, Any] | None = None
         self._control: ControlTokens | None = None

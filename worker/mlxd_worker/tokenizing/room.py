@@ -101,7 +101,7 @@ class TokenRoom:
         question = {"kind": "text", **how}
         return await self._encode(tokenizer, text, encode, question, field=field, kind=kind)
 
-    async def encoded_chat(
+    async def encode_chat(
         self, tokenizer: Tokenizer, text: str, *, nonce: str, encode: Callable[[], list[int]],
         steering: dict[str, Any],
     ) -> array[int]:  # fmt: skip
@@ -132,7 +132,7 @@ class TokenRoom:
                 except TooLong as error:
                     raise InvalidRequest.of(field, str(error)) from None
 
-            done = self._done_here(decode, kind, nbytes, long=False)
+            done = self._do_here(decode, kind, nbytes, long=False)
             return await self._unless_forgotten(tokenizer, done)
         how = {"kind": "ids", "skip_special": skip_special}
         answering = self._ask_child(
@@ -175,7 +175,7 @@ class TokenRoom:
             work = self._ask_child(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
         else:
             long = not _is_short(text)
-            work = self._done_here(lambda: array(IDS, encode()), kind, nbytes, long=long)
+            work = self._do_here(lambda: array(IDS, encode()), kind, nbytes, long=long)
         return await self._unless_forgotten(tokenizer, work)
 
     async def _unless_forgotten(self, tokenizer: Tokenizer, work: Coroutine[Any, Any, _T]) -> _T:
@@ -259,7 +259,7 @@ class TokenRoom:
             raise InvalidRequest.of(field, limit)
         return nbytes
 
-    async def _done_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
+    async def _do_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
         """Do something on a thread; what is long gives its memory back to the system behind it."""
         if not long:
             await self._short.acquire(kind, nbytes)

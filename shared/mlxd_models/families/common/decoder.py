@@ -2,9 +2,8 @@
 
 Invariants:
 - A key that would change the arithmetic is honoured or refused by name; it is never ignored.
-- Every size is checked for type and range here, so that nothing after this guesses.
-- All else follows from the config: names and shapes of tensors, which weights may be packed and
-  how. No arrays and no MLX: the same facts serve the fit before any weight is read.
+- Every size is checked for type and range here, so that nothing after this guesses: all else, such
+  as names and shapes of tensors, follows from the config.
 """
 
 from collections.abc import Iterable

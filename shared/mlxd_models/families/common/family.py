@@ -32,11 +32,6 @@ class Footprint:
     passes: PassSizes
     """The widths that decide what evaluating takes."""
 
-    @property
-    def vocab(self) -> int:
-        """Width of the logits."""
-        return self.passes.vocab
-
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Config]):

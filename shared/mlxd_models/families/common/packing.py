@@ -4,7 +4,6 @@ Invariants:
 - The table `MODES` says which settings there are; any other is refused by name.
 - One setting holds for all weights but those that have one of their own, or none (false).
 - Which weights are packed at all is what the files say, not the config.
-- No arrays and no MLX: the same facts serve the fit before any weight is read.
 """
 
 from collections.abc import Mapping, Sequence

@@ -40,7 +40,9 @@ def parse_rope(fields: Fields) -> RopeConfig:
     partial = scaling.positive("partial_rotary_factor", default=1.0)
     if partial != 1.0:
         raise scaling.error("partial_rotary_factor", f"{partial} is not supported, only 1")
-    _refuse_kinds_of_layers(scaling)
+    nested = next((key for key in scaling.values if key in KINDS_OF_LAYERS), None)
+    if nested is not None:
+        raise scaling.error(nested, "rotations by kind of layer are not supported here")
     kind_key, kind = _kind(scaling)
     if kind is None and scaling.has("factor"):
         raise fields.error(key, "has a factor but no rope_type")
@@ -190,9 +192,3 @@ def _kind(scaling: Fields) -> tuple[str, object]:
         raise scaling.error("type", "contradicts rope_type")
     key = stated[0] if stated else "type"
     return key, scaling.values.get(key)
-
-
-def _refuse_kinds_of_layers(scaling: Fields) -> None:
-    nested = next((key for key in scaling.values if key in KINDS_OF_LAYERS), None)
-    if nested is not None:
-        raise scaling.error(nested, "rotations by kind of layer are not supported here")

@@ -1,7 +1,6 @@
 """config.json of models with recurrent layers, and with full attention in every few of them.
 
 Invariants:
-- What Llama's config says too is read by the same code; only what differs is read here.
 - A text has one position a token, so the three axes of `mrope_section` are all that position, and
   the section changes nothing.
 - What is not honoured is refused by name: a picture's half of the model, other forms of the

@@ -1,8 +1,6 @@
 """config.json of models that keep latents: what their families have in common.
 
-Invariants:
-- What Llama's config says too is read by the same code; only what differs is read here.
-- A key whose default differs from reader to reader is required.
+A key whose default differs from reader to reader is required.
 """
 
 import math

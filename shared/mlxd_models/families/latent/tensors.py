@@ -21,7 +21,7 @@ from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.pass_sizes import PassSizes, latent_width
+from mlxd_models.sizes.pass_sizes import PassSizes
 
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"
@@ -63,7 +63,9 @@ def latent_footprint(config: LatentConfig) -> Footprint:
         ),
         passes=PassSizes(
             hidden=decoder.hidden,
-            projected=latent_width(heads=decoder.heads, rank=config.rank, rotary=config.rotary_dim),
+            # Queries become as wide as entries, and read latents; they are there once more with
+            # their scale, and so is what they read, in order.
+            projected=decoder.heads * config.entry_dim,
             mlp=decoder.feed_width,
             heads=decoder.heads,
             vocab=decoder.vocab,

@@ -162,17 +162,11 @@ def _take_up(
     if isinstance(both, PackedLinear):
         words, scales = (_part(config, array) for array in (both.words, both.scales))
         offsets = (None, None) if both.offsets is None else _part(config, both.offsets)
+        form, own = both.form, both.global_scale
+        kinds = zip(words, scales, offsets, strict=True)
         absorbing, expanding = (
-            PackedHeadLinear(
-                words[part],
-                scales[part],
-                offsets[part],
-                both.packing,
-                turned=turned,
-                global_scale=both.global_scale,
-                form=both.form,
-            )
-            for part, turned in enumerate((False, True))
+            PackedHeadLinear(*parts, both.packing, global_scale=own, form=form, turned=turned)
+            for parts, turned in zip(kinds, (False, True), strict=True)
         )
         return absorbing, expanding
     assert isinstance(both, Linear), "one weight is in one form"

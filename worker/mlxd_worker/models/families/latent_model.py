@@ -1,9 +1,4 @@
-"""A decoder that keeps latents: DeepSeek-V2 and V3, GLM-4-MoE-lite, by their configs.
-
-Invariants:
-- What sets a family apart is in its config, not in a model of its own.
-- Rows are flat `[rows * width, hidden]` everywhere but inside attention.
-"""
+"""A decoder that keeps latents: DeepSeek-V2 and V3, GLM-4-MoE-lite, told apart by config alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +22,6 @@ from mlxd_worker.models.layers.llama_layers import (
     FeedForward,
     Rotation,
     rotation_of,
-    tables_of,
     take_feed,
     take_norm,
 )
@@ -58,17 +52,17 @@ class LatentModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: LatentConfig, weights: Weights) -> None:
-        """Take all weights; nothing else keeps them."""
         self.config = config
         decoder = config.decoder
-        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
+        rotation = rotation_of(decoder.rope, config.rotary_dim)
         # A layer's latents: what all heads' keys and values are made of.
         geometry = AttentionGeometry(1, config.entry_dim, latent_dim=config.rank)
         super().__init__(
             decoder,
             weights,
-            (_take_layer(config, weights, at, self._rotation) for at in range(decoder.layers)),
+            (_take_layer(config, weights, at, rotation) for at in range(decoder.layers)),
             partial(take_norm, decoder, weights),
+            rotations=[rotation],
             attention=(geometry,) * decoder.layers,
         )
         self.capabilities = Capabilities()
@@ -82,10 +76,6 @@ class LatentModel(Decoder[Layer]):
             return layer.feed(add_projection(rows, read, layer.output))
 
         return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=batch.width > 1)
-
-    def parameters(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        return {**super().parameters(), **tables_of([self._rotation])}
 
 
 def _take_layer(config: LatentConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:

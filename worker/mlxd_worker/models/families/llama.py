@@ -8,7 +8,7 @@ Invariants:
   (CUDA), the step is compiled around `forward`, not in here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,6 @@ from mlxd_worker.models.layers.llama_layers import (
     Decoder,
     Layer,
     rotations_of,
-    tables_of,
     take_layer,
     take_norm,
 )
@@ -46,17 +45,16 @@ class LlamaModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
-        """Take all weights; nothing else keeps them."""
         self.config = config
         rotations = rotations_of(
             [config.rope_of(index) for index in range(config.layers)], config.head_dim
         )
-        self._tables = tables_of(rotations)
         super().__init__(
             config,
             weights,
             (take_layer(config, weights, at, rotation) for at, rotation in enumerate(rotations)),
             partial(take_norm, config, weights),
+            rotations=rotations,
             attention=[
                 AttentionGeometry(kv_heads=config.kv_heads, head_dim=config.head_dim, window=window)
                 for window in config.windows
@@ -78,10 +76,6 @@ class LlamaModel(Decoder[Layer]):
             joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
             decodes_in_place=self._in_place,
         )
-
-    def parameters(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        return {**super().parameters(), **self._tables}
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""

@@ -1,8 +1,6 @@
 """Qwen3.5 and its kin, text only: gated delta layers, and full attention every few layers.
 
 Invariants:
-- What sets a family apart is in its config, not in a model of its own.
-- Rows are flat `[rows * width, hidden]` everywhere but inside a layer's mixer.
 - Attention normalises queries and keys by head, rotates only the first part of a head, and gates
   its result; queries and gates alternate head by head in one product with keys and values.
 - A published checkpoint stores norms as their distance from one (all but the gated ones) and the
@@ -32,14 +30,13 @@ from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
     delta_cache,
-    stored_by_mlx,
+    is_stored_by_mlx,
     take_delta,
 )
 from mlxd_worker.models.layers.llama_layers import (
     Decoder,
     FeedForward,
     rotation_of,
-    tables_of,
     take_feed,
 )
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
@@ -95,17 +92,18 @@ class Qwen35Model(Decoder[Layer]):
         self.config = config
         decoder = config.decoder
         taker = _Taker(config, weights)
+        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
         geometry = AttentionGeometry(kv_heads=decoder.kv_heads, head_dim=decoder.head_dim)
         super().__init__(
             decoder,
             weights,
             map(taker.layer, range(decoder.layers)),
             lambda name: Norm(taker.norm(name), decoder.norm_eps),
+            rotations=[self._rotation],
             attention=[geometry if full else None for full in config.full],
         )
         self.capabilities = Capabilities()
         self._scale = decoder.head_dim**-0.5
-        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
 
     def new_caches(
         self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
@@ -131,10 +129,6 @@ class Qwen35Model(Decoder[Layer]):
             return layer.feed(rows + read)
 
         return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=batch.width > 1)
-
-    def parameters(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        return {**super().parameters(), **tables_of([self._rotation])}
 
     def _attend(
         self,
@@ -179,7 +173,7 @@ class _Taker:
         self._weights = weights
         recurrent = [index for index, full in enumerate(config.full) if not full]
         by_mlx = [
-            stored_by_mlx(config.delta, weights, f"model.layers.{index}.{DELTA}")
+            is_stored_by_mlx(config.delta, weights, f"model.layers.{index}.{DELTA}")
             for index in recurrent
         ]
         if len(set(by_mlx)) > 1:
@@ -217,8 +211,8 @@ class _Taker:
         )
 
     def _delta(self, prefix: str) -> DeltaMixer:
-        weights = take_delta(self._config.delta, self._weights, prefix + DELTA)
-        return DeltaMixer(self._config.delta, weights, norm_eps=self._config.decoder.norm_eps)
+        delta, eps = self._config.delta, self._config.decoder.norm_eps
+        return take_delta(delta, self._weights, prefix + DELTA, norm_eps=eps)
 
 
 build = Qwen35Model

@@ -49,6 +49,7 @@ from mlxd_worker.models.weights.linear import (
     is_packed,
     named_arrays,
     packed_rows_max,
+    present_arrays,
 )
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
@@ -137,6 +138,10 @@ def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
     }
 
 
+def _weights_of(**norms: Norm | None) -> dict[str, mx.array]:
+    return {name: norm.weight for name, norm in norms.items() if norm is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """One network for all rows."""
@@ -167,9 +172,7 @@ class Dense:
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return norms, gate and up, and down."""
-        named = {"mlp_norm": self.norm.weight}
-        if self.output_norm is not None:
-            named["mlp_output_norm"] = self.output_norm.weight
+        named = _weights_of(mlp_norm=self.norm, mlp_output_norm=self.output_norm)
         return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
 
 
@@ -222,16 +225,12 @@ class Layer:
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {"attention_norm": self.attention_norm.weight}
+        output_norm, heads = self.output_norm, self.head_norms
+        named = _weights_of(attention_norm=self.attention_norm, attention_output_norm=output_norm)
+        if heads is not None:
+            named |= _weights_of(query_norm=heads.queries, key_norm=heads.keys)
         named |= named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-        if self.output_norm is not None:
-            named["attention_output_norm"] = self.output_norm.weight
-        if self.head_norms is not None:
-            named["query_norm"] = self.head_norms.queries.weight
-            named["key_norm"] = self.head_norms.keys.weight
-        if self.sinks is not None:
-            named["sinks"] = self.sinks
-        return named | dict(self.feed.arrays())
+        return named | present_arrays({"sinks": self.sinks}) | dict(self.feed.arrays())
 
 
 def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
@@ -315,6 +314,7 @@ class Decoder(Generic[_Layer]):
         layers: Iterable[_Layer],
         take_norm: Callable[[str], Norm],
         *,
+        rotations: Sequence[Rotation],
         attention: Sequence[AttentionGeometry | None],
     ) -> None:
         """Take all weights, a layer's as `layers` yields it; nothing else keeps them.
@@ -322,6 +322,7 @@ class Decoder(Generic[_Layer]):
         attention: what each layer remembers of keys and values; None where it keeps other things.
         """
         self._decoder = config
+        self._tables = tables_of(rotations)
         self.attention = attention
         self._embedding = weights.linear([_EMBEDDING])
         self._layers = tuple(layers)
@@ -364,6 +365,7 @@ class Decoder(Generic[_Layer]):
         named = {FINAL_NORM: self._norm.weight} | named_arrays(_EMBEDDING, self._embedding)
         if self._head is not self._embedding:
             named |= named_arrays(_HEAD, self._head)
+        named |= self._tables
         for index, layer in enumerate(self._layers):
             named |= named_arrays(f"layers.{index}", layer)
         return named

@@ -46,7 +46,7 @@ def why_not_read(facts: Iterable[TensorFact], error: Exception, field: str = "")
             break
     if field or first is None:
         return InvalidModel(f"{doing}{error}", field=field)
-    return InvalidModel(f"{doing}{error}", file=first.file.name, field=first.name)
+    return first.error(f"{doing}{error}")
 
 
 def _read_through(fact: TensorFact) -> None:

@@ -25,13 +25,6 @@ BLOCK_VALUES: Final = 1 << 20
 """The most of 8-bit floats that are float32 at once, however large the weight."""
 
 
-def parts_read(packing: Packing) -> tuple[tuple[str, mx.Dtype | None], ...]:
-    """Return words, scales and offsets by their names, and as what they are read; None: not."""
-    if packing.has_offsets:
-        return (("weight", mx.uint32), ("scales", mx.float32), ("biases", mx.float32))
-    return (("weight", mx.uint32), ("scales", mx.uint8), ("biases", None))
-
-
 def numbers_of(
     words: mx.array,
     scales: mx.array,

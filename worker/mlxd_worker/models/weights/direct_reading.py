@@ -24,7 +24,6 @@ import mlx.core as mx
 
 from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact
-from mlxd_shared.domain.errors import InvalidModel
 
 PIECE_NBYTES_MIN: Final = 1 << 20
 PIECE_NBYTES_MAX: Final = 8 << 20
@@ -102,9 +101,7 @@ def read_joined(segments: Sequence[Segment], shape: Sequence[int], *, dtype: str
     try:
         loaded = mx.load(cast("Any", file), format="safetensors")
     except RuntimeError as error:
-        first = segments[0].fact
-        problem = f"could not be read: {error}"
-        raise InvalidModel(problem, file=first.file.name, field=first.name) from error
+        raise segments[0].fact.error(f"could not be read: {error}") from error
     file.check()
     return cast("dict[str, mx.array]", loaded)[_File.TENSOR]
 
@@ -205,7 +202,7 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
         except OSError as error:
             raise file_error(error, file.name, name, doing="could not be read: ") from error
         except EOFError as error:
-            raise InvalidModel(f"could not be read: {error}", file=file.name, field=name) from error
+            raise piece.fact.error(f"could not be read: {error}") from error
         finally:
             os.close(descriptor)
 

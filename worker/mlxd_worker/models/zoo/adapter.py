@@ -110,7 +110,9 @@ class ZooModel:
         self.capabilities = Capabilities(embeds=False, compiles=False)
         self._caches = PeerCaches(module_of("cache"))
         self._leaves, logits = observe_pass(peer, self._caches)
-        self._dtype = _floating(logits.dtype)
+        self.dtype = logits.dtype
+        """What its logits are."""
+        assert mx.issubdtype(self.dtype, mx.floating), "logits"
         self.apart = False
         self.apart = config.name in APART or not _decodes_together(self)
 
@@ -123,11 +125,6 @@ class ZooModel:
     def context_max(self) -> int:
         """The most tokens a row may hold."""
         return self._config.context_max
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """What its logits are."""
-        return self._dtype
 
     @property
     def attention(self) -> tuple[AttentionGeometry | None, ...]:
@@ -305,8 +302,3 @@ def _try_batch(model: ZooModel) -> mx.array | None:
     except (TypeError, ValueError, AttributeError, IndexError):
         return None
     return logits
-
-
-def _floating(dtype: mx.Dtype) -> mx.Dtype:
-    assert mx.issubdtype(dtype, mx.floating), "logits"
-    return dtype
