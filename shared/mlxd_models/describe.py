@@ -33,7 +33,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.weight_forms import FloatType, Packed, is_expert, unpacked_weight_values
+from mlxd_models.sizes.weight_forms import FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -68,27 +68,14 @@ class Description:
         return sum(spec.values for spec in self.specs if spec.required)
 
     @property
-    def packed(self) -> Packed | None:
-        """What stays in memory where packed weights stay packed; None where none are."""
-        return self.packed_as(None)
+    def packed(self) -> bool:
+        """Whether weights that stay in memory are stored packed."""
+        return any(spec.packed for spec in self.specs if spec.required)
 
-    def packed_as(self, on_load: Packing | None) -> Packed | None:
-        """Return the same where others are packed while they are loaded, if `on_load` says how."""
-        kept = Held(0, 0)
-        weights: list[tuple[str, int]] = []
-        for spec in self.specs:
-            made = on_load is not None and packs_on_load(spec, on_load)
-            if spec.required and (spec.packed or made):
-                weights.append((spec.name, spec.values))
-            if on_load is not None and made and spec.required:
-                groups = spec.values // on_load.group_size
-                kept += Held(0, spec.values * on_load.bits // 8)
-                kept += Held(2 * groups, 0) if on_load.has_offsets else Held(0, groups)
-            else:
-                kept += kept_of(spec)
-        if not weights:
-            return None
-        return Packed(kept.fixed_nbytes, kept.values, unpacked_weight_values(weights))
+    @property
+    def kept(self) -> Held:
+        """What stays in memory where packed weights stay packed."""
+        return sum((kept_of(spec) for spec in self.specs), start=Held(0, 0))
 
     @property
     def stored(self) -> FloatType:
@@ -183,11 +170,7 @@ def _check_specs(
 
 
 def _name_tensors(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[TensorFact, ...]:
-    """Return the tensors that are the family's, by its names.
-
-    Raises:
-        InvalidModel: two of them have one name there.
-    """
+    """Return the tensors that are the family's, by its names, which must differ."""
     facts: dict[str, TensorFact] = {}
     for fact in stored:
         name = family.name_of(fact.name)

@@ -22,31 +22,18 @@ class Registry:
     """A set of families under unique names."""
 
     def __init__(self, *entries: tuple[str, Family[Any]]) -> None:
-        """Return a registry of `entries`.
-
-        Raises:
-            DuplicateArchitecture: a name occurs twice.
-        """
         self._entries: dict[str, Family[Any]] = {}
         for name, family in entries:
             self.register(name, family)
 
     def register(self, name: str, family: Family[Any]) -> None:
-        """Add one.
-
-        Raises:
-            DuplicateArchitecture: the name is taken.
-        """
+        """Add one; raises DuplicateArchitecture if the name is taken."""
         if name in self._entries:
             raise DuplicateArchitecture(f"architecture {name} is registered twice")
         self._entries[name] = family
 
     def find(self, name: str) -> Family[Any]:
-        """Return the family of this architecture.
-
-        Raises:
-            InvalidModel: unknown; the error lists the known ones.
-        """
+        """Return an architecture's family; raises InvalidModel, with the known ones, for others."""
         if name not in self._entries:
             known = ", ".join(sorted(self._entries))
             problem = f"architecture {name!r} is not supported; known: {known}"
@@ -60,11 +47,7 @@ class Registry:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return `architectures[0]`.
-
-    Raises:
-        InvalidModel: the key is absent, empty or not a list of names.
-    """
+    """Return `architectures[0]`; raises InvalidModel if there is no such name."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise invalid("architectures", f"{names!r} is not a list that starts with a name")

@@ -34,11 +34,7 @@ _WHOLE: Final = frozenset({"top_k", "repeat_last_n"})
 
 
 def read_generation_defaults(source: Source) -> SamplingOptions:
-    """Return what a model's files say about sampling; nothing where they say nothing.
-
-    Raises:
-        InvalidModel: a file is too large, unreadable or not a JSON object.
-    """
+    """Return what a model's files say about sampling; raises InvalidModel for a bad file."""
     files = files_of(source)
     chosen = _read_parameters(files.read_json(PARAMETERS_FILE))
     return merge(chosen, _read_published(files.read_json(GENERATION_CONFIG_FILE)))

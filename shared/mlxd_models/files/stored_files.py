@@ -114,11 +114,7 @@ class StoredFiles:
         return read_file(path, bytes_max=bytes_max, name=self.label(name))
 
     def read_json(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> dict[str, Any]:
-        """Return a file's object; a file that is not there says nothing.
-
-        Raises:
-            InvalidModel: as `read`; or it is no JSON object.
-        """
+        """Return a file's object, empty where there is none; raises as `read`, or if it is none."""
         raw = self.read(name, bytes_max=bytes_max)
         return {} if raw is None else parse_json_object(raw, file=self.label(name))
 
@@ -131,11 +127,7 @@ class StoredFiles:
             return 0
 
     def signature(self) -> Signature:
-        """Return what changes when a file does.
-
-        Raises:
-            InvalidModel: a file has gone, or one of READ_FOLDERS cannot be listed.
-        """
+        """Return what changes when a file does; raises InvalidModel if one has gone."""
         paths = {**self.named, **{blob.path.name: blob.path for blob in self.blobs}}
         for folder in READ_FOLDERS & self.named.keys():
             paths |= self._below(folder).named
@@ -184,11 +176,7 @@ def open_folder(folder: Path, *, inside: tuple[Path, ...] = (), prefix: str = ""
 
 
 def check_inside(path: Path, *inside: Path, name: str) -> None:
-    """Refuse a path that leads out of all of `inside`, folders without links in their own paths.
-
-    Raises:
-        InvalidModel: it does, or its links go round in circles.
-    """
+    """Raise InvalidModel if a path leads out of all of `inside`, folders without links above."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError) as error:

@@ -20,7 +20,6 @@ from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.fit.facts import ModelFacts, Packable, Taken
 from mlxd_models.fit.plan import Plan
 from mlxd_models.fit.terms import form_of_numbers
-from mlxd_models.sizes.cache_sizes import Held
 from mlxd_models.sizes.weight_forms import (
     AS_NUMBERS,
     LAYER_PREFIX,
@@ -33,9 +32,9 @@ from mlxd_shared.domain.requests import Weights
 def facts_of(described: Description) -> ModelFacts:
     """Return the facts, but for what a load makes of each tensor (`taken_of`)."""
     footprint, item_bytes = described.footprint, described.stored.nbytes
-    elements, packed = described.weight_values, described.packed
-    packed_values = sum(spec.values for spec in described.specs if spec.required and spec.packed)
-    kept = sum((kept_of(spec) for spec in described.specs), start=Held(0, 0))
+    elements, kept = described.weight_values, described.kept
+    packed = [(s.name, s.values) for s in described.specs if s.required and s.packed]
+    packed_values = sum(values for _, values in packed)
     return ModelFacts(
         architecture=described.architecture,
         stored_bytes=described.stored_nbytes,
@@ -44,19 +43,18 @@ def facts_of(described: Description) -> ModelFacts:
         caches=footprint.caches,
         passes=footprint.passes,
         context_length_max=footprint.context_max,
-        unpacked_values=0 if packed is None else packed.unpacked_values,
+        unpacked_values=unpacked_weight_values(packed),
         tokenizer_bytes=described.tokenizer_nbytes,
         dropped_bytes=described.stored_nbytes - kept.nbytes(item_bytes),
         packed_values=packed_values,
         packed_bytes=kept.fixed_nbytes,
         packed_scales=kept.values - (elements - packed_values),
-        packable=_packable(described.specs),
+        packable=_packable(described.specs, packed),
     )
 
 
-def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
-    """Return what a load can pack, by the size of groups."""
-    stored = [(spec.name, spec.values) for spec in specs if spec.required and spec.packed]
+def _packable(specs: Iterable[TensorSpec], stored: list[tuple[str, int]]) -> dict[int, Packable]:
+    """Return what a load can pack, by the size of groups, beside what is stored packed."""
     plain = [spec for spec in specs if spec.required and spec.packable]
     packables: dict[int, Packable] = {}
     for size in GROUP_SIZES:
@@ -123,7 +121,7 @@ def life_of(plan: Plan, described: Description, *, on_cpu: bool) -> Life:
     on_load = ON_LOAD.get(plan.weights)
     weights, packed = plan.weights, on_load is not None
     if weights is Weights.STORED:
-        packed = described.packed is not None
+        packed = described.packed
         if not packed:
             weights = next(each for each, its_form in AS_NUMBERS.items() if its_form is form)
     return Life(weights, form, packed, on_load)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -33,18 +32,6 @@ AS_NUMBERS: Final[Mapping[Weights, FloatType]] = MappingProxyType(
     }
 )
 """Lives in which every weight is a number of one form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A model's weights where those that are stored packed stay so."""
-
-    kept_nbytes: int
-    """Packed values, and scales that are bytes."""
-    values: int
-    """Scales, offsets, and all that is not packed."""
-    unpacked_values: int
-    """The most that is unpacked at once, for a pass of many rows."""
 
 
 LAYER_PREFIX = "model.layers."

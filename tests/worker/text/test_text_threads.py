@@ -122,7 +122,7 @@ async def test_a_conversations_many_ids_are_checked_off_the_loop(count: int) -> 
     calls: list[str] = []
 
     def note(frame: FrameType, event: str, _called: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "_checked":
+        if event == "call" and frame.f_code.co_name == "_check_ids":
             calls.append(frame.f_code.co_name)
 
     sys.setprofile(note)
@@ -131,4 +131,4 @@ async def test_a_conversations_many_ids_are_checked_off_the_loop(count: int) -> 
     finally:
         sys.setprofile(None)
     assert prompt.ids == (7,) * count
-    assert calls == (["_checked"] if count == 100 else [])
+    assert calls == (["_check_ids"] if count == 100 else [])

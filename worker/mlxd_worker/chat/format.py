@@ -122,11 +122,7 @@ class ChatFormat:
         )
 
     def check_length(self, rendered: str, nonce: str) -> None:
-        """Refuse a rendered job that is too long for any tokens of the context.
-
-        Raises:
-            InvalidRequest: it is.
-        """
+        """Raise InvalidRequest if a rendered job is too long for any tokens of the context."""
         if len(rendered) > self._chars_max:
             chars = len(rendered.replace(nonce, ""))
             if chars > self._chars_max:
@@ -134,11 +130,7 @@ class ChatFormat:
                 raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
 
     def encode(self, rendered: str, nonce: str) -> list[int]:
-        """Return the ids of a rendered job.
-
-        Raises:
-            InvalidModel: the tokenizer cannot read it.
-        """
+        """Return the ids of a rendered job; raises InvalidModel if the tokenizer cannot."""
         with library_faults("cannot read a chat"):
             return self.control.encode(rendered, nonce)
 

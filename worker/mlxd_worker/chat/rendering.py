@@ -3,7 +3,7 @@
 Runs in the process of `render_process`, as `environment` does.
 
 Invariants:
-- The text is what the field's reference renderer makes of the same conversation.
+- The text is, byte for byte, what the field's reference renderer makes of the same conversation.
 - A template's own exception does not get further than this: what is raised instead names the line,
   and the message and its field where it is them that the template cannot do with.
 """

@@ -52,11 +52,7 @@ class ChatTemplate:
 
 
 def read_template(source: Source) -> ChatTemplate | None:
-    """Return a model's chat template; None where it has none.
-
-    Raises:
-        InvalidModel: a file is damaged or too large; it names the file and the field.
-    """
+    """Return a model's chat template, if it has one; raises InvalidModel, with file and field."""
     files = files_of(source)
     settings = files.read_json(TOKENIZER_CONFIG_FILE)
     special = _special(settings, files.read_json(SPECIAL_TOKENS_FILE))

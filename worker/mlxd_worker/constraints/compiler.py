@@ -206,11 +206,7 @@ def field_of(kind: FormatKind) -> str:
 
 
 def _source_of(wanted: ResponseFormat) -> str:
-    """Return a format in the library's notation.
-
-    Raises:
-        InvalidRequest: it makes no sense, or is not served; with the place.
-    """
+    """Return a format in the library's notation; raises InvalidRequest, with the place."""
     try:
         return HEADER + _SOURCES[wanted.kind](wanted)
     except (SchemaError, GrammarError, PatternError) as error:

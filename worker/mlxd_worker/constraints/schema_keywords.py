@@ -91,11 +91,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_keywords(place: Place) -> Schema:
-    """Return what the schema at a place demands.
-
-    Raises:
-        SchemaError: it makes no sense, or is not served.
-    """
+    """Return what the schema at a place demands; raises SchemaError."""
     if isinstance(place.content, bool):
         return place.content
     if not isinstance(place.content, dict):

@@ -105,11 +105,7 @@ class Worker:
         return self.job.name if self.job else ""
 
     def check_incarnation(self, incarnation: str, *, required: bool = False) -> None:
-        """Refuse a request that was meant for another process.
-
-        Raises:
-            WrongWorker: `incarnation` is another's, or empty where it must be given.
-        """
+        """Raise WrongWorker if a request is meant for another process, or must name one."""
         if incarnation != self.identity.incarnation and (incarnation or required):
             raise WrongWorker(incarnation, self.identity.incarnation)
 

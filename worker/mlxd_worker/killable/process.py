@@ -35,11 +35,7 @@ def serve(answer_to: Callable[[bytes], bytes], *, limit_s: float, memory_nbytes_
 
 
 def write_message(stream: IO[bytes], message: bytes) -> None:
-    """Write a message and flush it.
-
-    Raises:
-        BrokenPipeError: nobody reads any more.
-    """
+    """Write a message and flush it; raises BrokenPipeError if nobody reads any more."""
     stream.write(b"%d\n" % len(message))
     stream.write(message)
     stream.flush()

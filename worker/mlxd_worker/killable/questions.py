@@ -56,21 +56,13 @@ class Stop:
                 self._child.kill()
 
     def check(self) -> None:
-        """Raise where it is set.
-
-        Raises:
-            Stopped: it is.
-        """
+        """Raise Stopped if it is set."""
         with self._lock:
             if self._is_set:
                 raise Stopped
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Know whom to kill.
-
-        Raises:
-            Stopped: it is set already.
-        """
+        """Know whom to kill; raises Stopped if it is set already."""
         with self._lock:
             if self._is_set:
                 raise Stopped

@@ -68,11 +68,7 @@ class StatusServicer:
 
 
 def watch_interval_s(request: status_pb2.WatchStatusRequest) -> float:
-    """Return the seconds between two messages.
-
-    Raises:
-        InvalidRequest: shorter than the bound.
-    """
+    """Return the seconds between two messages; raises InvalidRequest if they are out of bounds."""
     if not request.HasField("interval"):
         return config.WATCH_INTERVAL_DEFAULT_S
     interval_s = checked_duration_s(request.interval, "interval")

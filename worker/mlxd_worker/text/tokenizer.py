@@ -199,11 +199,7 @@ class Tokenizer:
         return 0 if spelled is None else len(self._spell(spelled))
 
     def pieces(self) -> dict[int, bytes]:
-        """Return the bytes that each id adds to a text, behind others; special tokens add none.
-
-        Raises:
-            UnknownDecoder: a single token adds no bytes of its own.
-        """
+        """Return the bytes that each id but a special one adds to a text; raises UnknownDecoder."""
         raw = self._raw
         spell = spelling(json.loads(raw.decoder.__getstate__()) if raw.decoder else None)
         vocabulary: dict[str, int] = raw.get_vocab(with_added_tokens=True)
@@ -318,11 +314,7 @@ class Detokenizer:
             self._restart([])
 
     def push(self, token_id: int) -> str:
-        """Take one id; return the characters that it completes, maybe none.
-
-        Raises:
-            InvalidModel: the library cannot write this model's text.
-        """
+        """Take one id; return what it completes. Raises InvalidModel if the library cannot."""
         self._pending.append(token_id)
         with library_faults("cannot write a text"):
             text = self._step(token_id)
@@ -334,11 +326,7 @@ class Detokenizer:
             return whole
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for a character that was never finished.
-
-        Raises:
-            InvalidModel: as `push`.
-        """
+        """Return what was held back, with U+FFFD for an unfinished character; raises as `push`."""
         with library_faults("cannot write a text"):
             return self._release(len(self._pending)) if self._pending else ""
 

@@ -112,11 +112,7 @@ class EngineThread:
         self._thread.start()
 
     async def ready(self) -> None:
-        """Wait until the thread has imported MLX.
-
-        Raises:
-            InternalError: it could not; the log holds the cause.
-        """
+        """Wait until the thread has imported MLX; raises InternalError if it could not."""
         await self._call(lambda _: None)
 
     async def stop(self) -> None:
@@ -239,17 +235,18 @@ class EngineThread:
 
     def _serve(self, host: ModelHost) -> None:
         while True:
-            match self._next(host):
+            message = self._next(host)
+            match message:
                 case None:
                     host.step()
                     if time.monotonic() - self._figures.at_s > FIGURES_INTERVAL_S:
                         self._figures = host.figures()
-                case Submit() as request:
-                    host.submit(request)
-                case Cancel() as request:
-                    host.cancel(request)
-                case _Call() as call:
-                    call.perform(host)
+                case Submit():
+                    host.submit(message)
+                case Cancel():
+                    host.cancel(message)
+                case _Call():
+                    message.perform(host)
                 case _Stop():
                     return
             self._outbox.flush(hold=host.busy)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import mlx.core as mx
 import psutil
 
-from mlxd_models.describe import Description
+from mlxd_models.describe import Description, packs_on_load
 from mlxd_models.families.common.family import Footprint
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
@@ -109,22 +109,19 @@ def make_resident(
         on_load=life.on_load,
         context=plan.context_length,
     )
-    context = plan.context_length
-    layers = model.new_caches(kv=plan.kv_format, context_max=context)
-    caches = RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
+    caches = _new_caches(model, plan)
     compiles = device is DeviceKind.CUDA and model.capabilities.compiles
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
-    chars_max = tokenizer.chars_max(context)
-    chat = None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max)
+    chars_max = tokenizer.chars_max(plan.context_length)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
         constraints=Constraints(tokenizer, model.vocab_size),
-        chat=chat,
+        chat=None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max),
         vocab_size=model.vocab_size,
-        context_length=context,
+        context_length=plan.context_length,
         context_length_max=model.context_max,
         rows_max=plan.rows_max,
         weights=life.weights,
@@ -134,15 +131,20 @@ def make_resident(
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
     )
-    make_engine = _engine_maker(passes, caches, facts, kv_nbytes_max=plan.nbytes_of(KV_TERM))
+    make_engine = _engine_maker(passes, caches, facts, plan)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
-    engine = make_engine(prefix=prefix, stepper=stepper)
-    return Resident(model, caches, prefix, engine, facts)
+    return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+
+
+def _new_caches(model: Model, plan: Plan) -> RowCaches:
+    context = plan.context_length
+    layers = model.new_caches(kv=plan.kv_format, context_max=context)
+    return RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
@@ -158,13 +160,13 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 
 
 def _engine_maker(
-    model: Passes, caches: RowCaches, facts: Loaded, *, kv_nbytes_max: int
+    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
 ) -> Callable[..., Engine]:
     """Return what makes an engine of it all; `Engine`'s keyword arguments are left open."""
     limits = Limits(
         context_length=facts.context_length,
         rows_max=facts.rows_max,
-        kv_nbytes_max=kv_nbytes_max,
+        kv_nbytes_max=plan.nbytes_of(KV_TERM),
         mask_threads=min(available_cores(), config.CONSTRAINT_THREADS_MAX),
     )
 
@@ -202,7 +204,9 @@ def _check(spec: LoadSpec, files: Description) -> None:
     if problem is not None:
         raise InvalidRequest.of("options.kv_format", problem)
     on_load = ON_LOAD.get(spec.weights)
-    if on_load is not None and files.packed_as(on_load) is None:
+    taken = [spec for spec in files.specs if spec.required]
+    can_pack = on_load is None or any(packs_on_load(spec, on_load) for spec in taken)
+    if not (can_pack or files.packed):
         problem = f"{spec.weights.value}: no weights of this model can be packed while loading"
         raise InvalidRequest.of("options.weights", problem)
 
@@ -239,11 +243,7 @@ def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
 
 
 def warm_up(engine: Engine) -> None:
-    """Prefill, decode one row and decode rows side by side, so that no request pays for the first.
-
-    Raises:
-        MlxdError: what a stream ended with, such as logits that are no numbers.
-    """
+    """Decode one row, then rows side by side, so that no request pays for it; raises MlxdError."""
     events: SimpleQueue[Event] = SimpleQueue()
     for index in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max)):
         engine.submit(

@@ -118,11 +118,7 @@ class TokenRoom:
     async def decode(
         self, tokenizer: Tokenizer, ids: array[int], *, skip_special: bool, field: str, kind: str
     ) -> str:
-        """Return the text of ids; see `Tokenizer.decode`.
-
-        Raises:
-            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encode`.
-        """
+        """Return the text of ids, as `Tokenizer.decode`; raises as `encode`."""
         nbytes = ids.itemsize * len(ids)
         if is_short(tokenizer, ids):
 
@@ -197,11 +193,7 @@ class TokenRoom:
             raise
 
     def _check(self, tokenizer: Tokenizer) -> None:
-        """Refuse to read with a tokenizer that is forgotten.
-
-        Raises:
-            ModelUnloaded, ShuttingDown: it is, or the room is closed.
-        """
+        """Raise ModelUnloaded if a tokenizer is forgotten, ShuttingDown if the room is closed."""
         if self._is_closed:
             raise ShuttingDown
         if tokenizer in self._forgotten:

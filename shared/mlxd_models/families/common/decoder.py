@@ -108,11 +108,7 @@ class DecoderConfig:
 
 
 def parse_decoder(fields: Fields) -> DecoderConfig:
-    """Return what the families of decoders have in common; without windows.
-
-    Raises:
-        InvalidModel: as `Family.parse`.
-    """
+    """Return what the families of decoders have in common, without windows; raises as they do."""
     fields.demand("hidden_act", Activation.SILU.value)
     fields.demand("rope_interleaved", only=False)
     partial = fields.positive("partial_rotary_factor", default=1.0)

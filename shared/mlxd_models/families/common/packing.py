@@ -165,11 +165,7 @@ def block_scales_name(weight: str) -> str:
 
 
 def parse_packing(fields: Fields) -> Packings | None:
-    """Return how the checkpoint's weights are packed; None where it does not say that they are.
-
-    Raises:
-        InvalidModel: a setting that is not supported; names it.
-    """
+    """Return how the weights are packed; None where the config does not say that they are."""
     if not fields.has(_KEY):
         return Packings(_read_published(fields)) if fields.has(_COPY) else None
     own = fields.part(_KEY)

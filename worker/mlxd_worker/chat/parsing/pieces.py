@@ -157,11 +157,7 @@ def call_of(item: object) -> Called:
 
 
 def make_call(name: str, arguments: dict[str, Any]) -> Called:
-    """Return a call.
-
-    Raises:
-        ValueError: it has no name, or cannot be written as JSON.
-    """
+    """Return a call; raises ValueError if it has no name, or cannot be written as JSON."""
     if not name:
         raise ValueError("a call without a name")
     name.encode()

@@ -84,11 +84,7 @@ class Qwen35Model(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: HybridConfig, weights: Weights) -> None:
-        """Take all weights; nothing else keeps them.
-
-        Raises:
-            InvalidModel: the layers are stored in different layouts.
-        """
+        """Take all weights; raises InvalidModel if layers are stored in different layouts."""
         self.config = config
         decoder = config.decoder
         taker = _Taker(config, weights)

@@ -190,11 +190,7 @@ def _of_best_groups(wanted: mx.array, groups: GroupsConfig) -> mx.array:
 
 
 def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
-    """Take the weights of a layer's experts.
-
-    Raises:
-        InvalidModel: they are packed unlike each other.
-    """
+    """Take the weights of a layer's experts."""
     return Experts(
         config=config,
         norm=norm,

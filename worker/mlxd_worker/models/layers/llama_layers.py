@@ -234,11 +234,7 @@ class Layer:
 
 
 def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
-    """Take one layer's weights.
-
-    Raises:
-        InvalidModel: experts are packed unlike each other.
-    """
+    """Take one layer's weights."""
     prefix, norms = layer_prefix(index), norms_of(config)
     routed, mlp_norm = is_routed(config, index), f"{prefix}{norms.mlp}.weight"
     return Layer(
@@ -279,11 +275,7 @@ def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> He
 def take_feed(
     config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
 ) -> FeedForward:
-    """Take the weights of a layer's feed-forward but for the norm before it.
-
-    Raises:
-        InvalidModel: experts are packed unlike each other.
-    """
+    """Take the weights of a layer's feed-forward but for the norm before it."""
     if routed and config.experts is not None:
         return take_experts(config.experts, weights, prefix, norm)
     return Dense(

@@ -50,12 +50,7 @@ def why_not_read(facts: Iterable[TensorFact], error: Exception, field: str = "")
 
 
 def _read_through(fact: TensorFact) -> None:
-    """Read a tensor, and forget it.
-
-    Raises:
-        OSError: the system does not let it be read.
-        EOFError: its file ends before it does.
-    """
+    """Read a tensor, and forget it; raises OSError, or EOFError if its file ends before it does."""
     descriptor = open_regular(str(fact.file), os.O_RDONLY)
     try:
         scratch = memoryview(bytearray(min(SCRATCH_NBYTES, fact.nbytes)))

@@ -208,11 +208,7 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
 
 
 def read_into(into: memoryview, descriptor: int, begin: int) -> None:
-    """Fill a buffer with the bytes of a file from `begin` on.
-
-    Raises:
-        EOFError: the file ends before that.
-    """
+    """Fill a buffer with a file's bytes from `begin` on; raises EOFError if it ends before."""
     done = 0
     while done < len(into):
         count = os.preadv(descriptor, [into[done:]], begin + done)

@@ -190,11 +190,7 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
 
 
 def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
-    """Return what mlx-lm makes of the stored tensors; nothing is read.
-
-    Raises:
-        InvalidModel: some are missing, of no use, or of another shape than the config says.
-    """
+    """Return what mlx-lm makes of the stored tensors, unread; raises as `restore_model`."""
     lazy = LazyTensors(facts)
     peer = _restore(config, {name: lazy.pop(name) for name in list(lazy)})
     specs = []
@@ -221,11 +217,7 @@ def _restore(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
 
 
 def build(config: ZooConfig, weights: Weights) -> Model:
-    """Take all weights; nothing else keeps them.
-
-    Raises:
-        InvalidModel: as `restore_model`.
-    """
+    """Take all weights; nothing else keeps them. Raises as `restore_model`."""
     peer = _restore(config, weights.take_stored())
     dtype = weights.dtype
     cast_weights(peer, dtype)
