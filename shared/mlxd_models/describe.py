@@ -16,27 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.fields import some_names
-from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BLOCK_SCALES,
     BYTE_DTYPE,
     WORD_DTYPE,
     Packing,
+    packs,
 )
-from mlxd_models.families.common.packing_on_load import packs
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
-from mlxd_models.files.model_config import read_model_config
+from mlxd_models.files.model_config import TOKENIZER_FILE, read_model_config
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
-from mlxd_models.files.tokenizer_file import TOKENIZER_FILE
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.packed_weights import is_expert, unpacked_weight_values
-from mlxd_models.sizes.weight_forms import FloatType, Packed
+from mlxd_models.sizes.weight_forms import FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -71,27 +68,14 @@ class Description:
         return sum(spec.values for spec in self.specs if spec.required)
 
     @property
-    def packed(self) -> Packed | None:
-        """What stays in memory where packed weights stay packed; None where none are."""
-        return self.packed_as(None)
+    def packed(self) -> bool:
+        """Whether weights that stay in memory are stored packed."""
+        return any(spec.packed for spec in self.specs if spec.required)
 
-    def packed_as(self, on_load: Packing | None) -> Packed | None:
-        """Return the same where others are packed while they are loaded, if `on_load` says how."""
-        kept = Held(0, 0)
-        weights: list[tuple[str, int]] = []
-        for spec in self.specs:
-            made = on_load is not None and packs_on_load(spec, on_load)
-            if spec.required and (spec.packed or made):
-                weights.append((spec.name, spec.values))
-            if on_load is not None and made and spec.required:
-                groups = spec.values // on_load.group_size
-                kept += Held(0, spec.values * on_load.bits // 8)
-                kept += Held(2 * groups, 0) if on_load.has_offsets else Held(0, groups)
-            else:
-                kept += kept_of(spec)
-        if not weights:
-            return None
-        return Packed(kept.fixed_nbytes, kept.values, unpacked_weight_values(weights))
+    @property
+    def kept(self) -> Held:
+        """What stays in memory where packed weights stay packed."""
+        return sum((kept_of(spec) for spec in self.specs), start=Held(0, 0))
 
     @property
     def stored(self) -> FloatType:
@@ -126,7 +110,7 @@ def describe(
     weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
     try:
-        specs = _checked_specs(family, config, facts)
+        specs = _check_specs(family, config, facts)
     except InvalidModel as error:
         own_names = {fact.name: fact.stored_name for fact in facts}
         field_name = own_names.get(error.field, error.field)
@@ -171,7 +155,7 @@ def _family_of(
     return registry.find(name)
 
 
-def _checked_specs(
+def _check_specs(
     family: Family[Any],
     config: Any,  # noqa: ANN401 - the family's own
     facts: Sequence[TensorFact],
@@ -186,19 +170,14 @@ def _checked_specs(
 
 
 def _name_tensors(stored: Sequence[TensorFact], family: Family[Any]) -> tuple[TensorFact, ...]:
-    """Return the tensors that are the family's, by its names.
-
-    Raises:
-        InvalidModel: two of them have one name there.
-    """
+    """Return the tensors that are the family's, by its names, which must differ."""
     facts: dict[str, TensorFact] = {}
     for fact in stored:
         name = family.name_of(fact.name)
         if name is None:
             continue
         if name in facts:
-            problem = f"is {name}, which is stored under another name too"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(f"is {name}, which is stored under another name too")
         facts[name] = replace(fact, name=name, own_name=fact.stored_name)
     return tuple(facts.values())
 
@@ -215,22 +194,21 @@ def _check_tensors(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
     if unexpected:
         first = stored[min(unexpected)]
         problem = f"tensors of no use to this config: {some_names(unexpected)}"
-        raise InvalidModel(problem, file=first.file.name, field=first.name)
+        raise first.error(problem)
     for fact in facts:
         spec = wanted[fact.name]
         expected = spec if spec.source is None else spec.source
         if fact.shape not in (expected.shape, spec.other_shape):
             problem = f"shape {list(fact.shape)}, the config says {list(expected.shape)}"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(problem)
         allowed = tuple(FloatType) if expected.dtype is None else (expected.dtype,)
         if fact.dtype not in allowed:
-            problem = f"dtype {fact.dtype} is not one of {', '.join(allowed)}"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+            raise fact.error(f"dtype {fact.dtype} is not one of {', '.join(allowed)}")
 
 
 def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> None:
     """Refuse experts that become one here and are packed unlike each other."""
-    files = {fact.name: fact.file.name for fact in facts}
+    stored = {fact.name: fact for fact in facts}
     firsts: dict[str, TensorSpec] = {}
     for spec in specs:
         if not (spec.required and spec.joins and is_expert(spec.name)) or spec.beside:
@@ -240,5 +218,4 @@ def _check_experts(facts: Sequence[TensorFact], specs: Sequence[TensorSpec]) -> 
         first = firsts.setdefault(spec.joins, spec)
         if (spec.packed and spec.packing) != (first.packed and first.packing):
             problem = f"packed unlike {first.name}, with which it is one here"
-            name = spec.stored_name
-            raise InvalidModel(problem, file=files[name], field=name)
+            raise stored[spec.stored_name].error(problem)

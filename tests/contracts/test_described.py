@@ -32,7 +32,7 @@ def test_a_load_takes_what_was_said(architecture: str, stored: str, tmp_path: Pa
 
     files = inspect_model(folder)
     for form, number in (("stored", files.stored), ("float32", FloatType.F32)):
-        packed = form == "stored" and files.packed is not None
+        packed = form == "stored" and files.packed
         model = load_model(files, form=number, progress=ignore_progress, packed=packed)
         named = {name: window for name, window in model.parameters().items() if "rope" not in name}
         taken = sum(array.nbytes for array in named.values())

@@ -11,15 +11,20 @@ import pytest
 
 from mlxd_models.describe import describe
 from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.llama import LLAMA, parse_llama
 from mlxd_models.families.registry import Registry
-from mlxd_models.sizes.weight_forms import FloatType, Packed
+from mlxd_models.fit.described import facts_of
+from mlxd_models.fit.facts import Packable
+from mlxd_models.fit.plan import WEIGHTS_TERM
+from mlxd_models.fit.planner import plan_load
+from mlxd_models.sizes.cache_sizes import Held
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_shared.domain.requests import Weights
+from mlxd_shared.domain.requests import LoadSpec, Weights
 from tests.support.hollow_model import write_hollow
 from tests.support.made_weights import PACKING, write_weights
+from tests.support.model_facts import device
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,7 +51,7 @@ def test_a_model_is_described_by_its_headers(tmp_path: Path) -> None:
     assert described.family is LLAMA
     assert described.weight_values == PACKABLE + TABLES + NORMS
     assert described.stored is FloatType.F32
-    assert described.packed is None
+    assert not described.packed
     assert described.footprint.context_max == 512
     assert described.footprint.caches.kv_values_per_token == 2 * 32
     assert {fact.name for fact in described.facts} == {
@@ -55,19 +60,21 @@ def test_a_model_is_described_by_its_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "packed"),
+    ("weights", "nbytes"),
     [
-        (Weights.Q4, Packed(PACKABLE // 2, TABLES + NORMS + 2 * PACKABLE // 64, 4 * PACKABLE)),
-        (Weights.MXFP8, Packed(PACKABLE + PACKABLE // 32, TABLES + NORMS, 4 * PACKABLE)),
+        (Weights.Q4, PACKABLE // 2 + 4 * (TABLES + NORMS + 2 * PACKABLE // 64)),
+        (Weights.MXFP8, PACKABLE + PACKABLE // 32 + 4 * (TABLES + NORMS)),
     ],
 )
 def test_what_a_load_packs_is_known_before_it(
-    weights: Weights, packed: Packed, tmp_path: Path
+    weights: Weights, nbytes: int, tmp_path: Path
 ) -> None:
     """Matrices of layers are packed, their scales numbers or bytes; tables and norms are kept."""
-    described = describe(write_hollow(tmp_path, SMALL))
+    facts = facts_of(describe(write_hollow(tmp_path, SMALL)))
+    plan = plan_load(facts, LoadSpec(weights=weights), device(1 << 20))
 
-    assert described.packed_as(ON_LOAD[weights]) == packed
+    assert facts.packed_on_load(weights) == Packable(PACKABLE, 4 * PACKABLE)
+    assert plan.nbytes_of(WEIGHTS_TERM) == nbytes
 
 
 def test_what_is_stored_packed_is_counted_in_words(tmp_path: Path) -> None:
@@ -75,9 +82,9 @@ def test_what_is_stored_packed_is_counted_in_words(tmp_path: Path) -> None:
     described = describe(write_weights(tmp_path, SMALL, stored="4-bit"))
     stored = PACKABLE + TABLES
 
-    assert described.packed == Packed(
-        stored // 2, NORMS + 2 * stored // PACKING["group_size"], 4 * PACKABLE
-    )
+    assert described.packed
+    assert described.kept == Held(NORMS + 2 * stored // PACKING["group_size"], stored // 2)
+    assert facts_of(described).unpacked_values == 4 * PACKABLE
     assert described.weight_values == stored + NORMS
 
 

@@ -21,8 +21,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
-from mlxd_worker.constraints.trials import Trials
+from mlxd_worker.constraints.compiler import TRIAL
 from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.killable.pool import Pool
 from tests.support.constrained import (
     DEMO,
     accepts,
@@ -90,7 +91,7 @@ def schemas(path: Path, *, step: int = 1, start: int = 0) -> Iterator[tuple[int,
 
 def shard(path: Path, start: int, step: int, walks: int) -> list[Outcome]:
     """Look at every `step`-th schema, beginning with `start`."""
-    trials = Trials()
+    trials = Pool(TRIAL)
     try:
         return [
             look(index, line, trials, walks)
@@ -100,7 +101,7 @@ def shard(path: Path, start: int, step: int, walks: int) -> list[Outcome]:
         trials.close()
 
 
-def look(index: int, line: dict[str, Any], trials: Trials, walks: int) -> Outcome:
+def look(index: int, line: dict[str, Any], trials: Pool, walks: int) -> Outcome:
     """Compile one schema as the worker does, give it its instances, and walk through its masks."""
     outcome = Outcome(index, line["id"])
     text = json.dumps(line["schema"], ensure_ascii=False)

@@ -21,13 +21,12 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
+from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules
 from mlxd_models.files.stored_files import Signature
-from mlxd_models.files.tokenizer_file import check_tokenizer_file
-from mlxd_models.fit.described import facts_of
+from mlxd_models.fit.described import facts_of, taken_of
 from mlxd_models.fit.facts import ModelFacts
-from mlxd_models.fit.making import taken_of
 from mlxd_shared.config import MODELS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import SamplingOptions

@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.fields import Fields, invalid
-from mlxd_models.families.common.footprint import Footprint
 from mlxd_models.families.common.packing import (
     BYTE_DTYPE,
     WORD_BITS,
@@ -80,22 +79,14 @@ def parse_foreign(config: Mapping[str, Any]) -> ForeignConfig:
 
 
 def parse_installed(config: Mapping[str, Any]) -> ForeignConfig:
-    """Return the same where this installation has mlx-lm.
-
-    Raises:
-        InvalidModel: as `parse_foreign`; or mlx-lm is not there, or in another version.
-    """
+    """Return the same where this installation has mlx-lm; raises as `check_installed`, too."""
     stated = parse_foreign(config)
     check_installed(stated.name, installed_version())
     return stated
 
 
 def check_installed(name: str, installed: str | None) -> None:
-    """Make sure that mlx-lm is there in its one version, where `installed` is there.
-
-    Raises:
-        InvalidModel: it is not; names what to install.
-    """
+    """Raise InvalidModel, naming what to install, unless mlx-lm is there in its one version."""
     extra = f"install mlxd[{ZOO_EXTRA}]"
     if installed is None:
         problem = f"{name!r} is served through mlx-lm alone, which is not installed: {extra}"
@@ -120,11 +111,7 @@ def foreign_footprint(config: ForeignConfig) -> Footprint:
 
 
 def foreign_specs(config: ForeignConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
-    """Return what the stored tensors stand for, each as it is stored.
-
-    Raises:
-        InvalidModel: one is packed, and the config does not say how.
-    """
+    """Return what stored tensors stand for; raises InvalidModel if the config does not say how."""
     names = {fact.name for fact in facts}
     tied = config.values.get("tie_word_embeddings") is True
     specs = []

@@ -1,7 +1,6 @@
 """Gemma 3, its text: layers that slide by a pattern, each kind with a rotation of its own.
 
 Invariants:
-- Only the reading of config.json is Gemma's own; weights and arithmetic are the Llama files'.
 - Rope scaling holds for the layers that see everything; those that slide rotate plainly, by a base
   of their own.
 - Where the text is a part of a model that sees, its config and tensors are taken out of the whole
@@ -19,16 +18,13 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import (
     HEADS_MAX,
     LAYERS_MAX,
-    LLAMA_BUILDER,
     WIDTH_MAX,
     Activation,
     DecoderConfig,
-    llama_tensors,
     parse_decoder,
 )
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.families.common.rope_fields import parse_rope, refuse_longrope
 from mlxd_models.families.common.windows import FULL, SLIDING, named_sliding, windows_of
@@ -44,11 +40,7 @@ _ROPE_KEYS: Final = ("rope_scaling", "rope_parameters", "rope_theta")
 
 
 def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of a `Gemma3ForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `Gemma3ForCausalLM`."""
     fields = Fields(config)
     _refuse_unsupported(fields)
     for key, high in (("head_dim", WIDTH_MAX), ("num_key_value_heads", HEADS_MAX)):
@@ -59,6 +51,7 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     parsed = parse_decoder(Fields({"tie_word_embeddings": True, **common}))
     sliding = _sliding_layers(fields, layers=parsed.layers)
     whole, local = _ropes(fields)
+    cap = "final_logit_softcapping"
     return replace(
         parsed,
         rope=whole,
@@ -68,25 +61,21 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         activation=Activation.GELU_TANH,
         norms_from_one=True,
         output_norms=True,
-        embedding_scale=rounded_to_bfloat16(math.sqrt(parsed.hidden)),
+        embedding_scale=round_to_bfloat16(math.sqrt(parsed.hidden)),
         score_scale=fields.positive("query_pre_attn_scalar", default=SCORE_WIDTH_DEFAULT) ** -0.5,
-        logits_cap=_cap(fields),
+        logits_cap=fields.positive(cap) if fields.has(cap) else None,
     )
 
 
 def parse_nested_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of the text of a `Gemma3ForConditionalGeneration`.
-
-    Raises:
-        InvalidModel: as `parse_gemma3`; or it has no text.
-    """
+    """Return the config of the text of a `Gemma3ForConditionalGeneration`."""
     nested = text_config("Gemma3ForConditionalGeneration", config)
     if nested is None:
         raise Fields(config).error(TEXT_CONFIG, "missing, or not an object")
     return parse_gemma3(nested)
 
 
-def rounded_to_bfloat16(value: float) -> float:
+def round_to_bfloat16(value: float) -> float:
     """Return the number nearest to a positive one that bfloat16 holds."""
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
@@ -96,8 +85,7 @@ def rounded_to_bfloat16(value: float) -> float:
 
 def _refuse_unsupported(fields: Fields) -> None:
     for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
-        if fields.flag(key, default=False):
-            raise fields.error(key, "true is not supported by this architecture")
+        fields.demand(key, only=False)
     if fields.has("attn_logit_softcapping"):
         raise fields.error("attn_logit_softcapping", "capped attention scores are not supported")
     for key in _ACTIVATION_KEYS:
@@ -127,7 +115,7 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     if isinstance(nested, Mapping) and (FULL in nested or SLIDING in nested):
         if fields.has("rope_scaling"):
             raise fields.error("rope_scaling", "contradicts rope_parameters by kind of layer")
-        parts = [_nest(nested, FULL), _nest(nested, SLIDING)]
+        parts = [{"rope_parameters": nested.get(kind)} for kind in (FULL, SLIDING)]
     else:
         whole = {key: fields.values.get(key) for key in (*_ROPE_KEYS, "rope_traditional")}
         parts = [whole, {}]
@@ -141,26 +129,5 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     return ropes[0], ropes[1]
 
 
-def _nest(parameters: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return {"rope_parameters": parameters.get(kind)}
-
-
-def _cap(fields: Fields) -> float | None:
-    key = "final_logit_softcapping"
-    return fields.positive(key) if fields.has(key) else None
-
-
-GEMMA3: Final = Family(
-    builder=LLAMA_BUILDER,
-    model_type="gemma3_text",
-    parse=parse_gemma3,
-    tensors=llama_tensors,
-    footprint=llama_footprint,
-)
-GEMMA3_NESTED: Final = Family(
-    builder=LLAMA_BUILDER,
-    parse=parse_nested_gemma3,
-    tensors=llama_tensors,
-    footprint=llama_footprint,
-    name_of=text_name,
-)
+GEMMA3: Final = llama_family(parse_gemma3, "gemma3_text")
+GEMMA3_NESTED: Final = llama_family(parse_nested_gemma3, name_of=text_name)

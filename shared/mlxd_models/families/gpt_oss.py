@@ -1,7 +1,6 @@
 """gpt-oss: sinks, windows in every other layer, and experts with biases and clamped gates.
 
 Invariants:
-- The reading of config.json and the layouts of experts are its own; arithmetic is the Llama files'.
 - Shares of the chosen experts alone, or of all made to sum to one, are the same numbers.
 - Where mlx-lm ignores a key (`truncate`, `swiglu_limit`), it means what transformers makes of it.
 - A checkpoint stores an expert's gates and ups row by row in turns (as published, packed), column
@@ -14,7 +13,6 @@ from typing import Any, Final
 
 from mlxd_models.families.common.decoder import (
     HEADS_MAX,
-    LLAMA_BUILDER,
     WIDTH_MAX,
     DecoderConfig,
     layer_prefix,
@@ -27,9 +25,8 @@ from mlxd_models.families.common.experts import (
     GateClamp,
     experts_of,
 )
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packing, PackingMode
 from mlxd_models.families.common.tensors import WHOLE, Operation, Source, TensorSpec, Turn
 from mlxd_models.families.common.windows import named_sliding, windows_of
@@ -48,11 +45,7 @@ _TURNS: Final = {"gate_proj": (_JOINED, Turn(0, 2)), "up_proj": (_JOINED, Turn(1
 
 
 def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of a `GptOssForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `GptOssForCausalLM`."""
     stated = config.get("rms_norm_eps")
     fields = Fields({**config, "rms_norm_eps": NORM_EPS_DEFAULT if stated is None else stated})
     for key, high in (("head_dim", WIDTH_MAX), ("num_key_value_heads", HEADS_MAX)):
@@ -60,12 +53,13 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
         fields.integer(key, low=1, high=high)
     if not (fields.has("rope_scaling") or fields.has("rope_parameters")):
         raise fields.error("rope_scaling", "missing, and readers differ in what that means")
-    if not fields.has("rope_theta") and not _nested_base(fields):
+    nested = config.get("rope_parameters")
+    theta = nested.get("rope_theta") if isinstance(nested, Mapping) else None
+    if theta is None and not fields.has("rope_theta"):
         raise fields.error("rope_theta", "missing, and readers differ in what that means")
     biased = fields.flag("attention_bias", default=True)
+    fields.demand("mlp_bias", only=False)
     parsed = parse_decoder(fields)
-    if parsed.mlp_bias:
-        raise fields.error("mlp_bias", "true is not supported by this architecture")
     sliding = named_sliding(fields, layers=parsed.layers)
     if sliding is None:
         sliding = tuple(index % 2 == 0 for index in range(parsed.layers))
@@ -77,11 +71,6 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
         windows=windows_of(fields, sliding, context_max=parsed.context_max),
         experts=_experts(fields, parsed),
     )
-
-
-def _nested_base(fields: Fields) -> bool:
-    nested = fields.values.get("rope_parameters")
-    return isinstance(nested, Mapping) and nested.get("rope_theta") is not None
 
 
 def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:
@@ -178,10 +167,4 @@ def _place(stem: str, linear: str, outputs: int) -> tuple[str, Turn, int]:
     return f"{stem.removesuffix(linear)}{joined}", turn, 2 * outputs
 
 
-GPT_OSS: Final = Family(
-    builder=LLAMA_BUILDER,
-    model_type="gpt_oss",
-    parse=parse_gpt_oss,
-    tensors=gpt_oss_tensors,
-    footprint=llama_footprint,
-)
+GPT_OSS: Final = llama_family(parse_gpt_oss, "gpt_oss", tensors=gpt_oss_tensors)

@@ -4,34 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import (
-    LLAMA_BUILDER,
-    DecoderConfig,
-    llama_tensors,
-    parse_decoder,
-)
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.decoder import DecoderConfig, parse_decoder
+from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.windows import mistral_windows
 
 
 def parse_mistral(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of a `MistralForCausalLM`: Llama's, with a window.
-
-    Raises:
-        InvalidModel: as `parse_llama`; or `layer_types` and `sliding_window` contradict each other.
-    """
+    """Return the config of a `MistralForCausalLM`: Llama's, with a window."""
     fields = Fields(config)
     parsed = parse_decoder(fields)
     windows = mistral_windows(fields, layers=parsed.layers, context_max=parsed.context_max)
     return replace(parsed, windows=windows)
 
 
-MISTRAL: Final = Family(
-    builder=LLAMA_BUILDER,
-    model_type="mistral",
-    parse=parse_mistral,
-    tensors=llama_tensors,
-    footprint=llama_footprint,
-)
+MISTRAL: Final = llama_family(parse_mistral, "mistral")

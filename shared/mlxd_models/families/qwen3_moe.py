@@ -1,38 +1,24 @@
 """Qwen3-MoE: a Qwen3 most of whose layers send each token through a few of many networks.
 
-Invariants:
-- Only the reading of config.json is its own; weights and arithmetic are the Llama files'.
-- A layer has experts where `decoder_sparse_step` comes round, but for those in `mlp_only_layers`.
+A layer has experts where `decoder_sparse_step` comes round, but for those in `mlp_only_layers`.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import (
-    LAYERS_MAX,
-    LLAMA_BUILDER,
-    WIDTH_MAX,
-    DecoderConfig,
-    llama_tensors,
-)
+from mlxd_models.families.common.decoder import LAYERS_MAX, WIDTH_MAX, DecoderConfig
 from mlxd_models.families.common.experts import ExpertsConfig, experts_of
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.footprint import llama_footprint
 from mlxd_models.families.common.windows import refuse_sliding
 from mlxd_models.families.qwen3 import parse_unbiased
 
 
 def parse_qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
-    """Return the config of a `Qwen3MoeForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `Qwen3MoeForCausalLM`."""
     fields = Fields(config)
-    if fields.flag("use_sliding_window", default=False):
-        raise fields.error("use_sliding_window", "true is not supported by this architecture")
+    fields.demand("use_sliding_window", only=False)
     if fields.integer("shared_expert_intermediate_size", low=0, high=WIDTH_MAX, default=0):
         raise fields.error("shared_expert_intermediate_size", "a shared expert is not supported")
     parsed = parse_unbiased(fields)
@@ -41,11 +27,7 @@ def parse_qwen3_moe(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def parse_experts(fields: Fields, *, layers: int) -> ExpertsConfig | None:
-    """Return which layers have experts, and what these are; None where none has.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped or out of range.
-    """
+    """Return which layers have experts, and what these are; None where none has."""
     count = experts_of(fields, "num_experts", layers=layers)
     step = fields.integer("decoder_sparse_step", low=1, high=LAYERS_MAX, default=1)
     dense = _dense_layers(fields)
@@ -69,10 +51,4 @@ def _dense_layers(fields: Fields) -> frozenset[int]:
     return frozenset(named)
 
 
-QWEN3_MOE: Final = Family(
-    builder=LLAMA_BUILDER,
-    model_type="qwen3_moe",
-    parse=parse_qwen3_moe,
-    tensors=llama_tensors,
-    footprint=llama_footprint,
-)
+QWEN3_MOE: Final = llama_family(parse_qwen3_moe, "qwen3_moe")

@@ -9,10 +9,9 @@ from typing import Any
 
 from mlxd_models.families import gemma3, gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.fields import CONFIG_FILE, invalid
+from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
-from mlxd_shared.domain.errors import InvalidModel
 
 
 class DuplicateArchitecture(Exception):
@@ -23,37 +22,23 @@ class Registry:
     """A set of families under unique names."""
 
     def __init__(self, *entries: tuple[str, Family[Any]]) -> None:
-        """Return a registry of `entries`.
-
-        Raises:
-            DuplicateArchitecture: a name occurs twice.
-        """
         self._entries: dict[str, Family[Any]] = {}
         for name, family in entries:
             self.register(name, family)
 
     def register(self, name: str, family: Family[Any]) -> None:
-        """Add one.
-
-        Raises:
-            DuplicateArchitecture: the name is taken.
-        """
+        """Add one; raises DuplicateArchitecture if the name is taken."""
         if name in self._entries:
             raise DuplicateArchitecture(f"architecture {name} is registered twice")
         self._entries[name] = family
 
     def find(self, name: str) -> Family[Any]:
-        """Return the family of this architecture.
-
-        Raises:
-            InvalidModel: unknown; the error lists the known ones.
-        """
-        try:
-            return self._entries[name]
-        except KeyError:
+        """Return an architecture's family; raises InvalidModel, with the known ones, for others."""
+        if name not in self._entries:
             known = ", ".join(sorted(self._entries))
             problem = f"architecture {name!r} is not supported; known: {known}"
-            raise InvalidModel(problem, file=CONFIG_FILE, field="architectures") from None
+            raise invalid("architectures", problem)
+        return self._entries[name]
 
     @property
     def entries(self) -> Mapping[str, Family[Any]]:
@@ -62,11 +47,7 @@ class Registry:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return `architectures[0]`.
-
-    Raises:
-        InvalidModel: the key is absent, empty or not a list of names.
-    """
+    """Return `architectures[0]`; raises InvalidModel if there is no such name."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise invalid("architectures", f"{names!r} is not a list that starts with a name")

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
@@ -21,29 +21,20 @@ GENERATION_CONFIG_FILE: Final = "generation_config.json"
 _log = get_logger("load")
 
 
-def _whole(value: float) -> int | None:
-    return int(value) if value.is_integer() else None
-
-
-_PARAMETERS: Final[Mapping[str, Callable[[float], SamplingOptions]]] = {
-    "temperature": lambda value: SamplingOptions(temperature=value),
-    "top_k": lambda value: SamplingOptions(top_k=_whole(value)),
-    "top_p": lambda value: SamplingOptions(top_p=value),
-    "min_p": lambda value: SamplingOptions(min_p=value),
-    "repeat_penalty": lambda value: SamplingOptions(repetition_penalty=value),
-    "presence_penalty": lambda value: SamplingOptions(presence_penalty=value),
-    "frequency_penalty": lambda value: SamplingOptions(frequency_penalty=value),
-    "repeat_last_n": lambda value: SamplingOptions(repeat_last_n=_whole(value)),
+_PUBLISHED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_PARAMETERS: Final[Mapping[str, str]] = {
+    **{name: name for name in _PUBLISHED[:-1]},
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_last_n": "repeat_last_n",
 }
-"""What parameters of a manifest are called, and mean."""
+"""What parameters of a manifest are called, and the options that they mean."""
+_WHOLE: Final = frozenset({"top_k", "repeat_last_n"})
 
 
 def read_generation_defaults(source: Source) -> SamplingOptions:
-    """Return what a model's files say about sampling; nothing where they say nothing.
-
-    Raises:
-        InvalidModel: a file is too large, unreadable or not a JSON object.
-    """
+    """Return what a model's files say about sampling; raises InvalidModel for a bad file."""
     files = files_of(source)
     chosen = _read_parameters(files.read_json(PARAMETERS_FILE))
     return merge(chosen, _read_published(files.read_json(GENERATION_CONFIG_FILE)))
@@ -53,31 +44,32 @@ def _read_parameters(values: Mapping[str, Any]) -> SamplingOptions:
     """Return what parameters of a manifest say; what says nothing about sampling is passed over."""
     layers = [SamplingOptions()]
     for name, value in values.items():
-        make = _PARAMETERS.get(name)
-        number = None if make is None else _number(values, name)
-        options = None if make is None or number is None else make(number)
+        option = _PARAMETERS.get(name)
+        options = None if option is None else _read_option(values, name, option)
         if options is None:
-            _log.warning(
-                "default not used", field=name, reason=f"{value!r:.80} is not for sampling"
-            )
+            reason = f"{value!r:.80} is not for sampling"
+            _log.warning("default not used", field=name, reason=reason)
         elif _usable(options):
             layers.append(options)
     return merge(*layers)
 
 
 def _read_published(values: Mapping[str, Any]) -> SamplingOptions:
-    penalty = SamplingOptions(repetition_penalty=_number(values, "repetition_penalty"))
-    if values.get("do_sample") is False:
-        return merge(SamplingOptions(temperature=0.0), *(o for o in (penalty,) if _usable(o)))
-    top_k = _number(values, "top_k")
-    published_options = (
-        SamplingOptions(temperature=_number(values, "temperature")),
-        SamplingOptions(top_k=None if top_k is None or not top_k.is_integer() else int(top_k)),
-        SamplingOptions(top_p=_number(values, "top_p")),
-        SamplingOptions(min_p=_number(values, "min_p")),
-        penalty,
-    )
-    return merge(*(options for options in published_options if _usable(options)))
+    is_greedy = values.get("do_sample") is False
+    layers = [SamplingOptions(temperature=0.0) if is_greedy else SamplingOptions()]
+    for name in _PUBLISHED[-1:] if is_greedy else _PUBLISHED:
+        options = _read_option(values, name, name)
+        if options is not None and _usable(options):
+            layers.append(options)
+    return merge(*layers)
+
+
+def _read_option(values: Mapping[str, Any], name: str, option: str) -> SamplingOptions | None:
+    number = _number(values, name)
+    if number is None or (option in _WHOLE and not number.is_integer()):
+        return None
+    stated: dict[str, Any] = {option: int(number) if option in _WHOLE else number}
+    return SamplingOptions(**stated)
 
 
 def _usable(options: SamplingOptions) -> bool:

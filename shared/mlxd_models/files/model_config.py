@@ -1,14 +1,18 @@
-"""A model's config.json, and what its store says in its place."""
+"""config.json, or what a store says in its place, and whether there is a tokenizer.json to read."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import blob_quantization
+from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
 
 CONFIG_FILE = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+"""The one format of tokenizers that is served."""
+
 _PACKING = "quantization"
 _FORMER_PACKING = "quantization_config"
 
@@ -32,3 +36,27 @@ def read_model_config(source: Source) -> dict[str, Any]:
         values.pop(_FORMER_PACKING, None)
         values[_PACKING] = packing
     return values
+
+
+def check_tokenizer_file(source: Source) -> None:
+    """Refuse a model without a tokenizer's file, or with one too large; nothing is read of it.
+
+    Raises:
+        InvalidModel: it is missing, empty, over TOKENIZER_FILE_BYTES_MAX, no regular file, or a
+            link that cannot be followed.
+    """
+    files = files_of(source)
+    path = files.path_of(TOKENIZER_FILE)
+    if path is None:
+        raise no_tokenizer()
+    if not path.is_file():
+        raise InvalidModel("not a regular file", file=TOKENIZER_FILE)
+    nbytes = files.nbytes(TOKENIZER_FILE)
+    if not 0 < nbytes <= TOKENIZER_FILE_BYTES_MAX:
+        problem = "empty" if not nbytes else f"over {TOKENIZER_FILE_BYTES_MAX} bytes long"
+        raise InvalidModel(problem, file=files.label(TOKENIZER_FILE))
+
+
+def no_tokenizer() -> InvalidModel:
+    """Return the error about a model that has no such file."""
+    return InvalidModel("is missing; mlxd reads this format only", file=TOKENIZER_FILE)

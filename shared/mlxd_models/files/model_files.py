@@ -72,11 +72,7 @@ def parse_json_object(raw: bytes, *, file: str) -> dict[str, Any]:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open for `open` without waiting, which the other end of a pipe could make one do.
-
-    Raises:
-        InvalidModel: not a regular file.
-    """
+    """Open for `open`, without waiting; raises InvalidModel for what is no regular file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

@@ -13,11 +13,7 @@ Source = Path | StoredFiles
 
 
 def files_of(source: Source) -> StoredFiles:
-    """Return a model's files. Blocks on the disk where only the path is known.
-
-    Raises:
-        InvalidModel: there is nothing there, or nothing that may be read.
-    """
+    """Return a model's files, looked up on the disk if need be; raises InvalidModel for none."""
     if isinstance(source, StoredFiles):
         return source
     try:

@@ -30,11 +30,7 @@ class Module:
 
 
 def read_modules(source: Source) -> tuple[Module, ...] | None:
-    """Return a model's modules in their order; None where no file names them. Blocks on the disk.
-
-    Raises:
-        InvalidModel: the file is damaged, or no list of modules.
-    """
+    """Return a model's modules in order, if a file names them; raises InvalidModel if it is bad."""
     raw = files_of(source).read(MODULES_FILE)
     if raw is None:
         return None
@@ -51,11 +47,7 @@ def read_modules(source: Source) -> tuple[Module, ...] | None:
 
 
 def check_modules(source: Source) -> None:
-    """Refuse a model whose pooling is named, and is not where it should be. Blocks on the disk.
-
-    Raises:
-        InvalidModel: it is missing, or a link that cannot be followed; names the file.
-    """
+    """Raise InvalidModel if a model's pooling is named, and missing. Blocks on the disk."""
     files = files_of(source)
     there = files.path_of(POOLING_FILE) is not None
     try:

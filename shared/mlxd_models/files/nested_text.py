@@ -1,9 +1,7 @@
 """Models whose text is a part of more: where it is in config.json, and which tensors are its. Pure.
 
-Invariants:
-- Both who plans a load and who carries it out read such a model by these very rules.
-- Tensors of other parts are known by the names that theirs begin with, and left unread; what
-  neither is the text's nor known is nobody's, and an error.
+Tensors of other parts are known by the names that theirs begin with, and left unread; what neither
+is the text's nor known is nobody's, and an error.
 """
 
 from __future__ import annotations

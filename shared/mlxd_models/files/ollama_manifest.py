@@ -114,24 +114,25 @@ def _root_of(path: Path) -> Path:
 
 
 def _layer(stated: object, field: str, file: str) -> Layer:
+    def error(problem: str) -> InvalidModel:
+        return InvalidModel(problem, file=file, field=field)
+
     if not isinstance(stated, Mapping):
-        raise InvalidModel("not an object", file=file, field=field)
+        raise error("not an object")
     media_type, name = _text(stated, "mediaType"), _text(stated, "name")
     match = _DIGEST.fullmatch(_text(stated, "digest") or "")
     nbytes = stated.get("size")
     if media_type is None or name is None:
-        raise InvalidModel("mediaType and name are no texts", file=file, field=field)
+        raise error("mediaType and name are no texts")
     if match is None:
-        problem = f"digest {stated.get('digest')!r} is not sha256: and 64 hexadecimal digits"
-        raise InvalidModel(problem, file=file, field=field)
+        digest = stated.get("digest")
+        raise error(f"digest {digest!r} is not sha256: and 64 hexadecimal digits")
     if type(nbytes) is not int or nbytes < 0:
-        raise InvalidModel(f"size {nbytes!r} is no size", file=file, field=field)
-    known = {_TENSOR, _JSON, _PARAMETERS} | _GGUF | _LEFT_OUT
-    if media_type not in known:
-        problem = f"{media_type!r} is a kind of layer that is not understood"
-        raise InvalidModel(problem, file=file, field=field)
+        raise error(f"size {nbytes!r} is no size")
+    if media_type not in {_TENSOR, _JSON, _PARAMETERS} | _GGUF | _LEFT_OUT:
+        raise error(f"{media_type!r} is a kind of layer that is not understood")
     if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
-        raise InvalidModel(f"the name {name!r} leads out of the model", file=file, field=field)
+        raise error(f"the name {name!r} leads out of the model")
     return Layer(media_type, match[1], nbytes, name)
 
 

@@ -52,6 +52,10 @@ class TensorFact:
         """What its file calls it."""
         return self.own_name or self.name
 
+    def error(self, problem: str, *, field: str | None = None) -> InvalidModel:
+        """Return the error about it; `field`: by another name than `name`."""
+        return InvalidModel(problem, file=self.file.name, field=field or self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -94,11 +98,10 @@ def _check_places(path: Path, entries: list[tuple[TensorFact, int, int]], data_n
     position = 0
     for fact, begin, end in entries:
         if end > data_nbytes:
-            problem = f"truncated: its data ends at byte {end} of {data_nbytes} present"
-            raise InvalidModel(problem, file=path.name, field=fact.name)
+            raise fact.error(f"truncated: its data ends at byte {end} of {data_nbytes} present")
         if begin != position:
             problem = f"its data starts at byte {begin}, the tensor before it ends at {position}"
-            raise InvalidModel(problem, file=path.name, field=fact.name)
+            raise fact.error(problem)
         position = end
     if position != data_nbytes:
         problem = f"{data_nbytes - position} bytes after the last tensor belong to none"

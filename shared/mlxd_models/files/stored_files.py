@@ -114,11 +114,7 @@ class StoredFiles:
         return read_file(path, bytes_max=bytes_max, name=self.label(name))
 
     def read_json(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> dict[str, Any]:
-        """Return a file's object; a file that is not there says nothing.
-
-        Raises:
-            InvalidModel: as `read`; or it is no JSON object.
-        """
+        """Return a file's object, empty where there is none; raises as `read`, or if it is none."""
         raw = self.read(name, bytes_max=bytes_max)
         return {} if raw is None else parse_json_object(raw, file=self.label(name))
 
@@ -131,11 +127,7 @@ class StoredFiles:
             return 0
 
     def signature(self) -> Signature:
-        """Return what changes when a file does.
-
-        Raises:
-            InvalidModel: a file has gone, or one of READ_FOLDERS cannot be listed.
-        """
+        """Return what changes when a file does; raises InvalidModel if one has gone."""
         paths = {**self.named, **{blob.path.name: blob.path for blob in self.blobs}}
         for folder in READ_FOLDERS & self.named.keys():
             paths |= self._below(folder).named
@@ -174,7 +166,9 @@ def open_folder(folder: Path, *, inside: tuple[Path, ...] = (), prefix: str = ""
         problem = _link_problem(path, inside, name=name) if entry.is_symlink() else None
         if problem is None:
             named[name] = path
-        elif problem.problem != TO_NOTHING and _is_read(entry.name, suffix):
+        elif problem.problem != TO_NOTHING and (
+            suffix in READ_SUFFIXES or entry.name in READ_FOLDERS
+        ):
             raise problem
         else:
             astray[name] = problem.problem  # refused where somebody asks for it
@@ -182,11 +176,7 @@ def open_folder(folder: Path, *, inside: tuple[Path, ...] = (), prefix: str = ""
 
 
 def check_inside(path: Path, *inside: Path, name: str) -> None:
-    """Refuse a path that leads out of all of `inside`, folders without links in their own paths.
-
-    Raises:
-        InvalidModel: it does, or its links go round in circles.
-    """
+    """Raise InvalidModel if a path leads out of all of `inside`, folders without links above."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError) as error:
@@ -195,18 +185,16 @@ def check_inside(path: Path, *inside: Path, name: str) -> None:
         raise InvalidModel(f"a link that leads out of {inside[0].name or inside[0]}", file=name)
 
 
-def _is_read(name: str, suffix: str) -> bool:
-    """Return whether a model's files of this name are read if they are there."""
-    return suffix in READ_SUFFIXES or name in READ_FOLDERS
-
-
 def _link_problem(path: Path, inside: Sequence[Path], *, name: str) -> InvalidModel | None:
     """Return why a link may not be followed; None where it may."""
     try:
         check_inside(path, *inside, name=name)
+        is_there = path.exists()
     except InvalidModel as error:
         return error
-    return None if _is_there(path) else InvalidModel(TO_NOTHING, file=name)
+    except OSError:  # what may not be looked at is refused when it is read
+        is_there = True
+    return None if is_there else InvalidModel(TO_NOTHING, file=name)
 
 
 def _inside(folder: Path) -> tuple[Path, ...]:
@@ -218,14 +206,6 @@ def _inside(folder: Path) -> tuple[Path, ...]:
         own = (repository.resolve(),)
         return own if shared.is_symlink() else (*own, shared)
     return (folder.resolve(),)
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether there is something; what may not be looked at is refused when it is read."""
-    try:
-        return path.exists()
-    except OSError:
-        return True
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

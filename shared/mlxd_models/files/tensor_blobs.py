@@ -78,7 +78,7 @@ def read_blobs(files: StoredFiles) -> tuple[tuple[TensorFact, ...], tuple[Copy, 
             continue
         if (first.dtype, first.shape) != (fact.dtype, fact.shape):
             problem = f"{_kind(fact)} here, {_kind(first)} in {first.file.name}"
-            raise InvalidModel(problem, file=fact.file.name, field=fact.stored_name)
+            raise fact.error(problem, field=fact.stored_name)
         copies[fact.name, fact.file] = (first, fact)
     return tuple(taken.values()), tuple(copies.values())
 
@@ -105,7 +105,7 @@ def check_copies(copies: Iterable[Copy]) -> None:
             raise file_error(error, again.file.name, again.name) from error
         if not same:
             problem = f"stored again in {again.file.name}, with other values"
-            raise InvalidModel(problem, file=first.file.name, field=first.stored_name)
+            raise first.error(problem, field=first.stored_name)
 
 
 def blob_quantization(files: StoredFiles) -> dict[str, Any] | None:
@@ -159,12 +159,11 @@ def _stated_form(header: Header, fact: TensorFact) -> Form | None:
     form = _FORMS.get(kind.lower())
     if form is None:
         problem = f"quant_type {kind!r:.40} is not one of {', '.join(sorted(_FORMS))}"
-        raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+        raise fact.error(problem)
     if not size:
         return form
     if not (size.isascii() and size.isdecimal() and len(size) < 6 and int(size) > 0):
-        problem = f"group_size {size!r:.40} is no size"
-        raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+        raise fact.error(f"group_size {size!r:.40} is no size")
     return replace(form, group_size=int(size))
 
 
@@ -195,7 +194,7 @@ def _inferred_form(fact: TensorFact, scales: TensorFact, hint: int | None) -> Fo
             ((bits, size),) = fitting.items()
             return Form(size, bits)
     problem = f"packed as {_kind(fact)} with scales {_kind(scales)}, and nothing says how"
-    raise InvalidModel(problem, file=fact.file.name, field=fact.name)
+    raise fact.error(problem)
 
 
 def _same_bytes(first: TensorFact, again: TensorFact) -> bool:

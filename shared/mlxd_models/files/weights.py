@@ -14,14 +14,13 @@ from pathlib import Path
 
 from mlxd_models.files.large_json import parse_large_object
 from mlxd_models.files.model_source import Source, files_of
-from mlxd_models.files.safetensors_header import Header, TensorFact, read_header
+from mlxd_models.files.safetensors_header import TensorFact, read_header
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_models.files.tensor_blobs import Copy, read_blobs
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX, SHARDS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "Header", "TensorFact", "Weights", "read_header",
-           "read_model_dir", "read_weights"]  # fmt: skip
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "TensorFact", "Weights", "read_header", "read_weights"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -33,11 +32,6 @@ class Weights:
 
     facts: tuple[TensorFact, ...]
     copies: tuple[Copy, ...] = ()
-
-
-def read_model_dir(source: Source) -> tuple[TensorFact, ...]:
-    """Return all tensors of a model; raises as `read_weights`."""
-    return read_weights(source).facts
 
 
 def read_weights(source: Source) -> Weights:

@@ -1,28 +1,40 @@
-"""From a model's description to what plans reckon with. Pure.
+"""From a model's description to what plans reckon with, and from a plan to what a load makes. Pure.
 
 Invariants:
 - Numbers live in the form that most are stored in, whatever each one is stored in; what is packed
   stays as it is.
+- What a builder joins, or takes apart, is there twice for a moment (`TensorSpec.joins`).
+- The order is a load's: the embedding, then layer by layer the mixer and the feed-forward; then the
+  norm and the head.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from mlxd_models.describe import Description, kept_of
-from mlxd_models.families.common.packing_on_load import GROUP_SIZES, packs
+from mlxd_models.families.common.packing import GROUP_SIZES, ON_LOAD, Packing, packs
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.fit.facts import ModelFacts, Packable
-from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.packed_weights import unpacked_weight_values
+from mlxd_models.fit.facts import ModelFacts, Packable, Taken
+from mlxd_models.fit.plan import Plan
+from mlxd_models.fit.terms import form_of_numbers
+from mlxd_models.sizes.weight_forms import (
+    AS_NUMBERS,
+    LAYER_PREFIX,
+    FloatType,
+    unpacked_weight_values,
+)
+from mlxd_shared.domain.requests import Weights
 
 
 def facts_of(described: Description) -> ModelFacts:
-    """Return the facts, but for what a load makes of each tensor (`fit.making`)."""
+    """Return the facts, but for what a load makes of each tensor (`taken_of`)."""
     footprint, item_bytes = described.footprint, described.stored.nbytes
-    elements, packed_values = described.weight_values, _packed_values(described.specs)
-    packed = described.packed
-    kept = sum((kept_of(spec) for spec in described.specs), start=Held(0, 0))
+    elements, kept = described.weight_values, described.kept
+    packed = [(s.name, s.values) for s in described.specs if s.required and s.packed]
+    packed_values = sum(values for _, values in packed)
     return ModelFacts(
         architecture=described.architecture,
         stored_bytes=described.stored_nbytes,
@@ -31,24 +43,18 @@ def facts_of(described: Description) -> ModelFacts:
         caches=footprint.caches,
         passes=footprint.passes,
         context_length_max=footprint.context_max,
-        unpacked_values=0 if packed is None else packed.unpacked_values,
+        unpacked_values=unpacked_weight_values(packed),
         tokenizer_bytes=described.tokenizer_nbytes,
         dropped_bytes=described.stored_nbytes - kept.nbytes(item_bytes),
         packed_values=packed_values,
         packed_bytes=kept.fixed_nbytes,
         packed_scales=kept.values - (elements - packed_values),
-        packable=_packable(described.specs),
+        packable=_packable(described.specs, packed),
     )
 
 
-def _packed_values(specs: Iterable[TensorSpec]) -> int:
-    """Return how many values are stored packed."""
-    return sum(spec.values for spec in specs if spec.required and spec.packed)
-
-
-def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
-    """Return what a load can pack, by the size of groups."""
-    stored = [(spec.name, spec.values) for spec in specs if spec.required and spec.packed]
+def _packable(specs: Iterable[TensorSpec], stored: list[tuple[str, int]]) -> dict[int, Packable]:
+    """Return what a load can pack, by the size of groups, beside what is stored packed."""
     plain = [spec for spec in specs if spec.required and spec.packable]
     packables: dict[int, Packable] = {}
     for size in GROUP_SIZES:
@@ -60,3 +66,62 @@ def _packable(specs: Iterable[TensorSpec]) -> dict[int, Packable]:
         unpacked = unpacked_weight_values([*stored, *made])
         packables[size] = Packable(sum(count for _, count in made), unpacked)
     return packables
+
+
+def taken_of(model: Description) -> tuple[Taken, ...]:
+    """Return what a load makes of the tensors: of each size what it makes last."""
+    stored = {fact.name: fact.nbytes for fact in model.facts}
+    groups: dict[str, list[TensorSpec]] = {}
+    for spec in _in_turn(spec for spec in model.specs if spec.required):
+        groups.setdefault(spec.joins or spec.name.rpartition(".")[0], []).append(spec)
+    last: dict[tuple[int, int, bool], Taken] = {}
+    later_values = later_bytes = 0
+    for parts in reversed(groups.values()):
+        count = sum(part.values for part in parts)
+        nbytes = sum(stored[name] for name in {part.stored_name for part in parts})
+        kept = sum(kept_of(part).nbytes(model.stored.nbytes) for part in parts)
+        joined = any(part.joins for part in parts)
+        widened = None if kept == nbytes else kept
+        taken = Taken(count, nbytes, joined, later_values, later_bytes, widened)
+        last.setdefault((count, nbytes, joined), taken)
+        later_values, later_bytes = later_values + count, later_bytes + kept
+    return tuple(last.values())
+
+
+def _in_turn(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Return the tensors as a load takes them."""
+    layers: dict[str, int] = {}
+
+    def turn(spec: TensorSpec) -> tuple[int, bool]:
+        if not spec.name.startswith(LAYER_PREFIX):
+            return (-1 if "embed" in spec.name else sys.maxsize), False
+        layer, _, inner = spec.name.removeprefix(LAYER_PREFIX).partition(".")
+        return layers.setdefault(layer, len(layers)), inner.startswith("mlp.")
+
+    return sorted(specs, key=turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a load makes of the weights."""
+
+    weights: Weights
+    """As the status has it: numbers of one form are told by their form, stored so or not."""
+    form: FloatType
+    """What numbers become, scales and offsets among them."""
+    packed: bool
+    """Whether weights that are stored packed stay so."""
+    on_load: Packing | None
+    """What others become then."""
+
+
+def life_of(plan: Plan, described: Description, *, on_cpu: bool) -> Life:
+    """Return what a load makes of the weights to follow a plan."""
+    form = form_of_numbers(plan.weights, on_cpu=on_cpu) or described.stored
+    on_load = ON_LOAD.get(plan.weights)
+    weights, packed = plan.weights, on_load is not None
+    if weights is Weights.STORED:
+        packed = described.packed
+        if not packed:
+            weights = next(each for each, its_form in AS_NUMBERS.items() if its_form is form)
+    return Life(weights, form, packed, on_load)

@@ -1,8 +1,4 @@
-"""How a model would live on a device, and what that needs: a sum of named terms. Pure.
-
-Invariants:
-- A plan's need is the sum of its terms, nothing else; each term says how it was reckoned.
-"""
+"""How a model would live on a device, and what that needs: the sum of named terms. Pure."""
 
 from __future__ import annotations
 

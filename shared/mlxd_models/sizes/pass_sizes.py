@@ -106,15 +106,6 @@ def routed_width(chosen: int, hidden: int, mlp: int) -> int:
     return chosen * (hidden + mlp)
 
 
-def latent_width(*, heads: int, rank: int, rotary: int) -> int:
-    """Return the widest of what attention over latents makes of one position: `projected`.
-
-    Its queries become as wide as entries, `rank` and `rotary`, and read `rank` values each; they
-    are there once more with their scale, and so is what they read, in order.
-    """
-    return heads * (rank + rotary)
-
-
 def _scores(caches: CacheSizes, heads: int, chunk: int, context: int) -> int:
     """Return the attention scores alive at once on a CPU, of the widest kind of layer."""
     whole = SCORES_ALIVE * heads * min(BLOCK_QUERIES, chunk) * context

@@ -1,9 +1,9 @@
-"""The forms in which weights live in memory, and what a model's weights take in them. Pure."""
+"""The forms in which weights live in memory, and what packed ones take while in use. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -34,13 +34,29 @@ AS_NUMBERS: Final[Mapping[Weights, FloatType]] = MappingProxyType(
 """Lives in which every weight is a number of one form."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A model's weights where those that are stored packed stay so."""
+LAYER_PREFIX = "model.layers."
 
-    kept_nbytes: int
-    """Packed values, and scales that are bytes."""
-    values: int
-    """Scales, offsets, and all that is not packed."""
-    unpacked_values: int
-    """The most that is unpacked at once, for a pass of many rows."""
+UNPACKED_LAYERS = 4
+"""Layers whose weights are unpacked at once, for a pass of many rows."""
+
+EXPERT_MARKS = (".mlp.switch_mlp.", ".mlp.experts.")
+"""In the name of every expert's weight, stored together or one by one."""
+
+
+def is_expert(name: str) -> bool:
+    """Tell whether a tensor is an expert's: such weights are never unpacked whole."""
+    return any(mark in name for mark in EXPERT_MARKS)
+
+
+def unpacked_weight_values(weights: Iterable[tuple[str, int]]) -> int:
+    """Return the most values that are unpacked at once.
+
+    weights: the name of each packed weight, and how many values it stands for. Those outside of
+    layers are a table, or a product of few rows: never unpacked whole. Nor are experts.
+    """
+    sizes: Counter[str] = Counter()
+    for name, values in weights:
+        layer, dot, _ = name.removeprefix(LAYER_PREFIX).partition(".")
+        if name.startswith(LAYER_PREFIX) and dot and not is_expert(name):
+            sizes[layer] += values
+    return UNPACKED_LAYERS * max(sizes.values(), default=0)

@@ -1,8 +1,6 @@
 """Which models mlx-lm has a module for, by config.json alone.
 
-Invariants:
-- A name that is imported is one of `ZOO_TYPES`: nothing else in a config leads to code.
-- Pure: who plans a load asks here too, on a machine without MLX.
+A name that is imported is one of `ZOO_TYPES`: nothing else in a config leads to code.
 """
 
 from __future__ import annotations

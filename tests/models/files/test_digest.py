@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_models.files.digest import SAMPLE_BYTES_MAX, model_digest
-from mlxd_models.files.weights import read_model_dir
+from mlxd_models.files.weights import read_weights
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.tiny_model import write_tiny_model
 
@@ -39,7 +39,7 @@ def test_of_a_large_tensor_its_middle_counts(tmp_path: Path) -> None:
     are alike in fine-tunes that pad their embedding, and reading all would take minutes."""
     folder = write_tiny_model(tmp_path)
     weights = folder / "model.safetensors"
-    tensor = max(read_model_dir(folder), key=lambda fact: fact.nbytes)
+    tensor = max(read_weights(folder).facts, key=lambda fact: fact.nbytes)
     first = (tensor.nbytes - SAMPLE_BYTES_MAX) // 2
     assert 0 < first < first + SAMPLE_BYTES_MAX < tensor.nbytes
     before, content = model_digest(folder), weights.read_bytes()

@@ -13,7 +13,7 @@ from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_config import read_model_config
 from mlxd_models.files.ollama_manifest import open_manifest
-from mlxd_models.files.weights import read_model_dir
+from mlxd_models.files.weights import read_weights
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.made_stores import GGUF, JSON, PARAMETERS, OllamaStore
 from tests.support.tiny_model import write_tiny_model
@@ -41,7 +41,7 @@ def test_a_store_has_the_tensors_and_files_of_the_folder(
     manifest = store.manifest("tiny", store.layers_of(folder, nameless=nameless))
 
     def plain(path: Path) -> set[tuple[object, ...]]:
-        return {(f.name, f.dtype, f.shape, f.nbytes) for f in read_model_dir(path)}
+        return {(f.name, f.dtype, f.shape, f.nbytes) for f in read_weights(path).facts}
 
     assert plain(manifest) == plain(folder)
     assert read_model_config(manifest) == read_model_config(folder)

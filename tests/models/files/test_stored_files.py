@@ -12,7 +12,7 @@ import pytest
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_source import files_of
 from mlxd_models.files.stored_files import StoredFiles, open_folder
-from mlxd_models.files.weights import read_model_dir
+from mlxd_models.files.weights import read_weights
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.made_stores import commit_of, write_hub_model
 from tests.support.tiny_model import write_tiny_model
@@ -101,11 +101,11 @@ def test_a_shard_behind_a_link_that_leads_out_is_told_as_that(tmp_path: Path) ->
     folder = write_tiny_model(tmp_path / "m")
     (tmp_path / "shard").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "shard").symlink_to(tmp_path / "shard")
-    placed = {fact.name: "shard" for fact in read_model_dir(folder)}
+    placed = {fact.name: "shard" for fact in read_weights(folder).facts}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
 
     with pytest.raises(InvalidModel, match="leads out of") as caught:
-        read_model_dir(folder)
+        read_weights(folder)
     assert caught.value.file == "shard"
 
 
@@ -180,7 +180,7 @@ def test_weights_of_other_formats_are_named(name: str, words: str, tmp_path: Pat
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(b"")
     with pytest.raises(InvalidModel) as caught:
-        read_model_dir(folder)
+        read_weights(folder)
     assert caught.value.file == name
     assert words in caught.value.problem
 

@@ -18,7 +18,7 @@ from mlxd_models.files.weights import (
     SINGLE_FILE,
     TensorFact,
     read_header,
-    read_model_dir,
+    read_weights,
 )
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
@@ -139,7 +139,7 @@ def test_an_index_and_its_shards(tmp_path: Path) -> None:
     """The tensors of all shards are told, each with its own file."""
     folder = write_shards(tmp_path, {"a": "1.st", "b": "2.st"}, {"1.st": ["a"], "2.st": ["b"]})
 
-    facts = read_model_dir(folder)
+    facts = read_weights(folder).facts
 
     assert [(fact.name, fact.file.name) for fact in facts] == [("a", "1.st"), ("b", "2.st")]
     assert math.fsum(fact.nbytes for fact in facts) == 8
@@ -148,10 +148,10 @@ def test_an_index_and_its_shards(tmp_path: Path) -> None:
 def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     """One file of the usual name is a whole model; none at all is an error about that name."""
     with pytest.raises(InvalidModel, match=r"model\.safetensors: missing"):
-        read_model_dir(tmp_path)
+        read_weights(tmp_path)
     write(tmp_path / SINGLE_FILE, GOOD, 32)
 
-    assert [fact.name for fact in read_model_dir(tmp_path)] == ["a", "b"]
+    assert [fact.name for fact in read_weights(tmp_path).facts] == ["a", "b"]
 
 
 INDEX_BREACHES: dict[str, tuple[Any, dict[str, list[str]], str, str]] = {
@@ -181,7 +181,7 @@ def test_a_broken_index_is_named(name: str, tmp_path: Path) -> None:
     write_shards(tmp_path, weight_map, files)
 
     with pytest.raises(InvalidModel) as caught:
-        read_model_dir(tmp_path)
+        read_weights(tmp_path)
 
     assert (caught.value.file, caught.value.field) == (INDEX_FILE, field)
     assert words in caught.value.problem

@@ -10,8 +10,7 @@ import pytest
 
 from mlxd_models.describe import Description, describe
 from mlxd_models.families.common.packing import ON_LOAD
-from mlxd_models.fit.described import facts_of
-from mlxd_models.fit.life import Life, life_of
+from mlxd_models.fit.described import Life, facts_of, life_of
 from mlxd_models.fit.plan import PROCESS_TERM
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType

@@ -14,9 +14,10 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.wire.status import to_status
-from mlxd_worker.constraints.compiler import Constraints, _source_of
-from mlxd_worker.constraints.trials import COMMAND, TrialError, Trials
+from mlxd_worker.constraints.compiler import TRIAL, Constraints, _source_of, try_out
 from mlxd_worker.engine.masks.limits import reason
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Stop
 from tests.support.constrained import accepts, compile_format, demo_constraints, demo_tokenizer
 
 HANGS = (
@@ -107,15 +108,16 @@ def test_reasons_are_the_users() -> None:
 def test_a_grammar_is_tried_out_before() -> None:
     """What goes beyond the library's bounds only further on is refused before it begins."""
     wide = {"type": "object", "properties": {f"a{i}": {} for i in range(600)}}
-    trials = Trials()
+    trials = Pool(TRIAL)
     try:
         wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(wide))
         with pytest.raises(InvalidRequest, match="max is 2000"):
             demo_constraints().compile(wanted, trials)
         assert demo_constraints().compile(ResponseFormat(FormatKind.EBNF_GRAMMAR, DEEP), trials)
         assert demo_constraints().compile(choice("good"), trials)
-        assert trials.run("start: (", limit_s=60), "the same process tells of a bad grammar"
-        assert trials.run('start: "a"\n', limit_s=60) == ""
+        with pytest.raises(InvalidRequest):  # the same process tells of a bad grammar
+            try_out(trials, "start: (", FormatKind.EBNF_GRAMMAR)
+        try_out(trials, 'start: "a"\n', FormatKind.EBNF_GRAMMAR)
     finally:
         trials.close()
 
@@ -143,15 +145,15 @@ for _ in range(30):
 )
 def test_what_is_small_is_not_tried_out(wanted: ResponseFormat, *, is_tried: bool) -> None:
     """A short format whose cost grows with its size alone; all others are tried out."""
-    sources: list[str] = []
+    sources: list[bytes] = []
 
-    class Refusing(Trials):
-        def run(self, source: str, *, limit_s: float) -> str:
-            sources.append(source)
-            return f"not within {limit_s:g} s"
+    class Refusing(Pool):
+        def ask(self, question: bytes, *, limit_s: float, stop: Stop | None = None) -> bytes:
+            sources.append(question)
+            return b"refused"
 
     with contextlib.suppress(InvalidRequest):
-        demo_constraints().compile(wanted, Refusing())
+        demo_constraints().compile(wanted, Refusing(()))
     assert (len(sources) == 1) == is_tried
 
 
@@ -163,29 +165,29 @@ def test_a_trial_that_does_not_end_well_is_a_refusal(
     command: tuple[str, ...], limit_s: float, problem: str
 ) -> None:
     """A process that hangs is killed, one that died is told apart; the next one is fresh."""
-    trials = Trials(command)
+    trials = Pool(command)
     try:
         for _ in range(2):
-            with pytest.raises(TrialError, match=problem):
-                trials.run('start: "a"', limit_s=limit_s)
+            with pytest.raises(InvalidRequest, match=problem):
+                try_out(trials, 'start: "a"', FormatKind.EBNF_GRAMMAR, limit_s=limit_s)
     finally:
         trials.close()
 
 
 def test_trials_that_are_closed_end_and_try_nothing_more() -> None:
     """A trial under way is told as the server's stop, not as the grammar's fault."""
-    trials = Trials(HANGS)
+    trials = Pool(HANGS)
     error_types: list[type[BaseException]] = []
 
     def run() -> None:
         try:
-            trials.run('start: "a"', limit_s=60)
-        except (TrialError, ShuttingDown) as error:
+            try_out(trials, 'start: "a"', FormatKind.EBNF_GRAMMAR, limit_s=60)
+        except (InvalidRequest, ShuttingDown) as error:
             error_types.append(type(error))
 
     thread = threading.Thread(target=run)
     thread.start()
-    while not trials._children._children:
+    while not trials._children:
         thread.join(0)
     trials.close()
     thread.join()
@@ -199,7 +201,7 @@ def test_what_needs_too_much_memory_ends_its_trial_alone() -> None:
     wanted = ResponseFormat(
         FormatKind.JSON_SCHEMA, json.dumps({"type": "string", "allOf": patterns})
     )
-    trials = Trials(COMMAND)
+    trials = Pool(TRIAL)
     try:
         with pytest.raises(InvalidRequest, match=r"takes more memory|not compiled within"):
             demo_constraints().compile(wanted, trials)

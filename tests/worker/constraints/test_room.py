@@ -11,26 +11,27 @@ from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.constraints.room import CompileRoom
-from mlxd_worker.constraints.trials import Trials
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Stop
 from tests.support.busy_threads import busy_threads
 from tests.support.constrained import demo_tokenizer
 
 
-class HeldTrials(Trials):
+class HeldTrials(Pool):
     """Trials that end when told, and count what they were given."""
 
     def __init__(self) -> None:
         super().__init__(())
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
-        self.sources: list[str] = []
+        self.sources: list[bytes] = []
 
-    def run(self, source: str, *, limit_s: float) -> str:
+    def ask(self, question: bytes, *, limit_s: float, stop: Stop | None = None) -> bytes:
         """Wait to be told."""
-        self.sources.append(source)
+        self.sources.append(question)
         self.begun.release()
         assert self.go.wait(60)
-        return ""
+        return b""
 
 
 def one(text: str) -> ResponseFormat:

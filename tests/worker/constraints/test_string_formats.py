@@ -8,7 +8,7 @@ import json
 import pytest
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_worker.constraints.string_formats import LIBRARY_FORMATS, REFUSED_FORMATS, STRING_FORMATS
+from mlxd_worker.constraints.schema_values import LIBRARY_FORMATS, REFUSED_FORMATS, STRING_FORMATS
 from mlxd_worker.engine.masks.constraint import Constraint
 from tests.real_inputs import real_input
 from tests.support.constrained import accepts, schema

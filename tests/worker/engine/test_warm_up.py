@@ -23,7 +23,7 @@ from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.backend import choose_backend, installed_versions
-from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.base import Batch
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.thread.facts import LoadJob
 from mlxd_worker.thread.host import ModelHost
@@ -52,7 +52,11 @@ class Seen:
         self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
     ) -> list[LayerCache | None]:
         """Return empty caches."""
-        return attention_caches(self, kv=kv, context_max=context_max)
+        longest = self.context_max if context_max is None else context_max
+        return [
+            None if geometry is None else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
+            for geometry in self.attention
+        ]
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Attend, with values that say nothing."""

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd_shared.domain.errors import QueueFull
-from mlxd_worker.front.appointments import GUESS_S, MARGIN, RETRY_MAX_S, RETRY_MIN_S, Appointments
-from mlxd_worker.front.streams import Streams
+from mlxd_worker.front.streams import (
+    GUESS_S,
+    MARGIN,
+    RETRY_MAX_S,
+    RETRY_MIN_S,
+    Appointments,
+    Streams,
+)
 from tests.support.clocks import Clock
 
 ROWS = 8

@@ -15,7 +15,7 @@ from mlxd_shared.domain.errors import LoadAbandoned, ModelDraining, ModelUnloade
 from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_worker.process.options import parse_options
-from mlxd_worker.servicers.status_report import device_name
+from mlxd_worker.servicers.status import device_name
 from mlxd_worker.thread.facts import LoadJob
 from tests.support.engine_threads import Started, kind, running_engine, worker_on
 from tests.support.tiny_model import write_tiny_model

@@ -23,7 +23,7 @@ from mlxd_shared.domain.errors import (
     WrongWorker,
 )
 from mlxd_shared.wire.status import from_call
-from mlxd_worker.front.appointments import RETRY_MIN_S
+from mlxd_worker.front.streams import RETRY_MIN_S
 from tests.support.tiny_model import VOCAB, write_tiny_model
 from tests.support.worker_process import DIGEST, WorkerProcess, running_worker
 from tests.worker.made_tokenizers import EOS_ID

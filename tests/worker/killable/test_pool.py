@@ -16,8 +16,8 @@ from typing import ClassVar
 import pytest
 
 from mlxd_shared.config import GIB
-from mlxd_worker.killable.framing import write_message
 from mlxd_worker.killable.pool import First, Pool
+from mlxd_worker.killable.process import write_message
 from mlxd_worker.killable.questions import Closed, Died, Late, Stop, Stopped, Unready
 
 Check = Callable[[bytes], object]

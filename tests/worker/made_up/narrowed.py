@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors, parse_decoder
-from mlxd_models.families.common.family import Family
+from mlxd_models.families.common.family import Family, llama_footprint
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.footprint import llama_footprint
 
 
 def parse_narrowed(config: Mapping[str, Any]) -> DecoderConfig:

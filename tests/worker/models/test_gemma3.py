@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from mlxd_models.families.common.decoder import Activation, DecoderConfig
-from mlxd_models.families.gemma3 import rounded_to_bfloat16
+from mlxd_models.families.gemma3 import round_to_bfloat16
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.fused import bounded_sum
 from tests.real_inputs import real_input
@@ -236,8 +236,8 @@ def test_the_embeddings_scale_is_rounded_as_bfloat16_does() -> None:
 
     for width in widths:
         wanted = mx.array(math.sqrt(width), dtype=mx.bfloat16).item()
-        assert rounded_to_bfloat16(math.sqrt(width)) == wanted
-    assert rounded_to_bfloat16(math.sqrt(1152)) == 34.0
+        assert round_to_bfloat16(math.sqrt(width)) == wanted
+    assert round_to_bfloat16(math.sqrt(1152)) == 34.0
 
 
 def test_a_sum_in_float16_stays_finite() -> None:

@@ -17,7 +17,6 @@ LEFT_OUT = {
     "mlxd_models.families.common.experts": "a Llama has none",
     "mlxd_models.families.common.family": "what any family hands to the registry",
     "mlxd_models.families.common.fields": "how keys of any config are read",
-    "mlxd_models.families.common.footprint": "for the fit: what a model takes besides its weights",
     "mlxd_models.families.common.packing": "how any weight is packed",
     "mlxd_models.families.common.rope_fields": "how the keys of any rotation are read",
     "mlxd_models.families.common.tensors": "what a stored tensor is",

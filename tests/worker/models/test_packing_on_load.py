@@ -57,9 +57,6 @@ def test_packing_while_loading_is_what_the_converter_writes(
     parameters = model.parameters()
     suits = [name for name, array in parameters.items() if array.dtype == mx.uint32]
     assert suits
-    held = files.packed_as(on_load)
-    assert held is not None
-    assert held.kept_nbytes + 4 * held.values == sum(array.nbytes for array in parameters.values())
     for name in suits:
         stem = name.removesuffix(".weight")
         for part in ("weight", "scales", "biases"):

@@ -10,11 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlxd_models.families.common.packing import ON_LOAD
-from mlxd_models.fit.described import facts_of
-from mlxd_models.fit.life import life_of
+from mlxd_models.fit.described import facts_of, life_of
 from mlxd_models.fit.plan import WEIGHTS_TERM
 from mlxd_models.fit.planner import plan_load
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
+from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_worker.models.loader import inspect_model, load_model

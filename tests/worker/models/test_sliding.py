@@ -16,7 +16,7 @@ from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
-from mlxd_worker.models.base import Batch, attention_caches
+from mlxd_worker.models.base import Batch
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.loader import inspect_model
 from tests.support.engines import tiny_engine
@@ -297,7 +297,11 @@ class Sparse:
         self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
     ) -> list[LayerCache | None]:
         """Return empty caches."""
-        return attention_caches(self, kv=kv, context_max=context_max)
+        longest = self.context_max if context_max is None else context_max
+        return [
+            None if geometry is None else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
+            for geometry in self.attention
+        ]
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Attend with keys, values and queries that are the positions."""

@@ -203,9 +203,8 @@ def test_packed_weights_stay_so_or_become_numbers(keeps_packed: bool, tmp_path: 
 
     assert prefilled_error(model, Peer(folder)) <= PARITY
     nbytes = sum(array.nbytes for array in model.parameters().values())
-    packed = files.packed
-    assert packed is not None
-    said = packed.kept_nbytes + 4 * packed.values if keeps_packed else 4 * files.weight_values
+    assert files.packed
+    said = files.kept.nbytes(4) if keeps_packed else 4 * files.weight_values
     assert nbytes == said
 
 
@@ -275,12 +274,14 @@ def test_names_alone_describe_no_smaller_a_model(tmp_path: Path, *, packed: bool
 
     assert named.footprint.caches.foreign
     assert named.weight_values >= files.weight_values
-    assert (named.packed is None) == (files.packed is None) != packed
-    if named.packed is not None and files.packed is not None:
-        assert named.packed.kept_nbytes == files.packed.kept_nbytes
+    assert named.packed == files.packed == packed
+    assert named.kept.fixed_nbytes == files.kept.fixed_nbytes
     assert named.footprint.context_max == files.footprint.context_max
     passes = named.footprint.passes
-    assert (passes.hidden, passes.vocab) == (files.footprint.passes.hidden, files.footprint.vocab)
+    assert (passes.hidden, passes.vocab) == (
+        files.footprint.passes.hidden,
+        files.footprint.passes.vocab,
+    )
 
 
 def test_the_names_are_those_of_mlx_lm() -> None:

@@ -46,7 +46,7 @@ async def test_what_is_longer_or_takes_more_is_a_childs(text: str, *, modest: bo
     with pytest.raises(FileNotFoundError):  # the child's program
         await room.encode(tokenizer, text, field="text", kind="tokenize")
     with pytest.raises(FileNotFoundError):
-        await room.encoded_chat(tokenizer, text, nonce="1", encode=list, steering={})
+        await room.encode_chat(tokenizer, text, nonce="1", encode=list, steering={})
     await room.close()
 
 
@@ -80,7 +80,7 @@ async def test_long_texts_are_one_at_once_and_leave_short_ones_a_thread() -> Non
 
     async def long() -> list[int]:
         encode = held.encode
-        return list(await room.encoded_chat(tokenizer, LONG, nonce="1", encode=encode, steering={}))
+        return list(await room.encode_chat(tokenizer, LONG, nonce="1", encode=encode, steering={}))
 
     calls = [asyncio.create_task(long()) for _ in range(4)]
     assert await asyncio.to_thread(held.begun.acquire, timeout=ENOUGH_S)

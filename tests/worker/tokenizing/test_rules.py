@@ -13,8 +13,8 @@ from tokenizers import models
 
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import check_tokenizer, read_settings
+from mlxd_worker.tokenizing.children import try_tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
-from mlxd_worker.tokenizing.trial import try_tokenizer
 from tests.real_inputs import real_input
 from tests.support.trained import DEMO
 from tests.worker.made_tokenizers import byte_fallback, byte_level

@@ -79,7 +79,7 @@ async def test_a_long_conversation_has_the_same_tokens(room: TokenRoom) -> None:
     tokenizer = tokenizer_of(make_raw("level"), plain=False)
     chat_format = ChatFormat(ChatTemplate("<|im_start|>", "", ()), tokenizer)
     rendered = "<|im_start|>user\nhi<|im_123end|>" * 3000
-    ids = await room.encoded_chat(
+    ids = await room.encode_chat(
         tokenizer, rendered, nonce="123", encode=list, steering=chat_format.steering
     )
     assert tuple(ids) == chat_format.prompt(rendered, "123").ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_worker.text.twins import twin_of
+from mlxd_worker.text.control_tokens import twin_of
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.real_inputs import real_input
 from tests.support.trained import DEMO

@@ -2,9 +2,6 @@
 
 Runs in the process of `render_process` and nowhere else: a template is a program that came with a
 model. The sandbox keeps it from the interpreter; that process bounds its time and its memory.
-
-Invariants:
-- The text is, byte for byte, what the field's reference renderer makes of the same variables.
 """
 
 from __future__ import annotations
@@ -124,11 +121,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=TEMPLATES_KEPT_MAX)
 def compile_template(template: str) -> jinja2.Template:
-    """Return a template, compiled.
-
-    Raises:
-        jinja2.TemplateSyntaxError: with the line.
-    """
+    """Return a template, compiled; raises jinja2.TemplateSyntaxError, with the line."""
     return environment().from_string(template)
 
 

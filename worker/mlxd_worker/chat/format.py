@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from mlxd_shared import config
@@ -96,13 +97,8 @@ class ChatFormat:
         """
         refuse_half_characters(chat)
         nonce = new_nonce()
-
-        def mark(text: str) -> str:
-            return self.control.mark(text, nonce)
-
-        def mark_answer(text: str) -> str:
-            return self.control.mark(text, nonce, allowed=self._allowed)
-
+        mark = partial(self.control.mark, nonce=nonce)
+        mark_answer = partial(self.control.mark, nonce=nonce, allowed=self._allowed)
         try:
             tools = [_tool(_mark(json_object(text), mark)) for text in chat.tools_json]
             variables = _mark(json_object(chat.variables_json or "{}"), mark)
@@ -126,11 +122,7 @@ class ChatFormat:
         )
 
     def check_length(self, rendered: str, nonce: str) -> None:
-        """Refuse a rendered job that is too long for any tokens of the context.
-
-        Raises:
-            InvalidRequest: it is.
-        """
+        """Raise InvalidRequest if a rendered job is too long for any tokens of the context."""
         if len(rendered) > self._chars_max:
             chars = len(rendered.replace(nonce, ""))
             if chars > self._chars_max:
@@ -138,11 +130,7 @@ class ChatFormat:
                 raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
 
     def encode(self, rendered: str, nonce: str) -> list[int]:
-        """Return the ids of a rendered job.
-
-        Raises:
-            InvalidModel: the tokenizer cannot read it.
-        """
+        """Return the ids of a rendered job; raises InvalidModel if the tokenizer cannot."""
         with library_faults("cannot read a chat"):
             return self.control.encode(rendered, nonce)
 

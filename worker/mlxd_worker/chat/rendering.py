@@ -3,7 +3,7 @@
 Runs in the process of `render_process`, as `environment` does.
 
 Invariants:
-- The text is what the field's reference renderer makes of the same conversation.
+- The text is, byte for byte, what the field's reference renderer makes of the same conversation.
 - A template's own exception does not get further than this: what is raised instead names the line,
   and the message and its field where it is them that the template cannot do with.
 """
@@ -146,16 +146,13 @@ def _changes(message: Message) -> Iterator[tuple[str, Message]]:
     if "tool_calls" in message:
         bare = {name: value for name, value in message.items() if name != "tool_calls"}
         yield "tool_calls", {**bare, "content": message["content"] or ""}
-    optional = {"reasoning": ("reasoning_content", "thinking")} if _answers(message) else {}
+    answers = message["role"] == "assistant"
+    optional = {"reasoning": ("reasoning_content", "thinking")} if answers else {}
     for name, keys in {**optional, "name": ("name",), "tool_call_id": ("tool_call_id",)}.items():
         if keys[0] in message:
             yield name, {key: value for key, value in message.items() if key not in keys}
         else:
             yield name, {**message, **dict.fromkeys(keys, "x")}
-
-
-def _answers(message: Message) -> bool:
-    return bool(message["role"] == "assistant")
 
 
 def _place(error: BaseException, messages: list[Message]) -> tuple[int | None, int | None]:

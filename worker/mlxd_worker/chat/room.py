@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
-from mlxd_shared.domain.errors import QueueFull, ShuttingDown
+from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
-from mlxd_worker.chat.trouble import Trouble
+from mlxd_worker.chat.template_files import Trouble
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.tokenizing.room import TokenRoom
+from mlxd_worker.tokenizing.turns import Turns
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.chat.render_process")
 
@@ -46,11 +47,14 @@ class RenderRoom:
     ) -> None:
         """Start no process yet."""
         self._children = Pool(COMMAND)
-        self._turns = asyncio.Semaphore(renders_max)
+        self._turns = Turns(
+            "conversations to render",
+            turns_max=renders_max,
+            waiting_max=waiting_max,
+            waiting_nbytes_max=0,
+        )
         # Of their own: the event loop's are few, and other work there would wait.
         self._threads = ThreadPoolExecutor(renders_max, "render")
-        self._room = renders_max + waiting_max
-        self._waiting_max = waiting_max
         self._limit_s = limit_s
         self._tokens = TokenRoom()
         self._closed = False
@@ -68,19 +72,12 @@ class RenderRoom:
             QueueFull: too many wait.
             ShuttingDown: the room is closed.
         """
-        if self._room == 0:
-            raise QueueFull("conversations to render", self._waiting_max)
-        self._room -= 1
-        try:
-            await self._turns.acquire()
-        except BaseException:
-            self._room += 1
-            raise
+        await self._turns.acquire("chat", 0)
         # It keeps its turn to its end, even if abandoned: a thread cannot be stopped.
         task = asyncio.create_task(self._render_on_thread(wanted, chat))
         task.add_done_callback(self._over)
         text, nonce, prompt = await asyncio.shield(task)
-        ids = await (tokens or self._tokens).encoded_chat(
+        ids = await (tokens or self._tokens).encode_chat(
             wanted.tokenizer,
             text,
             nonce=nonce,
@@ -98,7 +95,6 @@ class RenderRoom:
 
     def _over(self, task: asyncio.Task[_Rendered]) -> None:
         self._turns.release()
-        self._room += 1
         if not task.cancelled():
             task.exception()  # a waiter has it; without one there is nothing to warn of
 

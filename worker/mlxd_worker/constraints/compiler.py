@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_worker.constraints.gbnf import GrammarError, to_lark
-from mlxd_worker.constraints.json_schema import read_schema
 from mlxd_worker.constraints.patterns import PatternError, literal_pattern, whole_pattern
+from mlxd_worker.constraints.schema_keywords import read_schema
 from mlxd_worker.constraints.schema_places import SchemaError
-from mlxd_worker.constraints.trials import TrialError, Trials
-from mlxd_worker.constraints.vocabulary import TokenBytes, token_bytes
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.limits import (
     HEADER,
@@ -35,8 +35,13 @@ from mlxd_worker.engine.masks.limits import (
     limits_of,
     reason,
 )
+from mlxd_worker.killable.pool import Pool
+from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.text.spelling import UnknownDecoder
 from mlxd_worker.text.tokenizer import Tokenizer
+
+TRIAL: Final = (sys.executable, "-m", "mlxd_worker.constraints.trial")
+"""What starts a child that tries grammars out."""
 
 BLANKS: Final = r"[\x20\x09]{1,4}|\x0D?\x0A[\x20\x09]{0,32}"
 """What may be between two parts of JSON: blanks on a line, or a line's end and an indentation.
@@ -76,10 +81,10 @@ class Constraints:
                 self._kept.move_to_end(wanted)
             return constraint
 
-    def compile(self, wanted: ResponseFormat, trials: Trials | None = None) -> Constraint:
+    def compile(self, wanted: ResponseFormat, trials: Pool | None = None) -> Constraint:
         """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.
 
-        trials: where a grammar is tried out before; None where whoever asks can be trusted.
+        trials: of `TRIAL`, which try a grammar out before; None where who asks can be trusted.
 
         Raises:
             InvalidRequest: it makes no sense, is not served, or takes more than its bounds allow.
@@ -88,7 +93,7 @@ class Constraints:
             raise InvalidRequest.of("response_format", self._problem)
         source = _source_of(wanted)
         if trials is not None and not _is_small(source, wanted.kind):
-            _try_out(trials, source, wanted.kind)
+            try_out(trials, source, wanted.kind)
         constraint = self._vocabulary.compile(source, wanted.kind)
         with self._lock:
             if wanted not in self._kept:
@@ -100,6 +105,32 @@ class Constraints:
                 old, _ = self._kept.popitem(last=False)
                 self._kept_chars -= _chars(old)
         return constraint
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """What the tokens of a vocabulary add to a text, wherever they stand. Immutable, any thread."""
+
+    pieces: tuple[bytes, ...]
+    """The bytes of each id; empty for an id that adds no text, as a special one, or that is none.
+
+    Those are never drawn under a constraint, but for those that end the text.
+    """
+    eos_ids: tuple[int, ...]
+    """The ids that end a text."""
+
+
+def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
+    """Return the bytes of the ids below `vocab_size`, as `detokenizer(anchored=True)` gives them.
+
+    Raises:
+        UnknownDecoder: the tokenizer's decoder does not say what a single token adds.
+    """
+    eos_ids = tuple(i for i in tokenizer.eos_ids if i < vocab_size)
+    pieces = tokenizer.pieces()
+    return TokenBytes(
+        tuple(b"" if i in eos_ids else pieces.get(i, b"") for i in range(vocab_size)), eos_ids
+    )
 
 
 class _Vocabulary:
@@ -148,12 +179,23 @@ def _is_small(source: str, kind: FormatKind) -> bool:
     )
 
 
-def _try_out(trials: Trials, source: str, kind: FormatKind) -> None:
-    """Compile a grammar where it can do no harm."""
+def try_out(
+    trials: Pool, source: str, kind: FormatKind, *, limit_s: float = config.CONSTRAINT_COMPILE_S
+) -> None:
+    """Compile a grammar where it can do no harm.
+
+    Raises:
+        InvalidRequest: the library refuses it, it takes longer than `limit_s`, or too much memory.
+        ShuttingDown: the children were ended.
+    """
     try:
-        problem = trials.run(source, limit_s=config.CONSTRAINT_COMPILE_S)
-    except TrialError as error:
-        raise InvalidRequest.of(field_of(kind), str(error)) from None
+        problem = trials.ask(source.encode(), limit_s=limit_s).decode()
+    except Late:
+        problem = f"not compiled within {limit_s:g} s"
+    except Died:
+        problem = "takes more memory, or a deeper stack, than there is for it"
+    except Closed:
+        raise ShuttingDown from None
     if problem:
         raise InvalidRequest.of(field_of(kind), reason(problem))
 
@@ -164,11 +206,7 @@ def field_of(kind: FormatKind) -> str:
 
 
 def _source_of(wanted: ResponseFormat) -> str:
-    """Return a format in the library's notation.
-
-    Raises:
-        InvalidRequest: it makes no sense, or is not served; with the place.
-    """
+    """Return a format in the library's notation; raises InvalidRequest, with the place."""
     try:
         return HEADER + _SOURCES[wanted.kind](wanted)
     except (SchemaError, GrammarError, PatternError) as error:

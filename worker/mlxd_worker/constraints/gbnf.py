@@ -56,11 +56,7 @@ class GrammarError(ValueError):
 
 
 def to_lark(text: str) -> str:
-    """Return a grammar in the library's notation, at most some ten times as long as it is.
-
-    Raises:
-        GrammarError: naming line and column.
-    """
+    """Return the grammar for the library; raises GrammarError, with line and column."""
     reader = _Reader(text)
     reader.read()
     kind = "T" if _is_regular(reader.uses) else "r"  # names of lexemes are in capitals
@@ -98,11 +94,7 @@ class _Reader:
         self._look(0)
 
     def read(self) -> None:
-        """Read all rules.
-
-        Raises:
-            GrammarError: naming line and column.
-        """
+        """Read all rules; raises GrammarError."""
         self._skip_lines()
         while self._at < len(self._text):
             start, name = self._at, self._take("name")

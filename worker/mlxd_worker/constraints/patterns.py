@@ -74,11 +74,7 @@ def search_pattern(pattern: str) -> str:
 
 
 def whole_pattern(pattern: str) -> str:
-    """Return an expression for the texts that `pattern` matches from end to end.
-
-    Raises:
-        PatternError: as `search_pattern`.
-    """
+    """Return an expression for texts that `pattern` matches whole; raises as `search_pattern`."""
     return f"(?:{_Writer(pattern, in_json=False).write()})"
 
 

@@ -18,9 +18,9 @@ from functools import partial
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_shared.domain.formats import ResponseFormat
-from mlxd_worker.constraints.compiler import Constraints, field_of
-from mlxd_worker.constraints.trials import Trials
+from mlxd_worker.constraints.compiler import TRIAL, Constraints, field_of
 from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.killable.pool import Pool
 
 _Wanted = tuple[Constraints, ResponseFormat]
 
@@ -34,10 +34,10 @@ class CompileRoom:
         compiles_max: int = config.CONSTRAINT_COMPILES_MAX,
         waiting_max: int = config.CONSTRAINT_COMPILES_WAITING_MAX,
         wait_s: float = config.CONSTRAINT_WAIT_S,
-        trials: Trials | None = None,
+        trials: Pool | None = None,
     ) -> None:
         """Compile nothing yet."""
-        self._trials = trials or Trials()
+        self._trials = trials or Pool(TRIAL)
         self._turns = asyncio.Semaphore(compiles_max)
         # Of their own: the event loop's are few, and whoever has other work there would wait.
         self._threads = ThreadPoolExecutor(compiles_max, "compile")

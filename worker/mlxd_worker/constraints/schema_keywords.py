@@ -1,6 +1,13 @@
-"""What each keyword of JSON Schema demands, written in the subset that the library enforces.
+"""Read a JSON schema for what it demands; write it anew in the subset that the library enforces.
+
+The library reads schemas, too, but leaves some demands out, reads a few differently from what the
+schema means, and does not tell where it stopped. So each keyword is read here: enforced, an
+annotation without a demand, or refused by name and place.
 
 Invariants:
+- A keyword that JSON Schema knows, in any draft from 4 to 2020-12, is never left out while it
+  demands something. Keywords that no draft knows are annotations, as the specification has it.
+- Only the parts that the root refers to are read.
 - A value that a keyword does not take is an error with its place, not a guess.
 - What is written demands at least what is read. Where the library would demand less, it is refused:
   numbers that it does not reckon with exactly, members counted whose names may be the same.
@@ -9,6 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -16,19 +25,73 @@ from typing import Any, Final
 
 from mlxd_worker.constraints import schema_values as values
 from mlxd_worker.constraints.schema_overlap import are_constants, exclude, keep_from, negate
-from mlxd_worker.constraints.schema_places import Draft, Json, Place
+from mlxd_worker.constraints.schema_places import (
+    DEPTH_MAX,
+    Document,
+    Draft,
+    Json,
+    Place,
+    SchemaError,
+)
 
 Schema = dict[str, Any] | bool
 
 _TRUE: Final[tuple[Schema, ...]] = (True, {})
 
 
-def read_keywords(place: Place) -> Schema:
-    """Return what the schema at a place demands.
+def read_schema(text: str) -> dict[str, Any]:
+    """Return the schema to be enforced, in draft 2020-12, its references under `$defs`.
 
     Raises:
-        SchemaError: it makes no sense, or is not served.
+        SchemaError: no JSON, no schema, or a demand that is not served; with the place.
     """
+    document = Document(_parse(text))
+    root = read_keywords(Place(document, "#", document.content))
+    # Beside what it demands there is room for what its references need.
+    result: dict[str, Any] = root if isinstance(root, dict) else {"allOf": [root]}
+    written: dict[str, Any] = {}
+    while document.waiting:
+        name, place = document.waiting.popitem()
+        written[name] = read_keywords(place)
+    if written:
+        result["$defs"] = written
+    return result
+
+
+def _parse(text: str) -> Json:
+    try:
+        value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except SchemaError:  # which is a ValueError as well
+        raise
+    except json.JSONDecodeError as error:
+        raise SchemaError(f"{error.lineno}:{error.colno}", f"no JSON: {error.msg}") from None
+    except UnicodeEncodeError:
+        raise SchemaError("#", "an escape of half a surrogate pair, which no text holds") from None
+    except ValueError:
+        digits = sys.get_int_max_str_digits()
+        raise SchemaError("#", f"an integer of more than {digits} digits") from None
+    except RecursionError:
+        raise SchemaError("#", f"nested more than {DEPTH_MAX} deep") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; a name that stands there twice would be left out in silence."""
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise SchemaError("#", f"the name {name[:80]!r} stands twice in one object")
+        result[name] = value
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise SchemaError("#", f"{name} is no number of JSON")
+
+
+def read_keywords(place: Place) -> Schema:
+    """Return what the schema at a place demands; raises SchemaError."""
     if isinstance(place.content, bool):
         return place.content
     if not isinstance(place.content, dict):
@@ -51,7 +114,9 @@ class _Reader:
         if "$ref" in self._content and self._place.document.draft <= Draft.DRAFT_7:
             return {"$ref": self.reference("$ref", self._content["$ref"])}
         for keyword, value in self._content.items():
-            if keyword in _READERS:
+            if keyword in _VALUES:
+                self._out[keyword] = _VALUES[keyword](self._place, keyword, value)
+            elif keyword in _READERS:
                 self._out[keyword] = _READERS[keyword](self, keyword, value)
             elif keyword in _WRITERS:
                 _WRITERS[keyword](self, keyword, value)
@@ -65,30 +130,15 @@ class _Reader:
     def reference(self, _: str, value: Json) -> str:
         return self._place.document.name_of(self._place, value)
 
-    def types(self, keyword: str, value: Json) -> list[str]:
-        return values.types(self._place, keyword, value)
-
-    def constant(self, keyword: str, value: Json) -> Json:
-        values.check_exact(self._place, value, keyword)
-        return value
-
-    def options(self, keyword: str, value: Json) -> list[Json]:
-        return [self.constant(keyword, item) for item in self._check_list(keyword, value)]
-
     def schemas(self, keyword: str, value: Json) -> list[Schema]:
-        items = enumerate(self._check_list(keyword, value))
+        items = enumerate(values.at_least_one(self._place, keyword, value))
         return [self.inner(item, keyword, index) for index, item in items]
-
-    def _check_list(self, keyword: str, value: Json) -> list[Json]:
-        if not isinstance(value, list) or not value:
-            self._place.refuse("a list of at least one value is needed", keyword)
-        return value
 
     def one_of(self, keyword: str, value: Json) -> None:
         """Take oneOf: a choice, where options exclude each other or can be kept from others."""
         places = [
             self._place.inner(item, keyword, index)
-            for index, item in enumerate(self._check_list(keyword, value))
+            for index, item in enumerate(values.at_least_one(self._place, keyword, value))
         ]
         beside = {key: inner for key, inner in self._content.items() if key != keyword}
         here = replace(self._place, content=beside)
@@ -97,16 +147,14 @@ class _Reader:
         for (i, first), (j, second) in pairs:
             if not exclude((here, first), (here, second)):
                 for index, mine, other in ((i, first, second), (j, second, first)):
-                    apart[index].append(self._at(other, keep_from(other, (here, mine))))
+                    # Written instead of the other part, this stands at its place.
+                    instead = replace(other, content=keep_from(other, (here, mine)))
+                    apart[index].append(read_keywords(instead))
         ways = [
             {"allOf": [option, *others]} if others else option
             for option, others in zip(map(read_keywords, places), apart, strict=True)
         ]
         self._also.append({"anyOf": ways})
-
-    def _at(self, place: Place, content: Json) -> Schema:
-        """Return what is written instead of a part, and stands at its place."""
-        return read_keywords(replace(place, content=content))
 
     def negation(self, keyword: str, value: Json) -> None:
         self._also.append(self.inner(negate(self._place.inner(value, keyword)), keyword))
@@ -122,22 +170,10 @@ class _Reader:
     def patterns(self, keyword: str, value: Json) -> dict[str, Schema]:
         written: dict[str, Schema] = {}
         for name, schema in self.members(keyword, value).items():
-            pattern = values.pattern(self._place.inner(name, keyword, name), name)
+            pattern = values.pattern_at(self._place.inner(name, keyword, name), name)
             both = [written[pattern], schema] if pattern in written else []
             written[pattern] = {"allOf": both} if both else schema
         return written
-
-    def require(self, keyword: str, value: Json) -> list[str]:
-        return values.names(self._place, keyword, value)
-
-    def count(self, keyword: str, value: Json) -> int:
-        return values.count(self._place, keyword, value)
-
-    def items_count(self, keyword: str, value: Json) -> int:
-        items = self.count(keyword, value)
-        if items > values.ITEMS_MAX:
-            self._place.refuse(f"{items} is above {values.ITEMS_MAX}, the most served", keyword)
-        return items
 
     def members_least(self, keyword: str, value: Json) -> None:
         """Take minProperties: at most one more than those required, which is listed or not."""
@@ -166,11 +202,11 @@ class _Reader:
         More than the listed ones: whether members with other names may be there.
         """
         content, names = self._content, self._content.get("properties")
-        required = self.require("required", content.get("required", []))
+        required = values.names(self._place, "required", content.get("required", []))
         optional = [n for n in names if n not in required] if isinstance(names, dict) else []
         is_closed = content.get("additionalProperties") is False
         is_open = not is_closed or bool(content.get("patternProperties"))
-        return self.count(keyword, value), len(required), optional, is_open
+        return values.count(self._place, keyword, value), len(required), optional, is_open
 
     def items(self, keyword: str, value: Json) -> None:
         """Take items, of which a list is what prefixItems is since 2020-12."""
@@ -186,22 +222,14 @@ class _Reader:
             rest = self._content["additionalItems"]
             self._out["items"] = self.inner(rest, "additionalItems")
 
-    def number(self, keyword: str, value: Json) -> int | float:
-        return values.bound_of(self._place, keyword, value, least=keyword.endswith("inimum"))
-
     def exclusive(self, keyword: str, value: Json) -> None:
         """Take an exclusive bound; true, as in draft 4, makes the inclusive one exclusive."""
         inclusive = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}[keyword]
         if not isinstance(value, bool):
-            self._out[keyword] = self.number(keyword, value)
+            self._out[keyword] = values.bound_of(self._place, keyword, value)
         elif value and inclusive in self._content:
-            self._out[keyword] = self.number(inclusive, self._content[inclusive])
-
-    def multiple(self, keyword: str, value: Json) -> int | float:
-        return values.multiple(self._place, keyword, value)
-
-    def pattern(self, keyword: str, value: Json) -> str:
-        return values.pattern(self._place.inner(value, keyword), value)
+            bound = values.bound_of(self._place, inclusive, self._content[inclusive])
+            self._out[keyword] = bound
 
     def format(self, keyword: str, value: Json) -> None:
         demand = values.format_demand(self._place, keyword, value)
@@ -235,28 +263,31 @@ class _Reader:
             self._place.refuse("is not served", keyword)
 
 
+_VALUES: Final[Mapping[str, Callable[[Place, str, Json], Json]]] = {
+    "type": values.types,
+    "const": values.constant,
+    "enum": values.constants,
+    "required": values.names,
+    "minItems": values.items_count,
+    "maxItems": values.items_count,
+    "minLength": values.count,
+    "maxLength": values.count,
+    "minimum": values.bound_of,
+    "maximum": values.bound_of,
+    "multipleOf": values.multiple,
+    "pattern": values.pattern,
+}
+"""Keywords that stay what they are, and what checks the value."""
 _READERS: Final[Mapping[str, Callable[[_Reader, str, Json], Json]]] = {
     "$ref": _Reader.reference,
-    "type": _Reader.types,
-    "const": _Reader.constant,
-    "enum": _Reader.options,
     "allOf": _Reader.schemas,
     "anyOf": _Reader.schemas,
     "properties": _Reader.members,
     "patternProperties": _Reader.patterns,
     "additionalProperties": _Reader.schema,
-    "required": _Reader.require,
     "prefixItems": _Reader.schemas,
-    "minItems": _Reader.items_count,
-    "maxItems": _Reader.items_count,
-    "minLength": _Reader.count,
-    "maxLength": _Reader.count,
-    "minimum": _Reader.number,
-    "maximum": _Reader.number,
-    "multipleOf": _Reader.multiple,
-    "pattern": _Reader.pattern,
 }
-"""Keywords that stay what they are, and who reads the value."""
+"""Keywords that stay what they are too, of schemas that are read within."""
 _WRITERS: Final[Mapping[str, Callable[[_Reader, str, Json], None]]] = {
     "items": _Reader.items,
     "format": _Reader.format,

@@ -24,11 +24,7 @@ _Parts = tuple[Place, ...]
 
 
 def exclude(first: _Parts, second: _Parts, levels: int = LEVELS) -> bool:
-    """Tell whether it is seen that no value matches all parts of both.
-
-    Raises:
-        SchemaError: a reference leads nowhere, or there are too many parts.
-    """
+    """Tell whether it is seen that no value matches all parts of both; raises SchemaError."""
     for place in (*first, *second)[:1]:
         place.document.count(place.pointer)
     one, other = tuple(_flat(first)), tuple(_flat(second))
@@ -49,11 +45,7 @@ def are_constants(places: _Parts) -> bool:
 
 
 def negate(place: Place) -> Json:
-    """Return a schema, like the user's own, of the values that do not match a part.
-
-    Raises:
-        SchemaError: it is not written here.
-    """
+    """Return a schema of the values that do not match a part; raises SchemaError for many."""
     content = place.content
     if isinstance(content, bool):
         return not content

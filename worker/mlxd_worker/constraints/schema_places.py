@@ -71,11 +71,7 @@ class Document:
         """Parts that are known to demand something of their own in the end."""
 
     def count(self, pointer: str) -> None:
-        """Count one more part that is looked at.
-
-        Raises:
-            SchemaError: they have become too many.
-        """
+        """Count one more part that is looked at; raises SchemaError if they are too many."""
         self._parts += 1
         if self._parts > SUBSCHEMAS_MAX:
             raise SchemaError(pointer, f"more than {SUBSCHEMAS_MAX} parts")
@@ -88,11 +84,7 @@ class Document:
         return self._multiple
 
     def name_of(self, place: Place, reference: Json) -> str:
-        """Return the name under which what `reference` means is, or will be, written.
-
-        Raises:
-            SchemaError: there is no such thing in this text, or it means itself alone.
-        """
+        """Return the name that a target is written under; raises SchemaError for none."""
         target = self.target(place, reference)
         if self._leads_back(target, frozenset([place.pointer])):
             place.refuse("leads back to itself, and to nothing else", "$ref")
@@ -104,11 +96,7 @@ class Document:
         return f"#/$defs/{self._names[target.pointer]}"
 
     def target(self, place: Place, reference: Json) -> Place:
-        """Return the place that a reference means.
-
-        Raises:
-            SchemaError: there is no such thing in this text.
-        """
+        """Return the place that a reference means; raises SchemaError if it is not in this text."""
         if not isinstance(reference, str):
             place.refuse("a reference is a text", "$ref")
         if place.embedded:
@@ -160,11 +148,7 @@ class Place:
     """Whether it is in a part with an identity of its own, where references mean others."""
 
     def inner(self, content: Json, *path: str | int) -> Place:
-        """Return the place of something in this part.
-
-        Raises:
-            SchemaError: it is too deep, or the schema too large.
-        """
+        """Return the place of something in this part; raises SchemaError if it is too deep."""
         pointer = self._pointer_to(path)
         if self.depth == DEPTH_MAX:
             raise SchemaError(pointer, f"nested more than {DEPTH_MAX} deep")

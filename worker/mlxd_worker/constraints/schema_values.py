@@ -1,8 +1,19 @@
-"""The values that keywords of JSON Schema take: checked, and bounded to what is enforced."""
+"""The values that keywords of JSON Schema take: checked, and bounded to what is enforced.
+
+Of the formats of strings ours are those of which the library takes more, such as 30 February:
+expressions for a text as a whole, in the syntax that `patterns` reads.
+
+Invariants:
+- What the expressions of a format match is of the format, also where that is a matter of the
+  calendar: 29 February in leap years alone, a leap second at the end of a day of UTC alone.
+- What is of the format and rare may be missing: a leap second in another time zone, a quoted local
+  part of an e-mail address, an IPv6 address that ends like one of IPv4.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
@@ -13,7 +24,6 @@ from mlxd_worker.constraints.patterns import (
     whole_pattern,
 )
 from mlxd_worker.constraints.schema_places import Json, Place
-from mlxd_worker.constraints.string_formats import LIBRARY_FORMATS, REFUSED_FORMATS, STRING_FORMATS
 
 TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 EXACT_INTEGER_MAX: Final = 1 << 53
@@ -26,6 +36,60 @@ MULTIPLE_MAX: Final = 1_000
 MULTIPLE_PLACES_MAX: Final = 9
 
 INTEGER_FORMATS: Final = {"int32": 1 << 31, "int64": 1 << 63}
+
+
+@dataclass(frozen=True, slots=True)
+class StringFormat:
+    """One format: an expression for whole texts, and the most characters of one."""
+
+    pattern: str
+    chars_max: int | None = None
+
+
+# The year 0 is left out: RFC 3339 has it, and most calendars of programming languages do not.
+_YEAR: Final = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR: Final = (
+    "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+)
+_DATE: Final = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_TIME: Final = (
+    r"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
+    r"(?:[zZ]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+    r"|23:59:60(?:\.[0-9]+)?(?:[zZ]|[+\-]00:00))"
+)
+_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4: Final = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
+_ALNUM: Final = "[a-zA-Z0-9]"
+_INNER: Final = r"[a-zA-Z0-9\-]"
+# At most 63, and no hyphens in the third and fourth place: those are for encoded names.
+_LABEL: Final = (
+    f"(?:{_ALNUM}(?:{_INNER}?{_ALNUM})?|{_ALNUM}{_INNER}(?:{_ALNUM}{_ALNUM}|-{_ALNUM})"
+    f"|{_ALNUM}{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
+)
+_HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL})*"
+_HOSTNAME_CHARS_MAX: Final = 253
+_ATEXT: Final = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
+_EMAIL: Final = rf"{_ATEXT}+(?:\.{_ATEXT}+)*@(?:{_HOSTNAME}|\[{_IPV4}\])"
+
+STRING_FORMATS: Final = {
+    "date": StringFormat(_DATE),
+    "time": StringFormat(_TIME),
+    "date-time": StringFormat(f"{_DATE}[tT]{_TIME}"),
+    "email": StringFormat(_EMAIL),
+    "hostname": StringFormat(_HOSTNAME, _HOSTNAME_CHARS_MAX),
+}
+LIBRARY_FORMATS: Final = ("duration", "ipv4", "ipv6", "uri", "uuid")
+"""Those that the library reads as they are defined."""
+REFUSED_FORMATS: Final = (
+    "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
+    "relative-json-pointer", "uri-reference", "uri-template",
+)  # fmt: skip
+"""The others that some draft defines; any other name is an annotation."""
 
 
 def types(place: Place, keyword: str, value: Json) -> list[str]:
@@ -55,8 +119,24 @@ def count(place: Place, keyword: str, value: Json) -> int:
     return int(value)
 
 
-def bound_of(place: Place, keyword: str, value: Json, *, least: bool) -> int | float:
+def items_count(place: Place, keyword: str, value: Json) -> int:
+    """Return a number of items, no more than are served."""
+    items = count(place, keyword, value)
+    if items > ITEMS_MAX:
+        place.refuse(f"{items} is above {ITEMS_MAX}, the most served", keyword)
+    return items
+
+
+def at_least_one(place: Place, keyword: str, value: Json) -> list[Json]:
+    """Return a list that is not empty."""
+    if not isinstance(value, list) or not value:
+        place.refuse("a list of at least one value is needed", keyword)
+    return value
+
+
+def bound_of(place: Place, keyword: str, value: Json) -> int | float:
     """Return a lower or an upper bound of numbers, none wider than what is served."""
+    least = keyword.endswith("inimum")
     if isinstance(value, bool) or not isinstance(value, int | float):
         place.refuse("a number is needed", keyword)
     if (value > EXACT_INTEGER_MAX) if least else (value < -EXACT_INTEGER_MAX):
@@ -84,8 +164,13 @@ def _is_served_multiple(value: Fraction) -> bool:
     return places is not None and value * 10**places <= MULTIPLE_MAX
 
 
-def pattern(place: Place, value: Json) -> str:
+def pattern(place: Place, keyword: str, value: Json) -> str:
     """Return an expression that is found in the same strings, for the library."""
+    return pattern_at(place.inner(value, keyword), value)
+
+
+def pattern_at(place: Place, value: Json) -> str:
+    """Return the same of one that stands at a place."""
     if not isinstance(value, str):
         place.refuse("an expression is a text")
     try:
@@ -112,8 +197,13 @@ def format_demand(place: Place, keyword: str, value: Json) -> dict[str, Any]:
     return demand if known.chars_max is None else demand | {"maxLength": known.chars_max}
 
 
-def check_exact(place: Place, value: Json, keyword: str) -> None:
-    """Refuse a constant that holds a number or a text which is not written exactly."""
+def constants(place: Place, keyword: str, value: Json) -> list[Json]:
+    """Return a list of constants."""
+    return [constant(place, keyword, item) for item in at_least_one(place, keyword, value)]
+
+
+def constant(place: Place, keyword: str, value: Json) -> Json:
+    """Return a constant; one that holds a number or a text is refused if not written exactly."""
     todo = [value]
     while todo:
         at = todo.pop()
@@ -127,3 +217,4 @@ def check_exact(place: Place, value: Json, keyword: str) -> None:
             place.refuse("a number that is infinite", keyword)
         elif isinstance(at, str) and any(is_unwritable(ord(char)) for char in at):
             place.refuse("a text with a control character, which no output has", keyword)
+    return value

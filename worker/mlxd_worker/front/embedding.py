@@ -60,12 +60,32 @@ async def embed(
         for index, text in enumerate(spec.texts)
     ]
 
-    async def one(prompt: tuple[int, ...]) -> tuple[float, ...]:
+    async def embed_one(prompt: tuple[int, ...]) -> tuple[float, ...]:
+        request_id = uuid.uuid4().hex
         async with turns:
-            vector = await _vector(worker, spec, loaded, prompt, deadline_s=deadline_s)
-        return _finish_vector(vector, spec)
+            with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
+                reader = worker.engine.reader()
+                request = Submit(
+                    stream=stream,
+                    prompt=prompt,
+                    sampling=resolve(DEFAULTS, seed=0),
+                    max_tokens=1,
+                    stop=(),
+                    stop_token_ids=frozenset(),
+                    eos_ids=frozenset(),
+                    skip_special_tokens=True,
+                    submitted_s=time.monotonic(),
+                    sink=reader,
+                    request_id=request_id,
+                    deadline_s=deadline_s,
+                    pooling=spec.pooling,
+                )
+                with worker.running(request, loaded):
+                    event = await reader.next()
+        assert isinstance(event, Finished), "nothing is drawn"
+        return _finish_vector(event.embedding, spec)
 
-    tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+    tasks = [asyncio.create_task(embed_one(prompt)) for prompt in prompts]
     try:
         vectors = await asyncio.gather(*tasks)
     finally:
@@ -80,39 +100,6 @@ async def _prompt(worker: Worker, text: str, loaded: Loaded, *, field: str) -> t
     check_length(len(text), loaded, field=field)
     ids = await worker.tokens.encode(loaded.tokenizer, text, field=field, kind="embed")
     return check_ids(ids, loaded, field=field, what="text")
-
-
-async def _vector(
-    worker: Worker,
-    spec: EmbedSpec,
-    loaded: Loaded,
-    prompt: tuple[int, ...],
-    *,
-    deadline_s: float | None,
-) -> tuple[float, ...]:
-    """Have one prompt evaluated."""
-    request_id = uuid.uuid4().hex
-    with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
-        reader = worker.engine.reader()
-        request = Submit(
-            stream=stream,
-            prompt=prompt,
-            sampling=resolve(DEFAULTS, seed=0),
-            max_tokens=1,
-            stop=(),
-            stop_token_ids=frozenset(),
-            eos_ids=frozenset(),
-            skip_special_tokens=True,
-            submitted_s=time.monotonic(),
-            sink=reader,
-            request_id=request_id,
-            deadline_s=deadline_s,
-            pooling=spec.pooling,
-        )
-        with worker.running(request, loaded):
-            event = await reader.next()
-    assert isinstance(event, Finished), "nothing is drawn"
-    return event.embedding
 
 
 def _finish_vector(vector: Sequence[float], spec: EmbedSpec) -> tuple[float, ...]:

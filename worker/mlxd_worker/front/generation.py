@@ -18,8 +18,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer, PartPiece
-from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.request import Finished, Sink, StreamId, Submit, Tokens
+from mlxd_worker.engine.request import Finished, Submit, Tokens
 from mlxd_worker.front.prompting import prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
@@ -57,20 +56,35 @@ async def generate(
     await run_paced(check_vocabulary, spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
-        text = await prompt_of(worker, spec, loaded, request_id)
-        prompt = text.ids
-        await run_paced(_check_resumed, spec, loaded, prompt)
-        constraint = await _constraint(worker, spec, loaded)
+        prompt = await prompt_of(worker, spec, loaded, request_id)
+        await run_paced(_check_resumed, spec, loaded, prompt.ids)
+        constraint = None
+        if spec.response_format is not None:
+            constraint = await worker.formats.compile(loaded.constraints, spec.response_format)
         reader = worker.engine.reader()
         by_steps = len(spec.resumed) <= worker.replay_steps_max
-        request = replace(
-            _submit(stream, spec, loaded, prompt, sink=reader, accepted_s=accepted_s),
+        request = Submit(
+            stream=stream,
+            prompt=prompt.ids if by_steps else prompt.ids + spec.resumed,
+            sampling=resolve(
+                merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
+            ),
+            max_tokens=spec.max_tokens,
+            stop=spec.stop,
+            stop_token_ids=frozenset(spec.stop_token_ids),
+            eos_ids=_eos_of(spec, loaded),
+            skip_special_tokens=spec.skip_special_tokens,
+            submitted_s=accepted_s,
+            age_s=max(spec.age_s, 0.0),
+            sink=reader,
+            min_tokens=spec.min_tokens,
+            top_logprobs=spec.top_logprobs,
+            speculation_depth=spec.speculation_depth,
             request_id=request_id,
             priority=spec.priority,
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
-            shown=text.shown,
-            prompt=prompt if by_steps else prompt + spec.resumed,
+            shown=prompt.shown,
             resumed=0 if by_steps else len(spec.resumed),
             forced=spec.resumed if by_steps else (),
         )
@@ -81,23 +95,16 @@ async def generate(
                 event = await reader.next()
                 ended = isinstance(event, Finished)
                 part = Part(request_id, loaded.job.digest, event, seed)
-                yield part if text.answer is None else _told_apart(part, text.answer)
+                yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
                 seed = None
 
 
-def _told_apart(part: Part, answer: Answer) -> Part:
+def _tell_apart(part: Part, answer: Answer) -> Part:
     """Return a part of a chat's stream with the pieces that its text makes up."""
     event = part.event
     pieces = answer.read(event.text, ends=isinstance(event, Finished))
     text = "".join(piece.text for piece in pieces if not piece.reasoning)
     return replace(part, event=replace(event, text=text), pieces=pieces)
-
-
-async def _constraint(worker: Worker, spec: GenerateSpec, loaded: Loaded) -> Constraint | None:
-    """Return what complete output must match, compiled; None where it may be anything."""
-    if spec.response_format is None:
-        return None
-    return await worker.formats.compile(loaded.constraints, spec.response_format)
 
 
 def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) -> None:
@@ -124,35 +131,6 @@ def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) 
     if options.seed is None and options.temperature != 0:
         limit = "to go on with the same draws a stream needs its seed, which its first message told"
         raise InvalidRequest.of("sampling.seed", limit)
-
-
-def _submit(
-    stream: StreamId,
-    spec: GenerateSpec,
-    loaded: Loaded,
-    prompt: tuple[int, ...],
-    *,
-    sink: Sink,
-    accepted_s: float,
-) -> Submit:
-    return Submit(
-        stream=stream,
-        prompt=prompt,
-        sampling=resolve(
-            merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
-        ),
-        max_tokens=spec.max_tokens,
-        stop=spec.stop,
-        stop_token_ids=frozenset(spec.stop_token_ids),
-        eos_ids=_eos_of(spec, loaded),
-        skip_special_tokens=spec.skip_special_tokens,
-        submitted_s=accepted_s,
-        age_s=max(spec.age_s, 0.0),
-        sink=sink,
-        min_tokens=spec.min_tokens,
-        top_logprobs=spec.top_logprobs,
-        speculation_depth=spec.speculation_depth,
-    )
 
 
 def _eos_of(spec: GenerateSpec, loaded: Loaded) -> frozenset[int]:

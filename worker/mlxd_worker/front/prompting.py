@@ -19,9 +19,7 @@ from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer
-from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.parsing.pieces import tools_of
-from mlxd_worker.chat.parsing.registry import OutputFormat
 from mlxd_worker.engine.text import TextStream
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
@@ -67,22 +65,22 @@ async def _chat_prompt(
     chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
-    ids = await _checked_chat(rendered.ids, spec, loaded)
+    check = partial(_check_ids, rendered.ids, spec, loaded, field="chat")
+    # A template may make many of them of a request that is small, and not put off itself.
+    is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX
+    ids = check() if is_short else await asyncio.to_thread(check)
     if not chat.parses:
         return Prompt(ids)
     continued = chat.messages[-1].content if chat.continues else None
     tools = await run_paced(tools_of, chat.tools_json)
-    parser = _output(wanted, spec).parser(tools, prompt=rendered.tail, continued=continued)
+    # Bare JSON is no call where JSON was asked for.
+    bare = wanted.output.bare_json and spec.response_format is not None
+    output = wanted.output.without_calls() if bare else wanted.output
+    parser = output.parser(tools, prompt=rendered.tail, continued=continued)
     answer = Answer(parser, request_id)
     if spec.resumed:
         await asyncio.to_thread(_read_again, answer, spec, loaded, wanted.shown)
     return Prompt(ids, answer, wanted.shown)
-
-
-def _output(wanted: ChatFormat, spec: GenerateSpec) -> OutputFormat:
-    """Return how the answer is written: bare JSON is no call where JSON was asked for."""
-    bare = wanted.output.bare_json and spec.response_format is not None
-    return wanted.output.without_calls() if bare else wanted.output
 
 
 def _read_again(
@@ -104,19 +102,6 @@ def _read_again(
         if piece.stop is not None:  # the engine refuses such a stream by name
             break
     answer.read("".join(texts), ends=False)
-
-
-async def _checked_chat(
-    prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded
-) -> tuple[int, ...]:
-    """Check a conversation's ids off the event loop where they are many.
-
-    A template may make them of a request that is small, and not put off itself.
-    """
-    check = partial(_check_ids, prompt, spec, loaded, field="chat")
-    if len(prompt) <= config.TOKENIZE_SHORT_IDS_MAX:
-        return check()
-    return await asyncio.to_thread(check)
 
 
 def _check_ids(

@@ -1,9 +1,11 @@
-"""The streams in flight, by request id: an idempotency key while it lasts.
+"""The streams in flight, by request id, and when clients that are refused should come back.
 
 Invariants:
 - A request id names at most one stream at a time.
-- The number of streams is bounded here already, before anything is spent on one. Whoever is
-  refused is told when a place is likely to be free.
+- The number of streams is bounded here already, before anything is spent on one.
+- Of clients refused at one moment each is told a later time than the one before it, so that they
+  come back one by one, and no faster than places are given back; within RETRY_MIN_S and
+  RETRY_MAX_S, however many are refused.
 - Event loop only. `idle` is set exactly while no stream is in flight.
 """
 
@@ -11,13 +13,76 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import DuplicateRequest, QueueFull
 from mlxd_worker.engine.request import StreamId
-from mlxd_worker.front.appointments import Appointments
+
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 300.0
+
+GUESS_S: Final = 1.0
+"""What a stream is taken to last at least, while nothing was measured."""
+
+MARGIN: Final = 1.25
+"""How much further apart than places appointments are: streams end in groups, and others come."""
+
+ROUNDS_SEEN: Final = 4
+"""The rate is that of so many streams a row; fewer would see single groups of them."""
+
+GOLDEN: Final = 0.6180339887498949
+"""Its multiples, less whole numbers, never come close to one another."""
+
+
+class Appointments:
+    """Measures how often places are given back, and spreads those who wait for one.
+
+    Times come from the caller, on one clock that never goes back.
+    """
+
+    def __init__(self) -> None:
+        self._ends_s: deque[float] = deque()
+        self._full_since_s: float | None = None
+        self._last_s = float("-inf")
+        self._beyond = 0
+
+    def note_end(self, now_s: float, *, rows_max: int, others_waited: bool) -> None:
+        """Note that a stream has ended; only ends while others waited show the rate."""
+        if not others_waited:
+            self._ends_s.clear()
+            self._full_since_s = None
+            return
+        self._ends_s.append(now_s)
+        while len(self._ends_s) > ROUNDS_SEEN * rows_max + 1:
+            self._ends_s.popleft()
+
+    def interval_s(self, now_s: float, *, rows_max: int) -> float:
+        """Return the seconds between two places given back."""
+        seen = len(self._ends_s) - 1
+        if seen < rows_max or now_s <= self._ends_s[0]:
+            # Streams take as long as they have taken so far, and maybe as long again.
+            since_s = now_s if self._full_since_s is None else self._full_since_s
+            return max(GUESS_S, now_s - since_s) / rows_max
+        return (now_s - self._ends_s[0]) / seen
+
+    def give(self, now_s: float, *, rows_max: int) -> float:
+        """Return in how many seconds one more refused client should come back."""
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        each_s = self.interval_s(now_s, rows_max=rows_max) * MARGIN
+        # Not before those that run now have ended: streams that began together end together.
+        soonest_s = now_s + max(rows_max * each_s, RETRY_MIN_S)
+        wanted_s = max(self._last_s + each_s, soonest_s)
+        if wanted_s > now_s + RETRY_MAX_S:
+            self._beyond += 1
+            part = self._beyond * GOLDEN % 1.0
+            return RETRY_MAX_S * (1.0 + part) / 2.0
+        self._last_s = wanted_s
+        return max(wanted_s - now_s, RETRY_MIN_S)
 
 
 class Streams:

@@ -37,8 +37,7 @@ from mlxd_worker.constraints.room import CompileRoom
 from mlxd_worker.engine.request import Cancel, Submit
 from mlxd_worker.front.streams import Streams
 from mlxd_worker.machine.backend import Backend
-from mlxd_worker.process.lifeline import Lifeline
-from mlxd_worker.process.output import new_output
+from mlxd_worker.process.lifeline import Lifeline, new_output
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from mlxd_worker.tokenizing.room import TokenRoom
@@ -93,7 +92,8 @@ class Worker:
         self.last_error = ""
         self.loaded: Loaded | None = None
         self._health = health
-        self._job: LoadJob | None = None
+        self.job: LoadJob | None = None
+        """What is loaded, or being loaded, or failed to load; None while there is nothing."""
         self._loading: asyncio.Task[Loaded] | None = None
         self._progressed = asyncio.Event()
         self._unloading = asyncio.Lock()
@@ -102,19 +102,10 @@ class Worker:
     @property
     def model_name(self) -> str:
         """The model's name; empty while there is none."""
-        return self._job.name if self._job else ""
-
-    @property
-    def job(self) -> LoadJob | None:
-        """What is loaded, or being loaded, or failed to load; None while there is nothing."""
-        return self._job
+        return self.job.name if self.job else ""
 
     def check_incarnation(self, incarnation: str, *, required: bool = False) -> None:
-        """Refuse a request that was meant for another process.
-
-        Raises:
-            WrongWorker: `incarnation` is another's, or empty where it must be given.
-        """
+        """Raise WrongWorker if a request is meant for another process, or must name one."""
         if incarnation != self.identity.incarnation and (incarnation or required):
             raise WrongWorker(incarnation, self.identity.incarnation)
 
@@ -125,7 +116,7 @@ class Worker:
             ModelNotFound: another model is asked for, or none is loaded.
             ModelLoading: it is not ready yet.
         """
-        job = self._job
+        job = self.job
         if job is None or model not in {"", job.name, job.digest}:
             raise ModelNotFound(model, "" if job else "this worker has no model loaded")
         if self.phase is WorkerState.LOADING:
@@ -181,8 +172,8 @@ class Worker:
             raise ShuttingDown
         if self._unloads:  # it would take what is begun now for what it has ended
             raise ModelDraining(job.name)
-        if self._job is None or self.phase is WorkerState.FAILED:
-            self._job, self.phase = job, WorkerState.LOADING
+        if self.job is None or self.phase is WorkerState.FAILED:
+            self.job, self.phase = job, WorkerState.LOADING
             self.progress = LoadProgress("starting")
             coming = self.engine.load(job, self._note)  # now: it may be given up from here on
             self._loading = asyncio.create_task(self._load(job, coming))
@@ -202,7 +193,7 @@ class Worker:
         yield self.progress
 
     def _check_same(self, job: LoadJob) -> None:
-        mine = self._job
+        mine = self.job
         assert mine is not None, "checked by the caller"
         if (job.path, job.name, job.digest) != (mine.path, mine.name, mine.digest):
             raise WrongWorker(job.name, self.identity.incarnation)
@@ -216,7 +207,7 @@ class Worker:
 
         What `spec` leaves open is met. A controller that takes a worker up names what it found.
         """
-        mine, loaded = self._job, self.loaded
+        mine, loaded = self.job, self.loaded
         assert mine is not None, "checked by the caller"
         if spec == mine.spec:
             return True
@@ -307,7 +298,7 @@ class Worker:
             if self.loaded is not None:
                 await self.tokens.forget(self.loaded.tokenizer, name)
             active_nbytes = await self.engine.unload(ModelUnloaded(name))
-            self.loaded = self._job = self._loading = None
+            self.loaded = self.job = self._loading = None
             self.phase, self.progress = WorkerState.UNLOADED, LoadProgress("")
         _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
         return active_nbytes

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mlxd_worker.killable.framing import read_message, write_message
+from mlxd_worker.killable.process import read_message, write_message
 from mlxd_worker.killable.questions import Closed, Died, Late, Stop, Turn, Unready
 
 

@@ -1,5 +1,7 @@
 """The child's side: it answers questions on its standard input until that ends.
 
+A message in a pipe is its size in bytes on a line, then its bytes.
+
 Invariants:
 - It holds no secret and opens nothing; it imports what answers, and nothing else of the worker.
 - Its address space is bounded: beyond that an allocation fails, and most often the child with it.
@@ -14,8 +16,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-
-from mlxd_worker.killable.framing import read_message, write_message
+from typing import IO
 
 
 def serve(answer_to: Callable[[bytes], bytes], *, limit_s: float, memory_nbytes_max: int) -> None:
@@ -31,3 +32,20 @@ def serve(answer_to: Callable[[bytes], bytes], *, limit_s: float, memory_nbytes_
         signal.alarm(int(limit_s) + 1)
         write_message(sys.stdout.buffer, answer_to(question))
         signal.alarm(0)
+
+
+def write_message(stream: IO[bytes], message: bytes) -> None:
+    """Write a message and flush it; raises BrokenPipeError if nobody reads any more."""
+    stream.write(b"%d\n" % len(message))
+    stream.write(message)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """Return the next message, waiting for it; None where the stream ends before its end."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        return None
+    size = int(line)
+    message = stream.read(size)
+    return message if len(message) == size else None

@@ -44,7 +44,6 @@ class Stop:
     """Ends a question that another thread asks, begun or not. Any thread."""
 
     def __init__(self) -> None:
-        """Let it be asked."""
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_set = False
@@ -57,21 +56,13 @@ class Stop:
                 self._child.kill()
 
     def check(self) -> None:
-        """Raise where it is set.
-
-        Raises:
-            Stopped: it is.
-        """
+        """Raise Stopped if it is set."""
         with self._lock:
             if self._is_set:
                 raise Stopped
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Know whom to kill.
-
-        Raises:
-            Stopped: it is set already.
-        """
+        """Know whom to kill; raises Stopped if it is set already."""
         with self._lock:
             if self._is_set:
                 raise Stopped
@@ -87,7 +78,6 @@ class Turn:
     """A child's time with one question. Any thread."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        """Begin it."""
         self._lock = threading.Lock()
         self._child = child
         self._is_over = False

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -56,12 +57,9 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Installed):
     """What the worker runs on, for the log and the status."""
 
-    kind: DeviceKind
-    distribution: str
-    version: str
     compile_allowed: bool
     compile_reason: str
     blas: BlasReport
@@ -72,10 +70,8 @@ def installed_versions() -> dict[str, str]:
     names = ["mlx", *(name for backends in _BACKENDS.values() for name in backends)]
     versions: dict[str, str] = {}
     for name in names:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -168,11 +164,5 @@ def prepare_backend() -> Backend:
     allowed, reason = compile_policy(installed.kind, os.environ, compiler_problem)
     if not allowed:
         os.environ[MLX_COMPILE_VARIABLE] = "1"
-    return Backend(
-        kind=installed.kind,
-        distribution=installed.distribution,
-        version=installed.version,
-        compile_allowed=allowed,
-        compile_reason=reason,
-        blas=preload_blas(),
-    )
+    own = (installed.kind, installed.distribution, installed.version)
+    return Backend(*own, compile_allowed=allowed, compile_reason=reason, blas=preload_blas())

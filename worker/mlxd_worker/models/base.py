@@ -6,7 +6,6 @@ Invariants:
 - Positions are arrays (`Batch.offsets`); host integers (`Batch.lengths`) only choose shapes and
   guard bounds, so no compiled or cached graph depends on a position.
 - All of it runs on the engine thread.
-- These are Protocols without bodies: nobody has a member that was not written for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,17 +134,6 @@ class Model(Passes, Protocol):
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once, for the ledger."""
         ...
-
-
-def attention_caches(
-    model: Model, *, kv: KVFormat, context_max: int | None
-) -> list[LayerCache | None]:
-    """Return `new_caches` of a model whose layers remember keys and values, or nothing."""
-    longest = model.context_max if context_max is None else context_max
-    return [
-        None if geometry is None else geometry.new_cache(model.dtype, kv=kv, context_max=longest)
-        for geometry in model.attention
-    ]
 
 
 def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:

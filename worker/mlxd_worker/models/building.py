@@ -36,11 +36,7 @@ class Weights(Protocol):
         ...
 
     def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
-        """Evaluate what was made of them, one by one.
-
-        Raises:
-            InvalidModel: a file could not be read after all.
-        """
+        """Evaluate what was made of them, one by one; raises InvalidModel for a bad file."""
         ...
 
     def has(self, name: str) -> bool:

@@ -4,8 +4,6 @@ Invariants:
 - What is loaded is what config and headers said; a file that has changed by then is refused.
 """
 
-import mlx.core as mx
-
 from mlxd_models.describe import Description, describe, packs_on_load
 from mlxd_models.families.common.packing import Packing
 from mlxd_models.families.registry import REGISTRY, Registry
@@ -14,14 +12,11 @@ from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.building import builder_of
+from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.reader import Progress, Reader
 from mlxd_worker.models.zoo.adapter import ZOO
 
-DTYPES = {
-    FloatType.F32: mx.float32,
-    FloatType.F16: mx.float16,
-    FloatType.BF16: mx.bfloat16,
-}
+DTYPES = {word: dtype for dtype, word in WORDS.items()}
 
 
 def inspect_model(source: Source, *, registry: Registry = REGISTRY) -> Description:

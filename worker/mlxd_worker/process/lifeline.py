@@ -1,4 +1,4 @@
-"""Follows the worker's controller, and gives another one time to come when it is gone.
+"""Follows the worker's controller, gives another one time to come, and writes to that one's pipe.
 
 Invariants:
 - One controller at a time. The first is the parent: the system closes its end of a pipe whatever
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.known_process import KnownProcess, ProcessMark
 
+OUTPUT_FDS = (1, 2)
 _READ_BYTES = 4096
 
 
@@ -105,3 +108,35 @@ def _at_end(fd: int) -> bool:
         return not os.read(fd, _READ_BYTES)
     except BlockingIOError:
         return False
+
+
+@contextmanager
+def new_output(path: str) -> Iterator[None]:
+    """Open the named pipe `path`; when the body has succeeded, stdout and stderr go into it.
+
+    An empty path changes nothing.
+
+    Raises:
+        InvalidRequest: it is no named pipe of this user, or nobody reads from it.
+    """
+    if not path:
+        yield
+        return
+    fd = _open(path)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
+            raise InvalidRequest.of("output_path", f"{path} is no named pipe of this user")
+        yield
+        os.set_blocking(fd, True)  # as a pipe that is inherited: what is written is not lost
+        for output in OUTPUT_FDS:
+            os.dup2(fd, output)
+    finally:
+        os.close(fd)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise InvalidRequest.of("output_path", f"{path}: {error}") from error

@@ -84,11 +84,7 @@ class ControlServicer:
 
 
 def job_from_pb(request: worker_pb2.LoadRequest) -> LoadJob:
-    """Return the job, checked.
-
-    Raises:
-        InvalidRequest: a field is missing or out of range.
-    """
+    """Return the job, checked; raises InvalidRequest if a field is missing or out of range."""
     for name, value in (("path", request.path), ("digest", request.digest)):
         if not value:
             raise InvalidRequest.of(name, "is needed")

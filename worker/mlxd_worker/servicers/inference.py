@@ -131,11 +131,7 @@ def ids_to_bytes(ids: array[int], *, digest: str) -> bytes:
 
 
 def ids_of(numbers: Sequence[int], *, vocab_size: int) -> array[int]:
-    """Return the ids of a request, read a part at a time.
-
-    Raises:
-        InvalidRequest: one that the model does not have.
-    """
+    """Return the ids of a request, read a part at a time; InvalidRequest if the model lacks one."""
     ids = array(IDS)
     for begin in range(0, len(numbers), IDS_AT_ONCE):
         ids.extend(numbers[begin : begin + IDS_AT_ONCE])

@@ -55,7 +55,6 @@ class WorkerMetrics:
     """The worker's counters and histograms."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
         self.requests = Counter(
             "mlxd_requests_total", "Generate calls by model, status code and finish reason."
         )

@@ -1,20 +1,38 @@
-"""StatusService of a worker. Never waits for a forward pass: see `EngineThread.figures`."""
+"""StatusService of a worker: everything about it that it can know itself.
+
+Nothing in here waits for a forward pass: figures are the engine's last (`EngineThread.figures`),
+the rest comes from the system's tables.
+"""
 
 # ruff: noqa: ARG002, N802 - names and signatures are gRPC's
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.metadata
+import os
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import psutil
 
 from mlxd.v1 import status_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.figures import (
+    DeviceMemory,
+    MathLibrary,
+    MemoryFigures,
+    WorkerFigures,
+)
 from mlxd_shared.wire.convert import checked_duration_s
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import timestamp_to_pb, write
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
-from mlxd_worker.servicers.status_report import status_to_pb
+from mlxd_worker.thread.facts import Figures, Loaded
 
 
 class StatusServicer:
@@ -49,11 +67,7 @@ class StatusServicer:
 
 
 def watch_interval_s(request: status_pb2.WatchStatusRequest) -> float:
-    """Return the seconds between two messages.
-
-    Raises:
-        InvalidRequest: shorter than the bound.
-    """
+    """Return the seconds between two messages; raises InvalidRequest if they are out of bounds."""
     if not request.HasField("interval"):
         return config.WATCH_INTERVAL_DEFAULT_S
     interval_s = checked_duration_s(request.interval, "interval")
@@ -61,3 +75,100 @@ def watch_interval_s(request: status_pb2.WatchStatusRequest) -> float:
         limit = f"{config.WATCH_INTERVAL_MIN_S} s to {config.LOAD_TOTAL_TIMEOUT_S} s"
         raise InvalidRequest.of("interval", limit)
     return interval_s
+
+
+def status_to_pb(
+    worker: Worker, figures: Figures, metrics: WorkerMetrics, *, model: str
+) -> status_pb2.Status:
+    """Return the process's status; its one worker only if `model` is empty or its own."""
+    memory = psutil.virtual_memory()
+    job = worker.job
+    mine = {"", job.name, job.digest} if job else {""}
+    return status_pb2.Status(
+        role=status_pb2.PROCESS_ROLE_WORKER,
+        version=_version(),
+        pid=os.getpid(),
+        start_time=timestamp_to_pb(worker.identity.started_s),
+        now=timestamp_to_pb(time.time()),
+        host_memory=status_pb2.HostMemory(
+            total_bytes=memory.total,
+            available_bytes=memory.available,
+            resident_bytes=psutil.Process().memory_info().rss,
+        ),
+        workers=[write(figures_of(worker, figures), status_pb2.WorkerStatus)]
+        if model in mine
+        else [],
+        metrics=metrics.families(figures, worker.model_name),
+    )
+
+
+@functools.cache
+def _version() -> str:
+    # Asked for with every status, and read from files each time.
+    return importlib.metadata.version("mlxd")
+
+
+def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
+    """Return what this worker says about itself."""
+    process = psutil.Process()
+    times = process.cpu_times()
+    identity, job = worker.identity, worker.job
+    blas = identity.backend.blas
+    own = WorkerFigures(
+        pid=process.pid,
+        address=identity.address,
+        incarnation=identity.incarnation,
+        started_unix_s=identity.started_s,
+        state=worker.phase,
+        progress=worker.progress,
+        last_error=worker.last_error,
+        backend=identity.backend.distribution,
+        mlx_version=identity.backend.version,
+        math_library=MathLibrary(blas.name, blas.version, blas.threads, blas.reason),
+        compiles=identity.backend.compile_allowed,
+        memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
+        age_s=max(time.monotonic() - figures.at_s, 0.0),
+        streams_running=figures.running,
+        streams_waiting=figures.waiting,
+        oldest_wait_s=figures.oldest_wait_s,
+        kv_tokens_used=figures.kv_tokens_used,
+        kv_tokens_capacity=figures.kv_tokens_capacity,
+        cpu_s=times.user + times.system,
+    )
+    if job is not None:
+        own = replace(own, model_name=job.name, model_path=str(job.path), model_digest=job.digest)
+    return own if worker.loaded is None else _with_model(own, worker.loaded)
+
+
+def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
+    return replace(
+        own,
+        context_length=loaded.context_length,
+        context_length_max=loaded.context_length_max,
+        vocab_size=loaded.vocab_size,
+        rows_max=loaded.rows_max,
+        weights=loaded.weights,
+        kv_format=loaded.kv_format,
+        prefix_cache_nbytes=loaded.prefix_cache_nbytes,
+        sampling=loaded.sampling,
+    )
+
+
+def device_name(worker: Worker) -> str:
+    """Return the device that the model lives on, as the controller calls it where there is one."""
+    return worker.identity.device or worker.identity.backend.kind.first_name
+
+
+def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
+    """Return the account of memory; `rss` is the process's resident set in bytes."""
+    total_nbytes = sum(account.nbytes for account in figures.accounts)
+    return MemoryFigures(
+        accounts=figures.accounts,
+        total_nbytes=total_nbytes,
+        mlx_active_nbytes=figures.mlx_active_nbytes,
+        mlx_cache_nbytes=figures.mlx_cache_nbytes,
+        mlx_peak_nbytes=figures.mlx_peak_nbytes,
+        unaccounted_nbytes=figures.unaccounted_nbytes,
+        devices=(DeviceMemory(device, total_nbytes),),
+        resident_nbytes=rss,
+    )

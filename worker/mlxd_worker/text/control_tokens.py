@@ -5,7 +5,8 @@ same characters are text. So people's texts are marked before they are rendered:
 can guess go into each spelling of a control token, and where a text could become a part of one
 beside others'. Behind the rendering the spellings that are whole are the template's. Each becomes
 a private spelling, under which a twin of the tokenizer knows the token; the twin reads the others
-as text. Then the digits go.
+as text. Then the digits go. Twins differ in their added tokens alone, and share model and
+normaliser, which are the same objects of the library and change no more once they are loaded.
 
 Invariants:
 - A control token of a prompt was written by the template, or by an assistant's message that may
@@ -28,7 +29,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_worker.text.twins import copy_of, twin_of
 
 CONTROL_TOKEN_CHARS_MAX: Final = 128
 """Of any added token of a model that chats."""
@@ -207,3 +207,37 @@ def _pattern(node: _Branches) -> str:
         return ""
     joined = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
     return f"(?:{joined})?" if "" in node else joined
+
+
+def twin_of(raw: RawTokenizer, *, special: Collection[str] = ()) -> RawTokenizer:
+    """Return a tokenizer that encodes as `raw` does, with its ids; without what comes after.
+
+    special: spellings of added tokens that are special to the twin, whatever they are to `raw`.
+    """
+    twin = RawTokenizer(raw.model)
+    if raw.normalizer is not None:  # before the tokens, which are looked for in its normal form
+        twin.normalizer = raw.normalizer
+    if raw.pre_tokenizer is not None:
+        twin.pre_tokenizer = raw.pre_tokenizer
+    added = raw.get_added_tokens_decoder()
+    # In the order of their ids, as from a file: what the model lacks is numbered as it comes.
+    twin.add_tokens(
+        [
+            copy_of(token, special=token.special or token.content in special)
+            for _, token in sorted(added.items())
+        ]
+    )
+    assert twin.get_added_tokens_decoder().keys() == added.keys(), "ids go by order"
+    return twin
+
+
+def copy_of(token: AddedToken, *, content: str | None = None, special: bool) -> AddedToken:
+    """Return an added token that is found as `token` is, spelled otherwise where `content` is."""
+    return AddedToken(
+        token.content if content is None else content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=special,
+    )

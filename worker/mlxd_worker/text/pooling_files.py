@@ -53,11 +53,7 @@ class EmbedDefaults:
     """Why there is no such thing for the pooling."""
 
     def pooling_of(self, spec: EmbedSpec) -> Pooling:
-        """Return a request's pooling.
-
-        Raises:
-            InvalidModel: it is left open, and the model's own is not served.
-        """
+        """Return a request's pooling; raises InvalidModel if the model's own is not served."""
         if spec.pooling is None and self.problem is not None:
             raise InvalidModel(self.problem.problem, self.problem.file, self.problem.field)
         return spec.pooling or self.pooling

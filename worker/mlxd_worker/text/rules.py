@@ -94,11 +94,7 @@ LINEAR: Final = frozenset(
 
 
 def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
-    """Return what a tokenizer.json says.
-
-    Raises:
-        InvalidModel: it is no JSON object, or says twice what it is made of; names the file.
-    """
+    """Return what a tokenizer.json says; raises InvalidModel, with the file, if it is none."""
     try:
         settings = json.loads(content, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -133,11 +129,7 @@ class Judgement:
 
 
 def check_tokenizer(settings: Mapping[str, Any], *, file: str = FILE) -> Judgement:
-    """Return what a tokenizer costs, by its file's content.
-
-    Raises:
-        InvalidModel: it is not to be run at all; names the file and the field.
-    """
+    """Return what a tokenizer costs; raises InvalidModel, with the field, for one not to run."""
     plain, grown = True, 1
     for part in _STEPS:
         steps = list(_steps(settings.get(part), part, file))

@@ -22,9 +22,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
-from mlxd_worker.text.control_tokens import ControlTokens
+from mlxd_worker.text.control_tokens import ControlTokens, twin_of
 from mlxd_worker.text.spelling import UnknownDecoder, spelling
-from mlxd_worker.text.twins import twin_of
 
 HELD_TOKENS_MAX: Final = 16
 """Tokens held back for want of one more whole character; a longer run is no text and is given out
@@ -65,6 +64,14 @@ def library_faults(problem: str, file: str = "tokenizer.json") -> Iterator[None]
         if type(error).__name__ != _PANIC:
             raise
         raise InvalidModel(f"{problem}: {error}", file) from error
+
+
+def read_raw(content: bytes) -> RawTokenizer:
+    """Return the library's tokenizer of a tokenizer.json; raises what the library does."""
+    raw = RawTokenizer.from_buffer(content)
+    raw.no_truncation()  # limits left over from training would cut prompts in silence
+    raw.no_padding()
+    return raw
 
 
 class Tokenizer:
@@ -192,17 +199,11 @@ class Tokenizer:
         return 0 if spelled is None else len(self._spell(spelled))
 
     def pieces(self) -> dict[int, bytes]:
-        """Return the bytes that each id adds to a text, behind others; special tokens add none.
-
-        Raises:
-            UnknownDecoder: a single token adds no bytes of its own.
-        """
+        """Return the bytes that each id but a special one adds to a text; raises UnknownDecoder."""
         raw = self._raw
         spell = spelling(json.loads(raw.decoder.__getstate__()) if raw.decoder else None)
-        added = raw.get_added_tokens_decoder()
-        special = {token_id for token_id, token in added.items() if token.special}
         vocabulary: dict[str, int] = raw.get_vocab(with_added_tokens=True)
-        return {i: spell(text) for text, i in vocabulary.items() if i not in special}
+        return {i: spell(text) for text, i in vocabulary.items() if i not in self.special_ids}
 
     def detokenizer(
         self,
@@ -313,11 +314,7 @@ class Detokenizer:
             self._restart([])
 
     def push(self, token_id: int) -> str:
-        """Take one id; return the characters that it completes, maybe none.
-
-        Raises:
-            InvalidModel: the library cannot write this model's text.
-        """
+        """Take one id; return what it completes. Raises InvalidModel if the library cannot."""
         self._pending.append(token_id)
         with library_faults("cannot write a text"):
             text = self._step(token_id)
@@ -329,11 +326,7 @@ class Detokenizer:
             return whole
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for a character that was never finished.
-
-        Raises:
-            InvalidModel: as `push`.
-        """
+        """Return what was held back, with U+FFFD for an unfinished character; raises as `push`."""
         with library_faults("cannot write a text"):
             return self._release(len(self._pending)) if self._pending else ""
 

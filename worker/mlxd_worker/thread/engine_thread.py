@@ -112,11 +112,7 @@ class EngineThread:
         self._thread.start()
 
     async def ready(self) -> None:
-        """Wait until the thread has imported MLX.
-
-        Raises:
-            InternalError: it could not; the log holds the cause.
-        """
+        """Wait until the thread has imported MLX; raises InternalError if it could not."""
         await self._call(lambda _: None)
 
     async def stop(self) -> None:
@@ -182,11 +178,11 @@ class EngineThread:
     async def figures(self) -> Figures:
         """Return the newest figures that can be had within STATUS_WAIT_S."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._ask())
+            self._asking = asyncio.ensure_future(self._refresh())
         await asyncio.wait([self._asking], timeout=config.STATUS_WAIT_S)
         return self._figures
 
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         with suppress(ShuttingDown, InternalError):  # then the last figures are all there is
             await self._call(lambda _: None)
 
@@ -202,7 +198,7 @@ class EngineThread:
         def perform(host: ModelHost) -> None:
             try:
                 result = act(host)
-                self._publish(host)
+                self._figures = host.figures()
             except Exception as error:
                 future.set_exception(error)
                 if not recoverable:
@@ -240,14 +236,19 @@ class EngineThread:
     def _serve(self, host: ModelHost) -> None:
         while True:
             message = self._next(host)
-            if message is None:
-                host.step()
-                if time.monotonic() - self._figures.at_s > FIGURES_INTERVAL_S:
-                    self._publish(host)
-            elif isinstance(message, _Stop):
-                return
-            else:
-                self._perform(host, message)
+            match message:
+                case None:
+                    host.step()
+                    if time.monotonic() - self._figures.at_s > FIGURES_INTERVAL_S:
+                        self._figures = host.figures()
+                case Submit():
+                    host.submit(message)
+                case Cancel():
+                    host.cancel(message)
+                case _Call():
+                    message.perform(host)
+                case _Stop():
+                    return
             self._outbox.flush(hold=host.busy)
 
     def _next(self, host: ModelHost) -> _Message | None:
@@ -268,18 +269,6 @@ class EngineThread:
             self._rest_at_s = math.inf
             self._figures = host.settle()
         return self._mailbox.get()
-
-    def _perform(self, host: ModelHost, message: Submit | Cancel | _Call) -> None:
-        match message:
-            case Submit():
-                host.submit(message)
-            case Cancel():
-                host.cancel(message)
-            case _Call():
-                message.perform(host)
-
-    def _publish(self, host: ModelHost) -> None:
-        self._figures = host.figures()
 
     def _end(self, host: ModelHost | None, error: MlxdError) -> None:
         """Answer all remaining waiters; admit none from now on."""

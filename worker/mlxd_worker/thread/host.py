@@ -57,11 +57,7 @@ class ModelHost:
         return self._resident is not None and self._resident.engine.busy
 
     def load(self, job: LoadJob, report: Report) -> Loaded:
-        """Make the model of `job` resident; nothing may be resident yet.
-
-        Raises:
-            InvalidModel, InvalidRequest: as `make_resident`; nothing is held then.
-        """
+        """Make the model of `job` resident, where none is; raises as `make_resident`."""
         assert self._resident is None, "unload first"
         try:
             counts = self._counts.get(job.name) or PrefixCounts()

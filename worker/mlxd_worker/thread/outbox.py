@@ -94,11 +94,7 @@ class StreamReader:
         self._arrived.set()
 
     async def next(self) -> Tokens | Finished:
-        """Return what has arrived, joined into one event; waits for something to arrive.
-
-        Raises:
-            MlxdError: the stream failed.
-        """
+        """Wait for events; return them joined into one, or raise what ended the stream."""
         await self._arrived.wait()
         event = self._queue.popleft()
         tokens_max = 1 if self._first else config.EVENTS_PER_MESSAGE_MAX

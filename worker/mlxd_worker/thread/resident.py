@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
 import mlx.core as mx
 import psutil
 
-from mlxd_models.describe import Description
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.describe import Description, packs_on_load
+from mlxd_models.families.common.family import Footprint
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
-from mlxd_models.fit.described import facts_of
-from mlxd_models.fit.life import life_of
+from mlxd_models.fit.described import facts_of, life_of
 from mlxd_models.fit.plan import KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
@@ -35,7 +35,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import ChatTemplate, read_template
+from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
@@ -48,7 +48,6 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
-from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
 
@@ -115,11 +114,12 @@ def make_resident(
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
+    chars_max = tokenizer.chars_max(plan.context_length)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
         constraints=Constraints(tokenizer, model.vocab_size),
-        chat=_chat(template, tokenizer, plan.context_length),
+        chat=None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max),
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
         context_length_max=model.context_max,
@@ -131,29 +131,20 @@ def make_resident(
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
     )
-    make_engine = _engine_maker(passes, caches, facts, kv_nbytes_max=plan.nbytes_of(KV_TERM))
+    make_engine = _engine_maker(passes, caches, facts, plan)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
-    engine = make_engine(prefix=prefix, stepper=stepper)
-    return Resident(model, caches, prefix, engine, facts)
+    return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
 
 
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
     context = plan.context_length
     layers = model.new_caches(kv=plan.kv_format, context_max=context)
     return RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
-
-
-def _chat(
-    template: ChatTemplate | None, tokenizer: Tokenizer, context_length: int
-) -> ChatFormat | None:
-    if template is None:
-        return None
-    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(context_length))
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
@@ -169,13 +160,13 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 
 
 def _engine_maker(
-    model: Passes, caches: RowCaches, facts: Loaded, *, kv_nbytes_max: int
+    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
 ) -> Callable[..., Engine]:
     """Return what makes an engine of it all; `Engine`'s keyword arguments are left open."""
     limits = Limits(
         context_length=facts.context_length,
         rows_max=facts.rows_max,
-        kv_nbytes_max=kv_nbytes_max,
+        kv_nbytes_max=plan.nbytes_of(KV_TERM),
         mask_threads=min(available_cores(), config.CONSTRAINT_THREADS_MAX),
     )
 
@@ -204,7 +195,7 @@ def _check(spec: LoadSpec, files: Description) -> None:
     if wanted is not None and wanted > most:
         limit = f"{wanted} is above the model's maximum of {most} tokens"
         raise InvalidRequest.of("options.context_length", limit)
-    vocab = files.footprint.vocab
+    vocab = files.footprint.passes.vocab
     bad = next((i for i, _ in spec.sampling.logit_bias if i >= vocab), None)
     if bad is not None:
         field = f"options.sampling.logit_bias[{bad}]"
@@ -213,14 +204,18 @@ def _check(spec: LoadSpec, files: Description) -> None:
     if problem is not None:
         raise InvalidRequest.of("options.kv_format", problem)
     on_load = ON_LOAD.get(spec.weights)
-    if on_load is not None and files.packed_as(on_load) is None:
+    taken = [spec for spec in files.specs if spec.required]
+    can_pack = on_load is None or any(packs_on_load(spec, on_load) for spec in taken)
+    if not (can_pack or files.packed):
         problem = f"{spec.weights.value}: no weights of this model can be packed while loading"
         raise InvalidRequest.of("options.weights", problem)
 
 
 def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
     """Return what was asked for; what was left open is chosen so that it fits."""
-    available_nbytes = _available_nbytes(kind)
+    available_nbytes = psutil.virtual_memory().available
+    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory; a Mac's is one
+        available_nbytes = mx.get_memory_limit()
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(
         name=kind.first_name,
@@ -247,29 +242,10 @@ def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
     return plan
 
 
-def _available_nbytes(device: DeviceKind) -> int:
-    # MLX's own limit is a part of the GPU's memory; on a Mac memory is one.
-    return mx.get_memory_limit() if device is DeviceKind.CUDA else psutil.virtual_memory().available
-
-
-class _LastEvent:
-    """Keeps the last event of a stream."""
-
-    def __init__(self) -> None:
-        self.event: Event | None = None
-
-    def put(self, event: Event) -> None:
-        self.event = event
-
-
 def warm_up(engine: Engine) -> None:
-    """Prefill, decode one row and decode rows side by side, so that no request pays for the first.
-
-    Raises:
-        MlxdError: what a stream ended with, such as logits that are no numbers.
-    """
-    sinks = [_LastEvent() for _ in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max))]
-    for index, sink in enumerate(sinks):
+    """Decode one row, then rows side by side, so that no request pays for it; raises MlxdError."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    for index in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max)):
         engine.submit(
             Submit(
                 stream=StreamId(-1 - index),
@@ -281,11 +257,12 @@ def warm_up(engine: Engine) -> None:
                 eos_ids=frozenset(),
                 skip_special_tokens=True,
                 submitted_s=0.0,
-                sink=sink,
+                sink=events,
             )
         )
     while engine.busy:
         engine.step()
-    for sink in sinks:
-        if isinstance(sink.event, Failed):
-            raise sink.event.error
+    while not events.empty():
+        event = events.get()
+        if isinstance(event, Failed):
+            raise event.error

@@ -1,4 +1,4 @@
-"""The processes that read one tokenizer's long texts, and whose fault it is where they do not.
+"""The processes that try a tokenizer out and read its long texts; whose fault it is if they do not.
 
 Invariants:
 - What befalls a process that reads the tokenizer is told of tokenizer.json; what befalls one that
@@ -16,7 +16,29 @@ from mlxd_worker.killable.pool import First, Pool
 from mlxd_worker.killable.questions import Died, Late, Stop, Unready
 from mlxd_worker.text.rules import FILE
 from mlxd_worker.text.tokenizer import Tokenizer
-from mlxd_worker.tokenizing.process import BAD, GOOD, LONG, message
+from mlxd_worker.tokenizing.process import BAD, COMMAND, GOOD, LONG, message
+
+
+def try_tokenizer(
+    content: bytes, *, file: str = FILE, limit_s: float = config.TOKENIZER_TRIAL_S
+) -> None:
+    """Have a child read a tokenizer.json that inspection cannot judge, and some texts with it.
+
+    Raises:
+        InvalidModel: the library refuses it, or it takes too long or too much memory; names `file`.
+    """
+    children = Pool(COMMAND)
+    try:
+        _check(children.ask(message({"kind": "try"}, content), limit_s=limit_s), file)
+    except Late:
+        problem = f"takes longer than {limit_s:g} s to read, or a short text with it"
+        raise InvalidModel(problem, file) from None
+    except Died:
+        most = config.TOKENIZE_CHILD_BYTES_MAX
+        problem = f"takes more than {most} bytes of memory to read, or a short text with it"
+        raise InvalidModel(problem, file) from None
+    finally:
+        children.close()
 
 
 class Children:
@@ -26,7 +48,7 @@ class Children:
         """Start none yet; one has `learn_s` to read the tokenizer."""
         self.tokenizer = tokenizer
         self._learn_s = learn_s
-        self._pool = Pool(command, first=First(self._told_first, learn_s, _check))
+        self._pool = Pool(command, first=First(self._teach, learn_s, _check))
 
     def ask(
         self, how: dict[str, Any], content: bytes, *, field: str, limit_s: float, stop: Stop
@@ -44,7 +66,11 @@ class Children:
         try:
             answer = self._pool.ask(message(how, content), limit_s=limit_s, stop=stop)
         except Unready as error:
-            raise self._unread(is_late=error.is_late) from None
+            most = config.TOKENIZE_CHILD_BYTES_MAX
+            problem = f"a process of at most {most} bytes died of reading it"
+            if error.is_late:
+                problem = f"takes a process longer than {self._learn_s:g} s to read"
+            raise InvalidModel(problem, FILE) from None
         except Late:
             problem = f"takes longer than {limit_s:.0f} s to read with the model's {FILE}"
             raise InvalidRequest.of(field, problem) from None
@@ -65,23 +91,11 @@ class Children:
         """End all of them and start no more; waits until they are gone."""
         self._pool.close()
 
-    def _told_first(self) -> bytes:
-        settings = self.tokenizer.settings
-        return message({"kind": "learn", **settings}, self.tokenizer.content)
-
-    def _unread(self, *, is_late: bool) -> InvalidModel:
-        """Return the error about a tokenizer that no process has come to know."""
-        if is_late:
-            return InvalidModel(f"takes a process longer than {self._learn_s:g} s to read", FILE)
-        most = config.TOKENIZE_CHILD_BYTES_MAX
-        return InvalidModel(f"a process of at most {most} bytes died of reading it", FILE)
+    def _teach(self) -> bytes:
+        return message({"kind": "learn", **self.tokenizer.settings}, self.tokenizer.content)
 
 
-def _check(answer: bytes) -> None:
-    """Raise what the library ran into.
-
-    Raises:
-        InvalidModel: it did; names its file.
-    """
+def _check(answer: bytes, file: str = FILE) -> None:
+    """Raise what the library ran into, as the fault of its file."""
     if answer.startswith(BAD):
-        raise InvalidModel(answer[len(BAD) :].decode(), FILE)
+        raise InvalidModel(answer[len(BAD) :].decode(), file)

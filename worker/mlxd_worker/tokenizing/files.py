@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.model_config import TOKENIZER_FILE, no_tokenizer
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
-from mlxd_models.files.tokenizer_file import TOKENIZER_FILE, no_tokenizer
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
-from mlxd_worker.text.tokenizer import Tokenizer, library_faults
-from mlxd_worker.tokenizing.trial import try_tokenizer
+from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
+from mlxd_worker.tokenizing.children import try_tokenizer
 
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
@@ -50,7 +50,8 @@ def load_tokenizer(source: Source) -> Tokenizer:
     """
     stored = files_of(source)
     content, judged = _read_content(stored)
-    raw = _read_tokenizer(stored, content)
+    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
+        raw = read_raw(content)
     names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
     files = {name: stored.read_json(name) for name in sorted(names)}
     eos_ids = _first_ids(raw, files, _EOS_SOURCES)
@@ -89,14 +90,6 @@ def _read_content(stored: StoredFiles) -> tuple[bytes, Judgement]:
     if not judged.is_plain:
         try_tokenizer(content, file=label)
     return content, judged
-
-
-def _read_tokenizer(stored: StoredFiles, content: bytes) -> RawTokenizer:
-    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
-        raw = RawTokenizer.from_buffer(content)
-        raw.no_truncation()  # limits left over from training would cut prompts in silence
-        raw.no_padding()
-    return raw
 
 
 def _first_ids(

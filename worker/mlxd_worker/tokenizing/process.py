@@ -18,14 +18,12 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
-from tokenizers import Tokenizer as RawTokenizer
-
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_worker.killable.process import serve
 from mlxd_worker.text.control_tokens import ControlTokens
-from mlxd_worker.text.tokenizer import Tokenizer, library_faults
+from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
 from mlxd_worker.tokenizing.decoding import TooLong, text_of
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.tokenizing.process")
@@ -47,7 +45,6 @@ class Desk:
     """Answers what is asked of one tokenizer."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._tokenizer: Tokenizer | None = None
         self._steering: dict[str, Any] | None = None
         self._control: ControlTokens | None = None
@@ -75,12 +72,8 @@ class Desk:
     def _learn(self, header: dict[str, Any], body: bytes) -> bytes:
         """Read a tokenizer.json."""
         with library_faults("is no tokenizer"):
-            raw = RawTokenizer.from_buffer(body)
-            raw.no_truncation()
-            raw.no_padding()
-            self._tokenizer = Tokenizer(
-                raw, bos_id=header.get("bos_id"), add_bos=header.get("add_bos"), eos_ids=()
-            )
+            bos_id, add_bos = header.get("bos_id"), header.get("add_bos")
+            self._tokenizer = Tokenizer(read_raw(body), bos_id=bos_id, add_bos=add_bos, eos_ids=())
         return b""
 
     def _try(self, header: dict[str, Any], body: bytes) -> bytes:

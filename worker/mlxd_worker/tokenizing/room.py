@@ -21,6 +21,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -95,20 +96,12 @@ class TokenRoom:
             ModelUnloaded, ShuttingDown: the tokenizer is forgotten, or is before it comes to its
                 end; or the room is closed.
         """
-        nbytes = await self._count_bytes(text, field)
-        how: dict[str, Any] = {"begin_text": begin_text, "parse_special": parse_special}
-        if not _is_for_here(tokenizer, text, nbytes):
-            how |= {"kind": "text"}
-            answer = self._ask_child(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
-            return await self._unless_forgotten(tokenizer, answer)
+        how = {"begin_text": begin_text, "parse_special": parse_special}
+        encode = partial(tokenizer.encode, text, **how)
+        question = {"kind": "text", **how}
+        return await self._encode(tokenizer, text, encode, question, field=field, kind=kind)
 
-        def encode() -> array[int]:
-            return array(IDS, tokenizer.encode(text, **how))
-
-        done = self._done_here(encode, kind, nbytes, long=not _is_short(text))
-        return await self._unless_forgotten(tokenizer, done)
-
-    async def encoded_chat(
+    async def encode_chat(
         self, tokenizer: Tokenizer, text: str, *, nonce: str, encode: Callable[[], list[int]],
         steering: dict[str, Any],
     ) -> array[int]:  # fmt: skip
@@ -119,25 +112,13 @@ class TokenRoom:
         Raises:
             InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encode`.
         """
-        nbytes = await self._count_bytes(text, "chat")
-        if not _is_for_here(tokenizer, text, nbytes):
-            how = {"kind": "chat", "nonce": nonce, "steering": steering}
-            answer = self._ask_child(
-                tokenizer, how, text, nbytes, _ids_of, field="chat", kind="chat"
-            )
-            return await self._unless_forgotten(tokenizer, answer)
-        long = not _is_short(text)
-        done = self._done_here(lambda: array(IDS, encode()), "chat", nbytes, long=long)
-        return await self._unless_forgotten(tokenizer, done)
+        how = {"kind": "chat", "nonce": nonce, "steering": steering}
+        return await self._encode(tokenizer, text, encode, how, field="chat", kind="chat")
 
     async def decode(
         self, tokenizer: Tokenizer, ids: array[int], *, skip_special: bool, field: str, kind: str
     ) -> str:
-        """Return the text of ids; see `Tokenizer.decode`.
-
-        Raises:
-            InvalidRequest, InvalidModel, QueueFull, ModelUnloaded, ShuttingDown: as `encode`.
-        """
+        """Return the text of ids, as `Tokenizer.decode`; raises as `encode`."""
         nbytes = ids.itemsize * len(ids)
         if is_short(tokenizer, ids):
 
@@ -147,14 +128,12 @@ class TokenRoom:
                 except TooLong as error:
                     raise InvalidRequest.of(field, str(error)) from None
 
-            done = self._done_here(decode, kind, nbytes, long=False)
+            done = self._do_here(decode, kind, nbytes, long=False)
             return await self._unless_forgotten(tokenizer, done)
         how = {"kind": "ids", "skip_special": skip_special}
-
-        def read(answer: memoryview) -> str:
-            return str(answer, "utf-8")
-
-        answering = self._ask_child(tokenizer, how, ids, nbytes, read, field=field, kind=kind)
+        answering = self._ask_child(
+            tokenizer, how, ids, nbytes, lambda answer: str(answer, "utf-8"), field=field, kind=kind
+        )
         return await self._unless_forgotten(tokenizer, answering)
 
     async def forget(self, tokenizer: Tokenizer, model: str) -> None:
@@ -176,6 +155,25 @@ class TokenRoom:
 
     # --- how -------------------------------------------------------------------------------------
 
+    async def _encode(
+        self,
+        tokenizer: Tokenizer,
+        text: str,
+        encode: Callable[[], list[int]],
+        how: dict[str, Any],
+        *,
+        field: str,
+        kind: str,
+    ) -> array[int]:
+        """Return the ids of a text: by `encode`, or by a child that is told `how`."""
+        nbytes = await self._count_bytes(text, field)
+        if not _is_for_here(tokenizer, text, nbytes):
+            work = self._ask_child(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
+        else:
+            long = not _is_short(text)
+            work = self._do_here(lambda: array(IDS, encode()), kind, nbytes, long=long)
+        return await self._unless_forgotten(tokenizer, work)
+
     async def _unless_forgotten(self, tokenizer: Tokenizer, work: Coroutine[Any, Any, _T]) -> _T:
         """Return what work comes to that reads a text, unless the tokenizer is forgotten first."""
         try:
@@ -195,11 +193,7 @@ class TokenRoom:
             raise
 
     def _check(self, tokenizer: Tokenizer) -> None:
-        """Refuse to read with a tokenizer that is forgotten.
-
-        Raises:
-            ModelUnloaded, ShuttingDown: it is, or the room is closed.
-        """
+        """Raise ModelUnloaded if a tokenizer is forgotten, ShuttingDown if the room is closed."""
         if self._is_closed:
             raise ShuttingDown
         if tokenizer in self._forgotten:
@@ -257,7 +251,7 @@ class TokenRoom:
             raise InvalidRequest.of(field, limit)
         return nbytes
 
-    async def _done_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
+    async def _do_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
         """Do something on a thread; what is long gives its memory back to the system behind it."""
         if not long:
             await self._short.acquire(kind, nbytes)

@@ -45,11 +45,7 @@ class Turns:
         return self._waiting == 0
 
     async def acquire(self, kind: str, nbytes: int) -> None:
-        """Wait for a turn; give it back by `release`.
-
-        Raises:
-            QueueFull: too many wait, or what they hold is too much.
-        """
+        """Wait for a turn, given back by `release`; raises QueueFull if too many wait."""
         if self._free > 0:
             self._free -= 1
             return

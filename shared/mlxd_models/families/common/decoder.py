@@ -2,11 +2,11 @@
 
 Invariants:
 - A key that would change the arithmetic is honoured or refused by name; it is never ignored.
-- Every size is checked for type and range here, so that nothing after this guesses.
-- All else follows from the config: names and shapes of tensors, which weights may be packed and
-  how. No arrays and no MLX: the same facts serve the fit before any weight is read.
+- Every size is checked for type and range here, so that nothing after this guesses: all else, such
+  as names and shapes of tensors, follows from the config.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -18,10 +18,9 @@ from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.families.common.rope_fields import check_rope, parse_rope
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.common.windows import Windows
-from mlxd_models.sizes.packed_weights import LAYER_PREFIX
+from mlxd_models.sizes.weight_forms import LAYER_PREFIX
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT, CONTEXT_LENGTH_MIN
 
-LLAMA_BUILDER = "mlxd_worker.models.families.llama"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
@@ -109,12 +108,12 @@ class DecoderConfig:
 
 
 def parse_decoder(fields: Fields) -> DecoderConfig:
-    """Return what the families of decoders have in common; without windows.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
-    _refuse_unsupported(fields)
+    """Return what the families of decoders have in common, without windows; raises as they do."""
+    fields.demand("hidden_act", Activation.SILU.value)
+    fields.demand("rope_interleaved", only=False)
+    partial = fields.positive("partial_rotary_factor", default=1.0)
+    if partial != 1.0:
+        raise fields.error("partial_rotary_factor", f"{partial} is not supported, only 1")
     hidden = fields.integer("hidden_size", low=1, high=WIDTH_MAX)
     layers = fields.integer("num_hidden_layers", low=1, high=LAYERS_MAX)
     heads = fields.integer("num_attention_heads", low=1, high=HEADS_MAX)
@@ -156,17 +155,6 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.values.get("hidden_act", "silu")
-    if activation != "silu":
-        raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")
-    if fields.flag("rope_interleaved", default=False):
-        raise fields.error("rope_interleaved", "true is not supported")
-    partial = fields.positive("partial_rotary_factor", default=1.0)
-    if partial != 1.0:
-        raise fields.error("partial_rotary_factor", f"{partial} is not supported, only 1")
-
-
 class LayerNorms(NamedTuple):
     """The names of a layer's norms over whole rows."""
 
@@ -198,15 +186,16 @@ def llama_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
     specs = [embedding, TensorSpec(FINAL_NORM, (hidden,)), head]
     for index in range(config.layers):
         prefix = layer_prefix(index)
-        specs += [
-            TensorSpec(f"{prefix}{norm}.weight", (hidden,)) for norm in norms_of(config) if norm
-        ]
-        specs += _attention(config, prefix)
-        specs += feed_specs(config, prefix, routed=is_routed(config, index))
-        # Old checkpoints store the rotary table, which follows from the config.
-        table = f"{prefix}self_attn.rotary_emb.inv_freq"
-        specs.append(TensorSpec(table, (config.head_dim // 2,), required=False))
+        attention = attention_specs(config, prefix)
+        specs += layer_specs(config, prefix, attention, routed=is_routed(config, index))
+        specs.append(table_spec(config, prefix))
     return tuple(specs)
+
+
+def table_spec(config: DecoderConfig, prefix: str) -> TensorSpec:
+    """Return a layer's rotary table: old checkpoints store it; it follows from the config."""
+    name = f"{prefix}self_attn.rotary_emb.inv_freq"
+    return TensorSpec(name, (config.head_dim // 2,), required=False)
 
 
 def is_routed(config: DecoderConfig, index: int) -> bool:
@@ -214,18 +203,25 @@ def is_routed(config: DecoderConfig, index: int) -> bool:
     return config.experts is not None and config.experts.layers[index]
 
 
-def feed_specs(config: DecoderConfig, prefix: str, *, routed: bool) -> list[TensorSpec]:
-    """Return the tensors of a layer's feed-forward: dense, or of experts."""
+def layer_specs(
+    config: DecoderConfig, prefix: str, mixer: Iterable[TensorSpec], *, routed: bool
+) -> list[TensorSpec]:
+    """Return a layer's tensors: norms, `mixer`, and a feed-forward, of experts if `routed`."""
+    hidden, mlp, biased = config.hidden, config.mlp, config.mlp_bias
+    specs = [TensorSpec(f"{prefix}{norm}.weight", (hidden,)) for norm in norms_of(config) if norm]
+    specs += mixer
     if routed and config.experts is not None:
-        return expert_specs(config.experts, prefix, hidden=config.hidden, packings=config.packing)
-    return _dense(config, prefix)
+        return specs + expert_specs(config.experts, prefix, hidden=hidden, packings=config.packing)
+    shapes = dict.fromkeys(GATED, (mlp, hidden, biased)) | {DOWN: (hidden, mlp, biased)}
+    return specs + linear_specs(config.packing, prefix, shapes, joined=GATED)
 
 
-def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
+def attention_specs(config: DecoderConfig, prefix: str, *, gates: int = 0) -> list[TensorSpec]:
+    """Return attention's tensors; `gates` more outputs are stored among the queries."""
     hidden, queries = config.hidden, config.heads * config.head_dim
     keys = config.kv_heads * config.head_dim
     shapes = {
-        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.q_proj": (queries + gates, hidden, config.qkv_bias),
         "self_attn.k_proj": (keys, hidden, config.qkv_bias),
         "self_attn.v_proj": (keys, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, queries, config.output_bias),
@@ -236,13 +232,6 @@ def _attention(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
     if config.head_norms:
         specs += [TensorSpec(f"{prefix}{name}.weight", (config.head_dim,)) for name in HEAD_NORMS]
     return specs
-
-
-def _dense(config: DecoderConfig, prefix: str) -> list[TensorSpec]:
-    hidden, mlp, biased = config.hidden, config.mlp, config.mlp_bias
-    shapes = dict.fromkeys(GATED, (mlp, hidden, biased))
-    shapes |= {DOWN: (hidden, mlp, biased)}
-    return linear_specs(config.packing, prefix, shapes, joined=GATED)
 
 
 def layer_prefix(index: int) -> str:

@@ -111,11 +111,7 @@ class ExpertsConfig:
 
 
 def experts_of(fields: Fields, key: str, *, layers: int) -> int:
-    """Return how many experts a layer has, where `layers` of them have some.
-
-    Raises:
-        InvalidModel: missing, mistyped, or too many for a layer or for all of them.
-    """
+    """Return how many experts a layer has, where `layers` of them have some."""
     return fields.integer(key, low=1, high=min(EXPERTS_MAX, NETWORKS_MAX // max(layers, 1)))
 
 

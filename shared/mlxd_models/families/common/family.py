@@ -8,15 +8,29 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
+from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
+from mlxd_models.sizes.pass_sizes import PassSizes
 
 Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Sizes that decide what a model takes besides its weights, in values, not bytes."""
+
+    context_max: int
+    caches: CacheSizes
+    """What the layers remember, by kind."""
+    passes: PassSizes
+    """The widths that decide what evaluating takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +40,11 @@ class Family(Generic[Config]):
     builder: str
     """The module of the worker whose `build` makes its models; imported when one is loaded."""
     parse: Callable[[Mapping[str, Any]], Config]
+    """Reads config.json.
+
+    Raises InvalidModel, which names the key: one is missing, mistyped, out of range, contradicts
+    another or asks for what is not supported.
+    """
     tensors: Callable[[Config], tuple[TensorSpec, ...]]
     footprint: Callable[[Config], Footprint]
     model_type: str = ""
@@ -35,3 +54,39 @@ class Family(Generic[Config]):
     restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None
     """Where what is stored is read by other rules than these: checks it all, nothing being read,
     and returns what will be made of it, packed as it will be."""
+
+
+def llama_footprint(config: DecoderConfig) -> Footprint:
+    """Return the sizes that the fit needs besides the weights."""
+    per_layer = 2 * config.kv_heads * config.head_dim
+    windows = Counter(window for window in config.windows if window is not None)
+    return Footprint(
+        context_max=config.context_max,
+        caches=CacheSizes(
+            kv_values_per_token=per_layer * config.windows.count(None),
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            windows=tuple(
+                WindowedLayers(window, per_layer * count) for window, count in windows.items()
+            ),
+        ),
+        passes=PassSizes(
+            hidden=config.hidden,
+            projected=config.heads * config.head_dim + per_layer,
+            mlp=config.feed_width,
+            heads=config.heads,
+            vocab=config.vocab,
+        ),
+    )
+
+
+def llama_family(
+    parse: Callable[[Mapping[str, Any]], DecoderConfig],
+    model_type: str = "",
+    *,
+    tensors: Callable[[DecoderConfig], tuple[TensorSpec, ...]] = llama_tensors,
+    name_of: Callable[[str], str | None] = str,
+) -> Family[DecoderConfig]:
+    """Return a family whose models are Llamas by another config."""
+    builder = "mlxd_worker.models.families.llama"
+    return Family(builder, parse, tensors, llama_footprint, model_type, name_of)

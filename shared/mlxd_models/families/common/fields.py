@@ -56,6 +56,36 @@ class Fields:
             raise self.error(key, f"{value!r} is not true or false")
         return value
 
+    def demand(self, key: str, only: bool | str) -> None:  # noqa: FBT001 - a value, not a switch
+        """Refuse every value of a key but one, which is what its absence means too.
+
+        A text that is null is refused.
+        """
+        if isinstance(only, str):
+            stated = self.values.get(key, only)
+            if stated != only:
+                raise self.error(key, f"{stated!r} is not supported, only {only!r}")
+        elif self.flag(key, default=only) is not only:
+            raise self.error(key, f"{str(not only).lower()} is not supported by this architecture")
+
+    def part(self, key: str) -> "Fields":
+        """Return the object under a key, which is there."""
+        stated = self.values[key]
+        if not isinstance(stated, Mapping):
+            raise self.error(key, f"{stated!r} is not an object")
+        return Fields(stated, f"{self.prefix}{key}.")
+
+    def layers_of(self, key: str, kinds: tuple[str, str], layers: int) -> tuple[bool, ...] | None:
+        """Return which layers a list calls the first of two kinds; None where the key is absent."""
+        if not self.has(key):
+            return None
+        stated = self.values[key]
+        if not isinstance(stated, list) or any(kind not in kinds for kind in stated):
+            raise self.error(key, f"{stated!r} is not a list of {kinds[0]!r} and {kinds[1]!r}")
+        if len(stated) != layers:
+            raise self.error(key, f"names {len(stated)} layers of {layers}")
+        return tuple(kind == kinds[0] for kind in stated)
+
     def error(self, key: str, problem: str) -> InvalidModel:
         """Return the error about one key, with the path to it."""
         return invalid(self.prefix + key, problem)

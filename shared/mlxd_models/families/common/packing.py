@@ -4,10 +4,9 @@ Invariants:
 - The table `MODES` says which settings there are; any other is refused by name.
 - One setting holds for all weights but those that have one of their own, or none (false).
 - Which weights are packed at all is what the files say, not the config.
-- No arrays and no MLX: the same facts serve the fit before any weight is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -121,6 +120,8 @@ ON_LOAD: Final[Mapping[Weights, Packing]] = MappingProxyType(
 )
 """What weights become that are packed while they are loaded."""
 
+GROUP_SIZES: Final = tuple(sorted({packing.group_size for packing in ON_LOAD.values()}))
+
 
 @dataclass(frozen=True, slots=True)
 class Packings:
@@ -136,29 +137,44 @@ class Packings:
         return packing if packing is not None and packing.suits(inputs) else None
 
 
+_KEPT_ENDS: Final = (
+    "embed_tokens",
+    "lm_head",
+    *("gate", "router"),
+    "norm",
+    *("kv_b_proj", "embed_q", "unembed_out"),  # they make keys and values of latents
+)
+"""What the names of modules end with whose weights stay numbers where a load packs the others:
+they are small, or an error in them is seen in every token."""
+
+
+def packs(name: str, shape: Sequence[int], *, group_size: int) -> bool:
+    """Tell whether a load packs a weight in numbers in such groups, by its name and shape.
+
+    Numbers are what a checkpoint stores as floats of 8 bits or more, not yet packed.
+    """
+    module = name.removesuffix(".weight")
+    # Experts in one tensor may be named without `.weight`; their biases are two-dimensional.
+    matrix = len(shape) >= 2 if module != name else len(shape) >= 3
+    return matrix and shape[-1] % group_size == 0 and not module.endswith(_KEPT_ENDS)
+
+
 def block_scales_name(weight: str) -> str:
     """Return the name of what a weight's squares are multiplied by."""
     return f"{weight.removesuffix('.weight')}.{BLOCK_SCALES}"
 
 
 def parse_packing(fields: Fields) -> Packings | None:
-    """Return how the checkpoint's weights are packed; None where it does not say that they are.
-
-    Raises:
-        InvalidModel: a setting that is not supported; names it.
-    """
+    """Return how the weights are packed; None where the config does not say that they are."""
     if not fields.has(_KEY):
         return Packings(_read_published(fields)) if fields.has(_COPY) else None
-    stated = fields.values[_KEY]
-    if not isinstance(stated, Mapping):
-        raise fields.error(_KEY, f"{stated!r} is not an object")
-    if fields.has(_COPY) and fields.values[_COPY] != stated:
+    own = fields.part(_KEY)
+    if fields.has(_COPY) and fields.values[_COPY] != own.values:
         raise fields.error(_COPY, f"contradicts {_KEY}")
-    own = Fields(stated, f"{fields.prefix}{_KEY}.")
     for key in ("group_size", "bits"):
         own.integer(key, low=1, high=BLOCK_MAX)
     common = _packing(own)
-    single = {key: _own_packing(own, key, common) for key in stated if key not in _KNOWN}
+    single = {key: _own_packing(own, key, common) for key in own.values if key not in _KNOWN}
     return Packings(common, single)
 
 
@@ -195,17 +211,17 @@ def _packing(fields: Fields) -> Packing:
 
 def _read_published(fields: Fields) -> Packing:
     """Return the setting of a checkpoint that was not packed by MLX, by its `quant_method`."""
-    stated = fields.values[_COPY]
-    if not isinstance(stated, Mapping):
-        raise fields.error(_COPY, f"{stated!r} is not an object")
-    own = Fields(stated, f"{fields.prefix}{_COPY}.")
-    match stated.get("quant_method"):
+    own = fields.part(_COPY)
+    match own.values.get("quant_method"):
         case "mxfp4":
             return Packing(32, 4, PackingMode.MXFP4)
         case "mxfp8":
             return Packing(32, 8, PackingMode.MXFP8)
         case "modelopt":
-            return _modelopt(own)
+            algorithm = own.values.get("quant_algo")
+            if algorithm != "NVFP4":
+                raise own.error("quant_algo", f"{algorithm!r} is not supported, only 'NVFP4'")
+            return Packing(_one_of(own, "group_size", (16,)), 4, PackingMode.NVFP4)
         case "fp8":
             return _fp8(own)
         case method:
@@ -213,18 +229,9 @@ def _read_published(fields: Fields) -> Packing:
             raise own.error("quant_method", f"{method!r} is not supported; {known}")
 
 
-def _modelopt(fields: Fields) -> Packing:
-    if fields.values.get("quant_algo") != "NVFP4":
-        stated = fields.values.get("quant_algo")
-        raise fields.error("quant_algo", f"{stated!r} is not supported, only 'NVFP4'")
-    return Packing(_one_of(fields, "group_size", (16,)), 4, PackingMode.NVFP4)
-
-
 def _fp8(fields: Fields) -> Packing:
-    for key, only in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
-        stated = fields.values.get(key, only)
-        if stated != only:
-            raise fields.error(key, f"{stated!r} is not supported, only {only!r}")
+    fields.demand("fmt", "e4m3")
+    fields.demand("activation_scheme", "dynamic")
     block = fields.values.get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2:
         raise fields.error("weight_block_size", f"{block!r} is not a list of two sizes")

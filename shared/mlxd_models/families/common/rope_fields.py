@@ -5,7 +5,6 @@ Invariants:
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from mlxd_models.families.common.fields import Fields
@@ -41,7 +40,9 @@ def parse_rope(fields: Fields) -> RopeConfig:
     partial = scaling.positive("partial_rotary_factor", default=1.0)
     if partial != 1.0:
         raise scaling.error("partial_rotary_factor", f"{partial} is not supported, only 1")
-    _refuse_kinds_of_layers(scaling)
+    nested = next((key for key in scaling.values if key in KINDS_OF_LAYERS), None)
+    if nested is not None:
+        raise scaling.error(nested, "rotations by kind of layer are not supported here")
     kind_key, kind = _kind(scaling)
     if kind is None and scaling.has("factor"):
         raise fields.error(key, "has a factor but no rope_type")
@@ -70,10 +71,7 @@ def _scaling(fields: Fields) -> tuple[Fields, str]:
         raise fields.error("rope_scaling", "contradicts rope_parameters")
     if not both:
         return Fields({}, "rope_scaling."), "rope_scaling"
-    values = fields.values[both[0]]
-    if not isinstance(values, Mapping):
-        raise fields.error(both[0], f"{values!r} is not an object")
-    return Fields(values, f"{both[0]}."), both[0]
+    return fields.part(both[0]), both[0]
 
 
 def _llama3(fields: Fields, scaling: Fields) -> Llama3Scaling:
@@ -167,11 +165,7 @@ def _original_context(fields: Fields, scaling: Fields) -> int:
 
 
 def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
-    """Refuse factors of pairs that are not one for each of the `dims` values that rotate.
-
-    Raises:
-        InvalidModel: they are not.
-    """
+    """Refuse factors of pairs that are not one for each of the `dims` values that rotate."""
     long = rope.scaling
     if not isinstance(long, LongScaling):
         return
@@ -183,11 +177,7 @@ def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
 
 
 def refuse_longrope(fields: Fields) -> None:
-    """Refuse a scaling by factors of single pairs, for an architecture that knows of none.
-
-    Raises:
-        InvalidModel: the config asks for it.
-    """
+    """Refuse a scaling by factors of single pairs, for an architecture that knows of none."""
     scaling, _ = _scaling(fields)
     key, kind = _kind(scaling)
     if kind == "longrope":
@@ -202,9 +192,3 @@ def _kind(scaling: Fields) -> tuple[str, object]:
         raise scaling.error("type", "contradicts rope_type")
     key = stated[0] if stated else "type"
     return key, scaling.values.get(key)
-
-
-def _refuse_kinds_of_layers(scaling: Fields) -> None:
-    nested = next((key for key in scaling.values if key in KINDS_OF_LAYERS), None)
-    if nested is not None:
-        raise scaling.error(nested, "rotations by kind of layer are not supported here")

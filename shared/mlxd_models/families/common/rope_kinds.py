@@ -1,8 +1,4 @@
-"""Scalings of rotations beside Llama 3's: YaRN, and factors of single pairs for long contexts.
-
-Invariants:
-- Wavelengths are computed in double precision, once, on the host (see `rope`).
-"""
+"""Scalings of rotations beside Llama 3's: YaRN, and factors of single pairs for long contexts."""
 
 import math
 from dataclasses import dataclass, replace

@@ -65,12 +65,12 @@ def _packed_parts(
         "weight": ((*outputs, packing.words(inputs)), WORD_DTYPE),
         "scales": (groups, None if packing.has_offsets else BYTE_DTYPE),
     }
+    factor = f"{stem}.weight_scale_2"
     if packing.has_offsets:
         parts["biases"] = (groups, None)
-    elif packing.mode is PackingMode.NVFP4 and f"{stem}.global_scale" in stored:
-        parts["global_scale"] = (tuple(outputs[:-1]), "F32")
-    factor = f"{stem}.weight_scale_2"
-    if packing.mode is PackingMode.NVFP4 and factor in stored:
+    elif packing.mode is PackingMode.NVFP4 and (
+        f"{stem}.global_scale" in stored or factor in stored
+    ):
         parts["global_scale"] = (tuple(outputs[:-1]), "F32")
     original = None if spec.copy_of is None else spec.copy_of.removesuffix(".weight")
     return [

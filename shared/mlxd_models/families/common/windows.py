@@ -22,29 +22,14 @@ Windows = tuple[int | None, ...]
 
 
 def named_sliding(fields: Fields, *, layers: int) -> tuple[bool, ...] | None:
-    """Return which layers `layer_types` calls sliding; None where the key is absent.
-
-    Raises:
-        InvalidModel: not one known name for each layer.
-    """
-    if not fields.has("layer_types"):
-        return None
-    kinds = fields.values["layer_types"]
-    if not isinstance(kinds, list) or any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise fields.error("layer_types", f"{kinds!r} is not a list of {FULL!r} and {SLIDING!r}")
-    if len(kinds) != layers:
-        raise fields.error("layer_types", f"names {len(kinds)} layers of {layers}")
-    return tuple(kind == SLIDING for kind in kinds)
+    """Return which layers `layer_types` calls sliding; None where the key is absent."""
+    return fields.layers_of("layer_types", (SLIDING, FULL), layers)
 
 
 def windows_of(
     fields: Fields, sliding: Sequence[bool], *, context_max: int, default: int | None = None
 ) -> Windows:
-    """Return each layer's window; `sliding_window` is read only if a layer slides.
-
-    Raises:
-        InvalidModel: `sliding_window` is mistyped, out of range, or missing without a default.
-    """
+    """Return each layer's window; `sliding_window` is read only if a layer slides."""
     if not any(sliding):
         return (None,) * len(sliding)
     window = fields.integer("sliding_window", low=1, high=CONTEXT_LENGTH_LIMIT, default=default)
@@ -52,11 +37,7 @@ def windows_of(
 
 
 def refuse_sliding(fields: Fields, *, layers: int) -> None:
-    """Refuse a config that calls layers sliding where the family knows of none.
-
-    Raises:
-        InvalidModel: it does, or `layer_types` is not one known name for each layer.
-    """
+    """Refuse a config that calls layers sliding where the family knows of none."""
     if any(named_sliding(fields, layers=layers) or ()):
         raise fields.error("layer_types", f"{SLIDING!r} is not supported by this architecture")
 
@@ -64,9 +45,8 @@ def refuse_sliding(fields: Fields, *, layers: int) -> None:
 def mistral_windows(fields: Fields, *, layers: int, context_max: int) -> Windows:
     """Return the windows of a Mistral: `sliding_window` holds for all layers or for those named.
 
-    Raises:
-        InvalidModel: a mistyped key, a window that acts while no layer is to slide, or none stated
-            where rows may outgrow the default.
+    Refused are a window that acts while no layer is to slide, and none stated where rows may
+    outgrow the default.
     """
     named = named_sliding(fields, layers=layers)
     stated = fields.has("sliding_window")
@@ -83,19 +63,10 @@ def mistral_windows(fields: Fields, *, layers: int, context_max: int) -> Windows
 
 
 def qwen_windows(fields: Fields, *, layers: int, context_max: int) -> Windows:
-    """Return the windows of a Qwen2 or 3: layers from `max_window_layers` on, or those named.
-
-    Raises:
-        InvalidModel: a mistyped key, or layers that are to slide where windows are not in use or
-            null.
-    """
+    """Return the windows of a Qwen2 or 3: layers from `max_window_layers` on, or those named."""
     allowed = fields.flag("use_sliding_window", default=False)
-    whole = fields.integer(
-        "max_window_layers",
-        low=0,
-        high=CONTEXT_LENGTH_LIMIT,
-        default=QWEN_WHOLE_LAYERS_DEFAULT,
-    )
+    first = QWEN_WHOLE_LAYERS_DEFAULT
+    whole = fields.integer("max_window_layers", low=0, high=CONTEXT_LENGTH_LIMIT, default=first)
     sliding = named_sliding(fields, layers=layers)
     if sliding is None:
         sliding = tuple(allowed and index >= whole for index in range(layers))

@@ -1,7 +1,6 @@
 """config.json of models with recurrent layers, and with full attention in every few of them.
 
 Invariants:
-- What Llama's config says too is read by the same code; only what differs is read here.
 - A text has one position a token, so the three axes of `mrope_section` are all that position, and
   the section changes nothing.
 - What is not honoured is refused by name: a picture's half of the model, other forms of the
@@ -90,11 +89,7 @@ class HybridConfig:
 
 
 def parse_hybrid(fields: Fields) -> HybridConfig:
-    """Return what the families of such models have in common; every layer's feed-forward dense.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return what the families of such models have in common; every layer's feed-forward dense."""
     _refuse_unsupported(fields)
     config = fields.values
     plain = {key: value for key, value in config.items() if key not in _OWN_KEYS}
@@ -103,8 +98,6 @@ def parse_hybrid(fields: Fields) -> HybridConfig:
             plain[key] = {k: v for k, v in plain[key].items() if k not in _OWN_ROPE_KEYS}
     refuse_longrope(Fields(plain))
     decoder = parse_decoder(Fields(plain))
-    if decoder.mlp_bias:
-        raise fields.error("mlp_bias", "true is not supported by this architecture")
     return HybridConfig(
         decoder=decoder,
         delta=_delta(fields),
@@ -117,12 +110,11 @@ def _refuse_unsupported(fields: Fields) -> None:
     for key in _OTHER_MODELS:
         if fields.has(key):
             raise fields.error(key, "a model nested in another's config is not supported")
-    for key, only in (("attn_output_gate", True), ("use_sliding_window", False)):
-        if fields.flag(key, default=only) is not only:
-            raise fields.error(key, f"{str(not only).lower()} is not supported")
-    state = fields.values.get("mamba_ssm_dtype")
-    if state not in (None, "float32"):
-        raise fields.error("mamba_ssm_dtype", f"{state!r} is not supported, only 'float32'")
+    fields.demand("attn_output_gate", only=True)
+    fields.demand("use_sliding_window", only=False)
+    fields.demand("mlp_bias", only=False)
+    if fields.has("mamba_ssm_dtype"):
+        fields.demand("mamba_ssm_dtype", "float32")
 
 
 def _delta(fields: Fields) -> DeltaConfig:
@@ -145,17 +137,10 @@ def _full_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
         "full_attention_interval", low=1, high=LAYERS_MAX, default=FULL_INTERVAL_DEFAULT
     )
     by_rule = tuple((index + 1) % interval == 0 for index in range(layers))
-    if not fields.has("layer_types"):
-        full = by_rule
-    else:
-        kinds = fields.values["layer_types"]
-        if not isinstance(kinds, list) or any(kind not in (FULL, LINEAR) for kind in kinds):
-            raise fields.error("layer_types", f"{kinds!r} is not a list of {FULL!r} and {LINEAR!r}")
-        if len(kinds) != layers:
-            raise fields.error("layer_types", f"names {len(kinds)} layers of {layers}")
-        full = tuple(kind == FULL for kind in kinds)
-        if fields.has("full_attention_interval") and full != by_rule:
-            raise fields.error("layer_types", "contradicts full_attention_interval")
+    named = fields.layers_of("layer_types", (FULL, LINEAR), layers)
+    full = by_rule if named is None else named
+    if fields.has("full_attention_interval") and full != by_rule:
+        raise fields.error("layer_types", "contradicts full_attention_interval")
     if all(full):
         raise fields.error("layer_types", f"no layer is {LINEAR!r}")
     return full

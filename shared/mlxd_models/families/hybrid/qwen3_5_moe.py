@@ -1,30 +1,22 @@
 """Qwen3.5-MoE, text only: a Qwen3.5 all of whose layers have experts and a gated shared one.
 
-Invariants:
-- Only the reading of config.json is its own; weights and arithmetic are the Qwen3.5 files'.
-- The chosen experts' weights sum to one, and no layer is dense: what says otherwise is refused.
+The chosen experts' weights sum to one, and no layer is dense: what says otherwise is refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.hybrid.config import HybridConfig, parse_hybrid
 from mlxd_models.families.hybrid.qwen3_next import parse_shared_experts
-from mlxd_models.families.hybrid.tensors import HYBRID_BUILDER, qwen3_5_footprint, qwen3_5_tensors
+from mlxd_models.families.hybrid.tensors import hybrid_family
 
 
 def parse_qwen3_5_moe(config: Mapping[str, Any]) -> HybridConfig:
-    """Return the config of a `Qwen3_5MoeForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `Qwen3_5MoeForCausalLM`."""
     fields = Fields(config)
-    if not fields.flag("norm_topk_prob", default=True):
-        raise fields.error("norm_topk_prob", "false is not supported by this architecture")
+    fields.demand("norm_topk_prob", only=True)
     # A width that no layer has: all of them have experts.
     inner = {"intermediate_size": config.get("moe_intermediate_size")}
     parsed = parse_hybrid(Fields({**config, **inner}))
@@ -35,10 +27,4 @@ def parse_qwen3_5_moe(config: Mapping[str, Any]) -> HybridConfig:
     return replace(parsed, decoder=replace(parsed.decoder, experts=experts))
 
 
-QWEN3_5_MOE: Final = Family(
-    builder=HYBRID_BUILDER,
-    model_type="qwen3_5_moe_text",
-    parse=parse_qwen3_5_moe,
-    tensors=qwen3_5_tensors,
-    footprint=qwen3_5_footprint,
-)
+QWEN3_5_MOE: Final = hybrid_family(parse_qwen3_5_moe, "qwen3_5_moe_text")

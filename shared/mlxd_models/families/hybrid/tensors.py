@@ -4,23 +4,23 @@ Invariants:
 - The weights of the multi-token head (`mtp.*`) may be there; they are known, and left unread.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from mlxd_models.families.common.decoder import (
-    ATTENTION,
-    HEAD_NORMS,
     DecoderConfig,
-    feed_specs,
+    attention_specs,
     is_routed,
+    layer_prefix,
+    layer_specs,
     llama_tensors,
 )
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.hybrid.config import DeltaConfig, HybridConfig
 from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES, CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
-
-HYBRID_BUILDER = "mlxd_worker.models.families.qwen3_5"
 
 DELTA = "linear_attn."
 """Where a layer's gated delta tensors are, within the layer."""
@@ -35,12 +35,10 @@ def qwen3_5_tensors(config: HybridConfig) -> tuple[TensorSpec, ...]:
     decoder = config.decoder
     specs = list(llama_tensors(replace(decoder, layers=0)))
     for index, full in enumerate(config.full):
-        prefix = f"model.layers.{index}."
-        specs += _layer_tensors(decoder, prefix, routed=is_routed(decoder, index))
-        if full:
-            specs += _attention_tensors(decoder, prefix)
-        else:
-            specs += delta_tensors(config.delta, decoder, prefix + DELTA)
+        prefix = layer_prefix(index)
+        attention = _attention_tensors(decoder, prefix) if full else ()
+        mixer = attention or delta_tensors(config.delta, decoder, prefix + DELTA)
+        specs += layer_specs(decoder, prefix, mixer, routed=is_routed(decoder, index))
     return (*specs, *_multi_token_tensors(decoder))
 
 
@@ -66,6 +64,14 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
             recurrent=CONVOLVED_VALUES * delta.mixed,
         ),
     )
+
+
+def hybrid_family(
+    parse: Callable[[Mapping[str, Any]], HybridConfig], model_type: str
+) -> Family[HybridConfig]:
+    """Return a family whose models are Qwen3.5's by another config."""
+    builder = "mlxd_worker.models.families.qwen3_5"
+    return Family(builder, parse, qwen3_5_tensors, qwen3_5_footprint, model_type)
 
 
 def delta_tensors(
@@ -95,25 +101,9 @@ def delta_tensors(
     )
 
 
-def _layer_tensors(decoder: DecoderConfig, prefix: str, *, routed: bool) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec(f"{prefix}input_layernorm.weight", (decoder.hidden,)),
-        TensorSpec(f"{prefix}post_attention_layernorm.weight", (decoder.hidden,)),
-        *feed_specs(decoder, prefix, routed=routed),
-    )
-
-
-def _attention_tensors(decoder: DecoderConfig, prefix: str) -> tuple[TensorSpec, ...]:
-    hidden, queries = decoder.hidden, decoder.heads * decoder.head_dim
-    keys = decoder.kv_heads * decoder.head_dim
-    shapes = {
-        "self_attn.q_proj": (2 * queries, hidden, decoder.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, decoder.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, decoder.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, decoder.output_bias),
-    }
-    norms = [TensorSpec(f"{prefix}{name}.weight", (decoder.head_dim,)) for name in HEAD_NORMS]
-    return (*norms, *linear_specs(decoder.packing, prefix, shapes, joined=ATTENTION))
+def _attention_tensors(decoder: DecoderConfig, prefix: str) -> list[TensorSpec]:
+    gates = decoder.heads * decoder.head_dim
+    return attention_specs(replace(decoder, head_norms=True), prefix, gates=gates)
 
 
 def _multi_token_tensors(decoder: DecoderConfig) -> tuple[TensorSpec, ...]:
@@ -125,7 +115,8 @@ def _multi_token_tensors(decoder: DecoderConfig) -> tuple[TensorSpec, ...]:
             TensorSpec(f"mtp.{norm}.weight", (decoder.hidden,))
             for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
         ),
-        *_layer_tensors(decoder, layer, routed=decoder.experts is not None),
-        *_attention_tensors(decoder, layer),
+        *layer_specs(
+            decoder, layer, _attention_tensors(decoder, layer), routed=decoder.experts is not None
+        ),
     )
     return tuple(replace(spec, required=False) for spec in specs)

@@ -1,8 +1,6 @@
 """config.json of models that keep latents: what their families have in common.
 
-Invariants:
-- What Llama's config says too is read by the same code; only what differs is read here.
-- A key whose default differs from reader to reader is required.
+A key whose default differs from reader to reader is required.
 """
 
 import math
@@ -81,24 +79,19 @@ class LatentConfig:
 
 
 def parse_latent(fields: Fields) -> LatentConfig:
-    """Return what the families have in common; every layer dense.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return what the families have in common; every layer dense."""
     rotary_dim = fields.integer("qk_rope_head_dim", low=2, high=WIDTH_MAX)
     plain_dim = fields.integer("qk_nope_head_dim", low=1, high=WIDTH_MAX)
     if rotary_dim % 2:
         problem = f"{rotary_dim} is odd, rotary pairs need an even number"
         raise fields.error("qk_rope_head_dim", problem)
     refuse_longrope(fields)
+    fields.demand("mlp_bias", only=False)
     common = {key: value for key, value in fields.values.items() if key not in _OWN_KEYS}
     decoder = parse_decoder(Fields({**common, "head_dim": rotary_dim}))
     heads = fields.integer("num_key_value_heads", low=1, high=HEADS_MAX, default=decoder.heads)
     if heads != decoder.heads:
         raise fields.error("num_key_value_heads", f"{heads}, there are {decoder.heads} heads")
-    if decoder.mlp_bias:
-        raise fields.error("mlp_bias", "true is not supported by this architecture")
     query_rank = _query_rank(fields)
     if decoder.qkv_bias and query_rank is None:
         raise fields.error("attention_bias", "true is not supported without q_lora_rank")
@@ -126,11 +119,7 @@ def with_experts(config: LatentConfig, experts: ExpertsConfig) -> LatentConfig:
 
 
 def parse_experts(fields: Fields, *, sparse: tuple[bool, ...], normalised: bool) -> ExpertsConfig:
-    """Return the layers of experts, shared ones included; without scores, groups and scaling.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped or out of range.
-    """
+    """Return the layers of experts, shared ones included; without scores, groups and scaling."""
     if fields.integer("moe_layer_freq", low=1, high=LAYERS_MAX, default=1) != 1:
         raise fields.error("moe_layer_freq", "only 1 is supported")
     count = experts_of(fields, "n_routed_experts", layers=len(sparse))
@@ -150,9 +139,6 @@ def parse_groups(fields: Fields, experts: ExpertsConfig, *, best: int) -> Groups
     """Return the groups of experts; None where there is one, or none is left out.
 
     best: by the sum of how many of its experts a group is judged.
-
-    Raises:
-        InvalidModel: groups that do not divide the experts, or hold too few to choose from.
     """
     count = fields.integer("n_group", low=1, high=experts.count)
     kept = fields.integer("topk_group", low=1, high=count)
@@ -170,11 +156,7 @@ def parse_groups(fields: Fields, experts: ExpertsConfig, *, best: int) -> Groups
 
 
 def first_layers_dense(fields: Fields, *, layers: int, default: int | None) -> tuple[bool, ...]:
-    """Return which layers have experts: all but the first `first_k_dense_replace`.
-
-    Raises:
-        InvalidModel: the key is mistyped, out of range, or missing without a default.
-    """
+    """Return which layers have experts: all but the first `first_k_dense_replace`."""
     dense = fields.integer("first_k_dense_replace", low=0, high=LAYERS_MAX, default=default)
     return tuple(index >= dense for index in range(layers))
 

@@ -1,15 +1,10 @@
-"""DeepSeek-V3 and its kin (Kimi K2): latents, and experts in groups that sigmoids are scores of.
-
-Invariants:
-- Only the reading of config.json is its own; weights and arithmetic are the latent files'.
-"""
+"""DeepSeek-V3 and its kin (Kimi K2): latents, and experts in groups that sigmoids are scores of."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.experts import ExpertsConfig, Scoring
-from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.latent.config import (
     LatentConfig,
@@ -19,18 +14,13 @@ from mlxd_models.families.latent.config import (
     parse_latent,
     with_experts,
 )
-from mlxd_models.families.latent.tensors import LATENT_BUILDER, latent_footprint, latent_tensors
+from mlxd_models.families.latent.tensors import latent_family
 
 BEST_OF_GROUP: Final = 2
-_ONLY: Final = (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"))
 
 
 def parse_deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
-    """Return the config of a `DeepseekV3ForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `DeepseekV3ForCausalLM`."""
     fields = Fields(config)
     for key in ("n_group", "topk_group", "routed_scaling_factor"):
         if not fields.has(key):
@@ -41,14 +31,10 @@ def parse_deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfig:
-    """Return experts that sigmoids are the scores of, corrected for the choice.
-
-    Raises:
-        InvalidModel: as `parse_deepseek_v3`.
-    """
-    for key, only in _ONLY:
-        if fields.values.get(key) not in (None, only):
-            raise fields.error(key, f"{fields.values[key]!r} is not supported, only {only!r}")
+    """Return experts that sigmoids are the scores of, corrected for the choice."""
+    for key, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
+        if fields.has(key):
+            fields.demand(key, only)
     normalised = fields.flag("norm_topk_prob", default=True)
     experts = parse_experts(fields, sparse=sparse, normalised=normalised)
     return replace(
@@ -60,10 +46,4 @@ def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfi
     )
 
 
-DEEPSEEK_V3: Final = Family(
-    builder=LATENT_BUILDER,
-    model_type="deepseek_v3",
-    parse=parse_deepseek_v3,
-    tensors=latent_tensors,
-    footprint=latent_footprint,
-)
+DEEPSEEK_V3: Final = latent_family(parse_deepseek_v3, "deepseek_v3")

@@ -1,13 +1,8 @@
-"""GLM-4-MoE-lite (GLM-4.7-Flash): a DeepSeek-V3 with defaults of its own.
-
-Invariants:
-- Only the reading of config.json is its own; weights and arithmetic are the latent files'.
-"""
+"""GLM-4-MoE-lite (GLM-4.7-Flash): a DeepSeek-V3 with defaults of its own."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.latent.config import (
     LatentConfig,
@@ -16,7 +11,7 @@ from mlxd_models.families.latent.config import (
     with_experts,
 )
 from mlxd_models.families.latent.deepseek_v3 import parse_corrected
-from mlxd_models.families.latent.tensors import LATENT_BUILDER, latent_footprint, latent_tensors
+from mlxd_models.families.latent.tensors import latent_family
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "n_group": 1,
@@ -29,11 +24,7 @@ _DENSE_FIRST: Final = "first_k_dense_replace"
 
 
 def parse_glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
-    """Return the config of a `Glm4MoeLiteForCausalLM`.
-
-    Raises:
-        InvalidModel: a key is missing, mistyped, out of range or asks for what is not supported.
-    """
+    """Return the config of a `Glm4MoeLiteForCausalLM`."""
     stated = {key: value for key, value in config.items() if value is not None}
     fields = Fields({**config, **_DEFAULTS, **stated})
     nested = fields.values.get("rope_parameters")
@@ -48,23 +39,10 @@ def parse_glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
 def _sparse_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
     """Return which layers have experts: those named, or all but the first ones."""
     by_rule = first_layers_dense(fields, layers=layers, default=1)
-    if not fields.has(_LAYERS):
-        return by_rule
-    kinds = fields.values[_LAYERS]
-    if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
-        raise fields.error(_LAYERS, f"{kinds!r} is not a list of 'dense' and 'sparse'")
-    if len(kinds) != layers:
-        raise fields.error(_LAYERS, f"names {len(kinds)} layers of {layers}")
-    sparse = tuple(kind == "sparse" for kind in kinds)
-    if fields.has(_DENSE_FIRST) and sparse != by_rule:
+    named = fields.layers_of(_LAYERS, ("sparse", "dense"), layers)
+    if named is not None and fields.has(_DENSE_FIRST) and named != by_rule:
         raise fields.error(_LAYERS, f"contradicts {_DENSE_FIRST}")
-    return sparse
+    return by_rule if named is None else named
 
 
-GLM4_MOE_LITE: Final = Family(
-    builder=LATENT_BUILDER,
-    model_type="glm4_moe_lite",
-    parse=parse_glm4_moe_lite,
-    tensors=latent_tensors,
-    footprint=latent_footprint,
-)
+GLM4_MOE_LITE: Final = latent_family(parse_glm4_moe_lite, "glm4_moe_lite")

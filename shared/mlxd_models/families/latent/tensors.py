@@ -6,23 +6,22 @@ Invariants:
 - The layers that draft tokens (after the last one) may be there; they are known, and left unread.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from mlxd_models.families.common.decoder import (
-    feed_specs,
     is_routed,
     layer_prefix,
+    layer_specs,
     llama_tensors,
-    norms_of,
+    table_spec,
 )
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.pass_sizes import PassSizes, latent_width
-
-LATENT_BUILDER = "mlxd_worker.models.families.latent_model"
+from mlxd_models.sizes.pass_sizes import PassSizes
 
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"
@@ -64,7 +63,9 @@ def latent_footprint(config: LatentConfig) -> Footprint:
         ),
         passes=PassSizes(
             hidden=decoder.hidden,
-            projected=latent_width(heads=decoder.heads, rank=config.rank, rotary=config.rotary_dim),
+            # Queries become as wide as entries, and read latents; they are there once more with
+            # their scale, and so is what they read, in order.
+            projected=decoder.heads * config.entry_dim,
             mlp=decoder.feed_width,
             heads=decoder.heads,
             vocab=decoder.vocab,
@@ -72,18 +73,17 @@ def latent_footprint(config: LatentConfig) -> Footprint:
     )
 
 
+def latent_family(
+    parse: Callable[[Mapping[str, Any]], LatentConfig], model_type: str
+) -> Family[LatentConfig]:
+    """Return a family whose models keep latents."""
+    builder = "mlxd_worker.models.families.latent_model"
+    return Family(builder, parse, latent_tensors, latent_footprint, model_type)
+
+
 def _layer(config: LatentConfig, prefix: str, *, routed: bool) -> list[TensorSpec]:
-    decoder = config.decoder
-    specs = [
-        TensorSpec(f"{prefix}{norm}.weight", (decoder.hidden,))
-        for norm in norms_of(decoder)
-        if norm
-    ]
-    specs += _attention(config, prefix)
-    specs += feed_specs(decoder, prefix, routed=routed)
-    # Old checkpoints store the rotary table, which follows from the config.
-    table = f"{prefix}self_attn.rotary_emb.inv_freq"
-    return [*specs, TensorSpec(table, (config.rotary_dim // 2,), required=False)]
+    specs = layer_specs(config.decoder, prefix, _attention(config, prefix), routed=routed)
+    return [*specs, table_spec(config.decoder, prefix)]
 
 
 def _attention(config: LatentConfig, prefix: str) -> list[TensorSpec]:

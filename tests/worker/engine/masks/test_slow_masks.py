@@ -17,10 +17,10 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ModelUnloaded
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.domain.requests import FinishReason, Sampling
-from mlxd_worker.constraints.compiler import Constraints
-from mlxd_worker.constraints.trials import Trials
+from mlxd_worker.constraints.compiler import TRIAL, Constraints
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Failed, StreamId, Submit
+from mlxd_worker.killable.pool import Pool
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.clocks import Clock
 from tests.support.engine_threads import running_engine
@@ -247,7 +247,7 @@ def test_where_no_token_may_follow_the_format_is_named(tiny: TinyEngine, plain: 
 
 def test_a_grammar_that_is_slow_at_once_is_refused(folder: Path) -> None:
     """Its trial ends at a count of the library's, by its field on the wire."""
-    constraints, trials = Constraints(load_tokenizer(folder), VOCAB), Trials()
+    constraints, trials = Constraints(load_tokenizer(folder), VOCAB), Pool(TRIAL)
     try:
         with pytest.raises(InvalidRequest, match="max is 500") as caught:
             constraints.compile(ResponseFormat(FormatKind.EBNF_GRAMMAR, SLOW_AT_ONCE), trials)

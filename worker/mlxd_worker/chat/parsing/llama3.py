@@ -47,8 +47,11 @@ class Llama3Parser:
         """Return what was held back."""
         self._held = "".join((self._held, *self._body))
         self._body.clear()
-        calls = None if self._text else _decode(self._held, self._tools)
-        if calls is None:
+        try:
+            calls = [] if self._text else _decode(self._held, self._tools)
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+            calls = []
+        if not calls:
             return self._flush()
         self._held = ""
         return [*calls]
@@ -67,46 +70,33 @@ class Llama3Parser:
         return [Said(text)] if text else []
 
 
-def _decode(text: str, tools: Tools) -> list[Called] | None:
+def _decode(text: str, tools: Tools) -> list[Called]:
+    """Return the calls of tools on offer that make up a text; none, or an error, for another."""
     body = text.strip().removeprefix(PYTHON_TAG)
     method = _METHOD.fullmatch(body)
-    calls = _objects(body) if method is None else _keywords(*method.groups())
-    known = calls is not None and all(call.name in tools.types for call in calls)
-    return calls if calls and known else None
+    calls = _objects(body) if method is None else [_keywords(*method.groups())]
+    return calls if all(call.name in tools.types for call in calls) else []
 
 
-def _objects(body: str) -> list[Called] | None:
+def _objects(body: str) -> list[Called]:
     decoder = json.JSONDecoder()
     calls: list[Called] = []
     place = 0
-    try:
-        while place < len(body):
-            item, place = decoder.raw_decode(body, place)
-            call = call_of(item.get("function", item) if _is_wrapped(item) else item)
-            if call is None:
-                return None
-            calls.append(call)
-            between = _BETWEEN.match(body, place)
-            place = between.end() if between else place
-    except (ValueError, RecursionError):
-        return None
+    while place < len(body):
+        item, place = decoder.raw_decode(body, place)
+        is_wrapped = isinstance(item, dict) and isinstance(item.get("function"), dict)
+        calls.append(call_of(item["function"] if is_wrapped else item))
+        between = _BETWEEN.match(body, place)
+        place = between.end() if between else place
     return calls
 
 
-def _is_wrapped(item: object) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("function"), dict)
-
-
-def _keywords(name: str, arguments: str) -> list[Called] | None:
+def _keywords(name: str, arguments: str) -> Called:
     """Return the call of a built-in tool: NAME.call(KEY=VALUE, ...), the values literals."""
-    try:
-        tree = ast.parse(f"f{arguments}", mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args:
-            return None
-        words = [(word.arg, word.value) for word in tree.keywords if word.arg is not None]
-        if len(words) < len(tree.keywords):  # **, which names nothing
-            return None
-        call = make_call(name, {key: ast.literal_eval(value) for key, value in words})
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return None
-    return None if call is None else [call]
+    tree = ast.parse(f"f{arguments}", mode="eval").body
+    if not isinstance(tree, ast.Call) or tree.args:
+        raise ValueError("not a call by keywords")
+    words = [(word.arg, word.value) for word in tree.keywords if word.arg is not None]
+    if len(words) < len(tree.keywords):  # **, which names nothing
+        raise ValueError("keywords without a name")
+    return make_call(name, {key: ast.literal_eval(value) for key, value in words})

@@ -140,7 +140,7 @@ class MarkedParser:
         self._body.clear()
         self._blanks.clear()
         readable = whole or self._calls.is_whole(body)
-        calls = self._calls.decode(body, self._tools) if readable else None
+        calls = self._calls.read(body, self._tools) if readable else None
         if calls is None:
             pieces.append(Said(f"{blank}{self._calls.open}{body}{close}"))
         else:

@@ -115,41 +115,53 @@ class Think:
 class CallSyntax:
     """How a family writes calls.
 
-    Between `open` and `close` is a body that `decode` reads; it gives None for what is no call.
-    Without a `close` a body ends where the next begins, or the answer ends.
+    Between `open` and `close` is a body that `decode` reads; it raises ValueError or RecursionError
+    for what is no call. Without a `close` a body ends where the next begins, or the answer ends.
     """
 
     open: str
     close: str | None
-    decode: Callable[[str, Tools], list[Called] | None]
+    decode: Callable[[str, Tools], list[Called]]
     last: str | None = ""
     """What ends a body that is whole though the answer ends before `close`; None: nothing does."""
+
+    def read(self, body: str, tools: Tools) -> list[Called] | None:
+        """Return the calls of a body; None where it holds something else."""
+        try:
+            return self.decode(body, tools) or None
+        except (ValueError, RecursionError):
+            return None
 
     def is_whole(self, body: str) -> bool:
         """Return whether nothing of a body can be missing but its `close`."""
         return self.last is not None and body.rstrip().endswith(self.last)
 
 
-def call_of(item: object, *, names: Sequence[str] = ("arguments", "parameters")) -> Called | None:
-    """Return the call that a JSON value describes by `name` and one of `names`; None if none."""
-    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-        return None
-    arguments: object = next((item[name] for name in names if name in item), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json_object(arguments or "{}")
-        except ValueError:
-            return None
-    return make_call(item["name"], arguments) if isinstance(arguments, dict) else None
+def call_of(item: object) -> Called:
+    """Return the call that a JSON value describes by `name` and `arguments` or `parameters`.
+
+    Raises:
+        ValueError: it describes none.
+    """
+    match item:
+        case {"name": str(name), **rest}:
+            arguments = rest.get("arguments", rest.get("parameters", {}))
+        case _:
+            raise ValueError("not an object with a name")
+    match arguments:
+        case str():
+            return make_call(name, json_object(arguments or "{}"))
+        case dict():
+            return make_call(name, arguments)
+    raise ValueError("arguments that are no object")
 
 
-def make_call(name: str, arguments: dict[str, Any]) -> Called | None:
-    """Return a call; None where it has no name, or cannot be told as JSON."""
-    try:
-        name.encode()
-        return Called(name, write_arguments(arguments)) if name else None
-    except ValueError:
-        return None
+def make_call(name: str, arguments: dict[str, Any]) -> Called:
+    """Return a call; raises ValueError if it has no name, or cannot be written as JSON."""
+    if not name:
+        raise ValueError("a call without a name")
+    name.encode()
+    return Called(name, write_arguments(arguments))
 
 
 def write_arguments(arguments: object) -> str:

@@ -6,19 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mlxd_worker.chat.parsing import (
-    deepseek,
-    deepseek_dsml,
-    glm4,
-    harmony,
-    hermes,
-    kimi,
-    llama3,
-    mistral,
-    qwen3_coder,
-)
+from mlxd_worker.chat.parsing import harmony, syntaxes
 from mlxd_worker.chat.parsing.harmony import HarmonyParser
-from mlxd_worker.chat.parsing.llama3 import Llama3Parser
+from mlxd_worker.chat.parsing.llama3 import PYTHON_TAG, Llama3Parser
 from mlxd_worker.chat.parsing.marked import MarkedParser
 from mlxd_worker.chat.parsing.pieces import Begin, CallSyntax, Parser, Think, Tools
 
@@ -33,35 +23,24 @@ class Family:
     written: tuple[str, ...]
     syntax: CallSyntax | None = None
     """None where the family has a parser of its own."""
-    make: Make | None = None
     marks: tuple[str, ...] = ()
     """Marks beside those of the syntax, which must be seen in the output."""
+    make: Make | None = None
 
 
+_DSML: Final = syntaxes.DSML_MARK
 FAMILIES: Final = (
-    Family("harmony", (harmony.CHANNEL, harmony.MESSAGE), None, HarmonyParser, harmony.MARKS),
-    Family("deepseek", (deepseek.SYNTAX.open,), deepseek.SYNTAX, None, deepseek.MARKS),
-    Family(
-        "deepseek_dsml",
-        (deepseek_dsml.MARK, "function_calls>"),
-        deepseek_dsml.FUNCTION_CALLS,
-        None,
-        (deepseek_dsml.MARK,),
-    ),
-    Family(
-        "deepseek_dsml",
-        (deepseek_dsml.MARK, "tool_calls>"),
-        deepseek_dsml.TOOL_CALLS,
-        None,
-        (deepseek_dsml.MARK,),
-    ),
-    Family("kimi", (kimi.SYNTAX.open,), kimi.SYNTAX, None, kimi.MARKS),
-    Family("mistral", (mistral.SYNTAX.open,), mistral.SYNTAX, None, mistral.MARKS),
-    Family("glm4", ("<tool_call>", "<arg_key>"), glm4.SYNTAX),
-    Family("qwen3_coder", ("<tool_call>", "<function=", "<parameter="), qwen3_coder.SYNTAX),
-    Family("hermes", ("<tool_call>",), hermes.SYNTAX),
-    Family("llama3", (llama3.PYTHON_TAG,), None, Llama3Parser, (llama3.PYTHON_TAG,)),
-    Family("llama3", ('"parameters": dictionary',), None, Llama3Parser, (llama3.PYTHON_TAG,)),
+    Family("harmony", (harmony.CHANNEL, harmony.MESSAGE), None, harmony.MARKS, HarmonyParser),
+    Family("deepseek", (syntaxes.DEEPSEEK.open,), syntaxes.DEEPSEEK, syntaxes.DEEPSEEK_MARKS),
+    Family("deepseek_dsml", (_DSML, "function_calls>"), syntaxes.DSML_V3, (_DSML,)),
+    Family("deepseek_dsml", (_DSML, "tool_calls>"), syntaxes.DSML_V4, (_DSML,)),
+    Family("kimi", (syntaxes.KIMI.open,), syntaxes.KIMI, syntaxes.KIMI_MARKS),
+    Family("mistral", (syntaxes.MISTRAL.open,), syntaxes.MISTRAL, syntaxes.MISTRAL_MARKS),
+    Family("glm4", ("<tool_call>", "<arg_key>"), syntaxes.GLM4),
+    Family("qwen3_coder", ("<tool_call>", "<function=", "<parameter="), syntaxes.QWEN3_CODER),
+    Family("hermes", ("<tool_call>",), syntaxes.HERMES),
+    Family("llama3", (PYTHON_TAG,), None, (PYTHON_TAG,), Llama3Parser),
+    Family("llama3", ('"parameters": dictionary',), None, (PYTHON_TAG,), Llama3Parser),
 )
 PLAIN: Final = Family("plain", ())
 THINKS: Final = (Think("<think>", "</think>"), Think("[THINK]", "[/THINK]"))

@@ -17,18 +17,20 @@ from mlxd_models.families.hybrid.tensors import DELTA_OUTPUT, GROUPED_PROJECTION
 from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
+from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
-from mlxd_worker.models.weights.linear import Projection, named_arrays, reorder_outputs
+from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, reorder_outputs
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaWeights:
-    """One layer's weights."""
+class DeltaMixer:
+    """One layer's weights. One owner: the engine thread."""
 
+    config: DeltaConfig
     projection: Projection
     """Of a row: queries, keys, values; the gate; rates; decays."""
     convolution: mx.array
@@ -37,25 +39,31 @@ class DeltaWeights:
     """float32 [value_heads], below 0: the log of what one unit of time leaves."""
     time_bias: mx.array
     """float32 [value_heads]."""
-    norm: mx.array
+    norm: Norm
     """[value_dim]."""
     output: Projection
 
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        return is_packed(self.projection) or is_packed(self.output)
 
-class DeltaMixer:
-    """One layer. One owner: the engine thread."""
-
-    def __init__(self, config: DeltaConfig, weights: DeltaWeights, *, norm_eps: float) -> None:
-        """Keep the weights."""
-        self.config = config
-        self.weights = weights
-        self._norm_eps = norm_eps
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = {
+            "convolution": self.convolution,
+            "decay": self.decay,
+            "time_bias": self.time_bias,
+            "norm": self.norm.weight,
+        }
+        named |= named_arrays("projection", self.projection)
+        return named | named_arrays("output", self.output)
 
     def __call__(self, rows: mx.array, cache: RecurrentCache, plan: StepPlan) -> mx.array:
         """Map flat rows `[N * width, hidden]` to as many, and move the rows' states on; lazy."""
         config, dtype = self.config, rows.dtype
         tail, state = cache.states(plan)
-        joined = self.weights.projection(rows).reshape(-1, plan.width, config.projected)
+        joined = self.projection(rows).reshape(-1, plan.width, config.projected)
         mixed, gate, rates, times = mx.split(
             joined,
             [config.mixed, config.mixed + config.values, config.projected - config.value_heads],
@@ -66,15 +74,15 @@ class DeltaMixer:
         result, state = gated_delta(inputs, state)
         cache.put(plan, (history[:, plan.width :], state))
 
-        normed = mx.fast.rms_norm(result, self.weights.norm, self._norm_eps)
+        normed = mx.fast.rms_norm(result, self.norm.weight, self.norm.eps)
         gated = normed * silu(gate.astype(mx.float32).reshape(result.shape))
         gated = cache.write_result(gated.astype(dtype).reshape(rows.shape[0], -1))
-        return self.weights.output(gated)
+        return self.output(gated)
 
     def _convolve(self, history: mx.array, width: int) -> mx.array:
         """Return float32 [N, width, mixed] from inputs [N, kernel - 1 + width, mixed]."""
         history = history.astype(mx.float32)
-        taps = self.weights.convolution
+        taps = self.convolution
         total = history[:, :width] * taps[0]
         for age in range(1, self.config.kernel):
             total = total + history[:, age : age + width] * taps[age]
@@ -89,12 +97,12 @@ class DeltaMixer:
         scale = config.key_dim**-0.5
         heads = scale * mx.fast.rms_norm(heads, None, LENGTH_EPS / config.key_dim)
         values = mixed[..., 2 * config.keys :]
-        spent = mx.logaddexp(times.astype(mx.float32) + self.weights.time_bias, mx.array(0.0))
+        spent = mx.logaddexp(times.astype(mx.float32) + self.time_bias, mx.array(0.0))
         return DeltaInputs(
             queries=scale * heads[..., : config.key_heads, :],
             keys=heads[..., config.key_heads :, :],
             values=values.reshape(rows, width, config.value_heads, config.value_dim),
-            log_decays=self.weights.decay * spent,
+            log_decays=self.decay * spent,
             rates=mx.sigmoid(rates.astype(mx.float32)),
         )
 
@@ -109,23 +117,26 @@ def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
     )
 
 
-def stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
+def is_stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
     """Tell whether the layer's convolution is stored as MLX has it, and not as published."""
     return weights.shape(f"{prefix}conv1d.weight") == (config.mixed, config.kernel, 1)
 
 
-def take_delta(config: DeltaConfig, weights: Weights, prefix: str) -> DeltaWeights:
+def take_delta(
+    config: DeltaConfig, weights: Weights, prefix: str, *, norm_eps: float
+) -> DeltaMixer:
     """Take one layer's tensors; either layout of the convolution."""
     taps = weights.take_float32(f"{prefix}conv1d.weight").reshape(config.mixed, config.kernel)
     convolution = mx.contiguous(taps.T)
     decay = -mx.exp(weights.take_float32(f"{prefix}A_log"))
     mx.eval(convolution, decay)
-    return DeltaWeights(
+    return DeltaMixer(
+        config=config,
         projection=_take_projection(config, weights, prefix),
         convolution=convolution,
         decay=decay,
         time_bias=weights.take_float32(f"{prefix}dt_bias"),
-        norm=weights.take(f"{prefix}norm.weight"),
+        norm=Norm(weights.take(f"{prefix}norm.weight"), norm_eps),
         output=weights.linear([prefix + DELTA_OUTPUT]),
     )
 
@@ -159,15 +170,3 @@ def _apart(heads: int, widths: tuple[int, ...]) -> list[int]:
         for head in range(heads)
         for place in range(width)
     ]
-
-
-def delta_arrays(weights: DeltaWeights) -> Mapping[str, mx.array]:
-    """Return one layer's arrays by name."""
-    named = {
-        "convolution": weights.convolution,
-        "decay": weights.decay,
-        "time_bias": weights.time_bias,
-        "norm": weights.norm,
-    }
-    named |= named_arrays("projection", weights.projection)
-    return named | named_arrays("output", weights.output)

@@ -34,13 +34,13 @@ from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.llama_layers import Rotation
-from mlxd_worker.models.weights.fused import normed_times
-from mlxd_worker.models.weights.head_linear import (
+from mlxd_worker.models.weights.expert_linear import (
     HeadLinear,
     HeadProjection,
     PackedHeadLinear,
     head_projection,
 )
+from mlxd_worker.models.weights.fused import normed_times
 from mlxd_worker.models.weights.linear import (
     Linear,
     PackedLinear,
@@ -68,11 +68,8 @@ class LatentAttention:
     @property
     def packed(self) -> bool:
         """Whether weights that stay packed may be unpacked for many rows."""
-        products = [its for its in (self.down, self.query_up) if its is not None]
-        by_head = (self.absorbing, self.expanding)
-        return any(map(is_packed, products)) or any(
-            isinstance(its, PackedHeadLinear) for its in by_head
-        )
+        products = (self.down, self.query_up, self.absorbing, self.expanding)
+        return any(map(is_packed, products))
 
     def __call__(
         self, rows: mx.array, offsets: mx.array, cache: LatentCache, plan: StepPlan
@@ -117,7 +114,7 @@ class LatentAttention:
         if self.query_up is not None:
             named |= named_arrays("query_up", self.query_up)
         for name, by_head in (("absorbing", self.absorbing), ("expanding", self.expanding)):
-            named |= {f"{name}.{part}": array for part, array in by_head.arrays().items()}
+            named |= named_arrays(name, by_head)
         return named
 
     def _queries(self, rows: mx.array) -> mx.array:
@@ -165,17 +162,11 @@ def _take_up(
     if isinstance(both, PackedLinear):
         words, scales = (_part(config, array) for array in (both.words, both.scales))
         offsets = (None, None) if both.offsets is None else _part(config, both.offsets)
+        form, own = both.form, both.global_scale
+        kinds = zip(words, scales, offsets, strict=True)
         absorbing, expanding = (
-            PackedHeadLinear(
-                words[part],
-                scales[part],
-                offsets[part],
-                both.packing,
-                turned=turned,
-                global_scale=both.global_scale,
-                form=both.form,
-            )
-            for part, turned in enumerate((False, True))
+            PackedHeadLinear(*parts, both.packing, global_scale=own, form=form, turned=turned)
+            for parts, turned in zip(kinds, (False, True), strict=True)
         )
         return absorbing, expanding
     assert isinstance(both, Linear), "one weight is in one form"

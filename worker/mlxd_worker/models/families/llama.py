@@ -3,38 +3,32 @@
 Invariants:
 - What sets a family apart is in its config and its layers' parts, not in a model of its own.
 - Rows are flat `[rows * width, hidden]` everywhere but inside attention.
-- Queries, keys and values come from one product, gate and up from another: their weights are joined
-  while loading, and the separate ones are never kept.
 - No `mx.compile`: on a CPU it needs a compiler, for a tenth; for CUDA a step is compiled whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import FINAL_NORM, DecoderConfig
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
-from mlxd_shared.domain.requests import KVFormat
+from mlxd_models.families.common.decoder import DecoderConfig
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import Asked, KVCache
 from mlxd_worker.kernels.decode_attention import serves
-from mlxd_worker.models.base import Batch, attention_caches, plan_pass
+from mlxd_worker.models.base import Batch, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.layers.llama_layers import (
+    Decoder,
     Layer,
     rotations_of,
-    tables_of,
-    take_embedding,
-    take_ends,
     take_layer,
     take_norm,
 )
 from mlxd_worker.models.weights.fused import add_projection, normed_times
-from mlxd_worker.models.weights.linear import packed_rows_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +39,25 @@ class _Pass:
     plan: StepPlan
 
 
-class LlamaModel:
+class LlamaModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
-        """Take all weights; nothing else keeps them."""
         self.config = config
-        embedding = take_embedding(weights)
         rotations = rotations_of(
             [config.rope_of(index) for index in range(config.layers)], config.head_dim
         )
-        self._layers = tuple(
-            take_layer(config, weights, index, rotation) for index, rotation in enumerate(rotations)
+        super().__init__(
+            config,
+            weights,
+            (take_layer(config, weights, at, rotation) for at, rotation in enumerate(rotations)),
+            partial(take_norm, config, weights),
+            rotations=rotations,
+            attention=[
+                AttentionGeometry(kv_heads=config.kv_heads, head_dim=config.head_dim, window=window)
+                for window in config.windows
+            ],
         )
-        self._tables = tables_of(rotations)
-        norm = take_norm(config, weights, FINAL_NORM)
-        self._ends = take_ends(weights, embedding, norm, tied_head=config.tied_head)
-        self._packed = any(layer.packed for layer in self._layers)
         plain = not any(rotation.config.interleaved for rotation in rotations)
         self._in_place = (
             plain
@@ -70,7 +66,7 @@ class LlamaModel:
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 head_dim=config.head_dim,
-                dtype=embedding.dtype,
+                dtype=self.dtype,
             )
         )
         self.capabilities = Capabilities(
@@ -79,36 +75,6 @@ class LlamaModel:
             decodes_in_place=self._in_place,
         )
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self.config.vocab
-
-    @property
-    def context_max(self) -> int:
-        """The most tokens a row may hold."""
-        return self.config.context_max
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The weights' type."""
-        return self._ends.embedding.dtype
-
-    @property
-    def attention(self) -> tuple[AttentionGeometry, ...]:
-        """Each layer's keys and values."""
-        config = self.config
-        return tuple(
-            AttentionGeometry(kv_heads=config.kv_heads, head_dim=config.head_dim, window=window)
-            for window in config.windows
-        )
-
-    def new_caches(
-        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
-    ) -> list[LayerCache | None]:
-        """Return empty caches, one a layer."""
-        return attention_caches(self, kv=kv, context_max=context_max)
-
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         return self.forward_joined([batch], caches)[0]
@@ -116,33 +82,14 @@ class LlamaModel:
     def forward_joined(self, batches: Sequence[Batch], caches: PassCaches) -> list[mx.array]:
         """Do `forward` for several batches; their rows are together in all products."""
         passes = [_Pass(batch, plan_pass(batch, caches, self.dtype)) for batch in batches]
-        rows = self._embed(_together([its.batch.tokens.reshape(-1) for its in passes]))
-        # A GPU holds what is unpacked until it is done: not of all layers at once.
-        wide = any(its.batch.width > 1 for its in passes)
-        unpacks = self._packed and wide and rows.shape[0] > packed_rows_max()
-        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
+        ids = _together([its.batch.tokens.reshape(-1) for its in passes])
+
+        def do_layer(layer: Layer, cache: LayerCache | None, rows: mx.array) -> mx.array:
             read = self._attend(layer, rows, as_attention(cache), passes)
-            rows = layer.feed(add_projection(rows, read, layer.output, layer.output_norm))
-            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
-                mx.eval(rows)
-        return _apart(self._ends.normalise(rows), passes)
+            return layer.feed(add_projection(rows, read, layer.output, layer.output_norm))
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Return float32 [M, vocab], lazy."""
-        logits, cap = self._ends.logits(hidden), self.config.logits_cap
-        return logits if cap is None else mx.tanh(logits / cap) * cap
-
-    def parameters(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = self._ends.arrays()
-        named |= self._tables
-        for index, layer in enumerate(self._layers):
-            named |= {f"layers.{index}.{name}": array for name, array in layer.arrays().items()}
-        return named
-
-    def _embed(self, ids: mx.array) -> mx.array:
-        rows, scale = self._ends.embed(ids), self.config.embedding_scale
-        return rows if scale == 1.0 else rows * scale
+        is_wide = any(its.batch.width > 1 for its in passes)
+        return _apart(self._run(ids, caches, do_layer, is_wide=is_wide), passes)
 
     def _attend(
         self, layer: Layer, rows: mx.array, cache: AttentionCache, passes: Sequence[_Pass]

@@ -1,8 +1,6 @@
 """Qwen3.5 and its kin, text only: gated delta layers, and full attention every few layers.
 
 Invariants:
-- What sets a family apart is in its config, not in a model of its own.
-- Rows are flat `[rows * width, hidden]` everywhere but inside a layer's mixer.
 - Attention normalises queries and keys by head, rotates only the first part of a head, and gates
   its result; queries and gates alternate head by head in one product with keys and values.
 - A published checkpoint stores norms as their distance from one (all but the gated ones) and the
@@ -15,10 +13,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import ATTENTION, FINAL_NORM, is_routed, layer_prefix
+from mlxd_models.families.common.decoder import ATTENTION, is_routed, layer_prefix
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_models.families.hybrid.tensors import DELTA
-from mlxd_models.sizes.packed_weights import UNPACKED_LAYERS
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
@@ -32,20 +29,17 @@ from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
-    delta_arrays,
     delta_cache,
-    stored_by_mlx,
+    is_stored_by_mlx,
     take_delta,
 )
 from mlxd_worker.models.layers.llama_layers import (
+    Decoder,
     FeedForward,
     rotation_of,
-    tables_of,
-    take_embedding,
-    take_ends,
     take_feed,
 )
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, packed_rows_max
+from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +50,16 @@ class Attention:
     query_norm: mx.array
     key_norm: mx.array
     output: Projection
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights that stay packed may be unpacked for many rows."""
+        return is_packed(self.qkv) or is_packed(self.output)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        named = {"query_norm": self.query_norm, "key_norm": self.key_norm}
+        return named | named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,99 +73,58 @@ class Layer:
     @property
     def packed(self) -> bool:
         """Whether weights that stay packed may be unpacked for many rows."""
-        if isinstance(self.mixer, DeltaMixer):
-            products = (self.mixer.weights.projection, self.mixer.weights.output)
-        else:
-            products = (self.mixer.qkv, self.mixer.output)
-        return any(map(is_packed, products)) or self.feed.packed
+        return self.mixer.packed or self.feed.packed
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weights by name, each array once."""
+        return {"mixer_norm": self.mixer_norm, **self.feed.arrays(), **self.mixer.arrays()}
 
 
-class Qwen35Model:
+class Qwen35Model(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
     def __init__(self, config: HybridConfig, weights: Weights) -> None:
-        """Take all weights; nothing else keeps them.
-
-        Raises:
-            InvalidModel: the layers are stored in different layouts.
-        """
+        """Take all weights; raises InvalidModel if layers are stored in different layouts."""
         self.config = config
         decoder = config.decoder
-        embedding = take_embedding(weights)
-        taker = _Taker(config, weights, embedding.dtype)
-        self._layers = tuple(taker.layer(index) for index in range(decoder.layers))
-        norm = Norm(taker.norm(FINAL_NORM), decoder.norm_eps)
-        self._ends = take_ends(weights, embedding, norm, tied_head=decoder.tied_head)
-        self._packed = any(layer.packed for layer in self._layers)
+        taker = _Taker(config, weights)
+        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
+        geometry = AttentionGeometry(kv_heads=decoder.kv_heads, head_dim=decoder.head_dim)
+        super().__init__(
+            decoder,
+            weights,
+            map(taker.layer, range(decoder.layers)),
+            lambda name: Norm(taker.norm(name), decoder.norm_eps),
+            rotations=[self._rotation],
+            attention=[geometry if full else None for full in config.full],
+        )
         self.capabilities = Capabilities()
         self._scale = decoder.head_dim**-0.5
-        self._rotation = rotation_of(decoder.rope, config.rotary_dim)
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self.config.decoder.vocab
-
-    @property
-    def context_max(self) -> int:
-        """The most tokens a row may hold."""
-        return self.config.decoder.context_max
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The weights' type."""
-        return self._ends.embedding.dtype
-
-    @property
-    def attention(self) -> tuple[AttentionGeometry | None, ...]:
-        """Each full layer's keys and values."""
-        decoder = self.config.decoder
-        geometry = AttentionGeometry(kv_heads=decoder.kv_heads, head_dim=decoder.head_dim)
-        return tuple(geometry if full else None for full in self.config.full)
 
     def new_caches(
         self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
     ) -> list[LayerCache | None]:
         """Return empty caches: of attention in form `kv`, recurrent ones for the other layers."""
-        longest = self.context_max if context_max is None else context_max
         return [
-            delta_cache(self.config.delta, self.dtype)
-            if geometry is None
-            else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
-            for geometry in self.attention
+            delta_cache(self.config.delta, self.dtype) if cache is None else cache
+            for cache in super().new_caches(kv=kv, context_max=context_max)
         ]
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
         plan = plan_pass(batch, caches, self.dtype)
         eps = self.config.decoder.norm_eps
-        rows = self._ends.embed(batch.tokens)
-        # A GPU holds what is unpacked until it is done: not of all layers at once.
-        unpacks = self._packed and batch.width > 1 and rows.shape[0] > packed_rows_max()
-        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
+
+        def do_layer(layer: Layer, cache: LayerCache | None, rows: mx.array) -> mx.array:
             normed = mx.fast.rms_norm(rows, layer.mixer_norm, eps)
             if isinstance(layer.mixer, DeltaMixer):
                 assert isinstance(cache, RecurrentCache)
-                rows = rows + layer.mixer(normed, cache, plan)
-            else:
-                attention = as_attention(cache)
-                rows = rows + self._attend(layer.mixer, normed, attention, plan, batch.offsets)
-            rows = layer.feed(rows)
-            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
-                mx.eval(rows)
-        return self._ends.normalise(rows)
+                return layer.feed(rows + layer.mixer(normed, cache, plan))
+            attention = as_attention(cache)
+            read = self._attend(layer.mixer, normed, attention, plan, batch.offsets)
+            return layer.feed(rows + read)
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Return float32 [M, vocab], lazy."""
-        return self._ends.logits(hidden)
-
-    def parameters(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = self._ends.arrays()
-        named |= tables_of([self._rotation])
-        for index, layer in enumerate(self._layers):
-            named |= {f"layers.{index}.{name}": array for name, array in _arrays(layer).items()}
-        return named
+        return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=batch.width > 1)
 
     def _attend(
         self,
@@ -201,13 +164,12 @@ class Qwen35Model:
 class _Taker:
     """Takes layers from a checkpoint of either layout."""
 
-    def __init__(self, config: HybridConfig, weights: Weights, dtype: mx.Dtype) -> None:
+    def __init__(self, config: HybridConfig, weights: Weights) -> None:
         self._config = config
         self._weights = weights
-        self._dtype = dtype
         recurrent = [index for index, full in enumerate(config.full) if not full]
         by_mlx = [
-            stored_by_mlx(config.delta, weights, f"model.layers.{index}.{DELTA}")
+            is_stored_by_mlx(config.delta, weights, f"model.layers.{index}.{DELTA}")
             for index in recurrent
         ]
         if len(set(by_mlx)) > 1:
@@ -220,7 +182,7 @@ class _Taker:
         if not self._norms_from_one:
             return self._weights.take(name)
         # Added before rounding: next to one, bfloat16 keeps few digits of a small distance.
-        weight = (self._weights.take_float32(name) + 1).astype(self._dtype)
+        weight = (self._weights.take_float32(name) + 1).astype(self._weights.dtype)
         mx.eval(weight)
         return weight
 
@@ -236,28 +198,17 @@ class _Taker:
 
     def _attention(self, prefix: str) -> Attention:
         decoder = self._config.decoder
+        names, output = [prefix + name for name in ATTENTION], [f"{prefix}self_attn.o_proj"]
         return Attention(
-            qkv=self._linear(prefix, ATTENTION, has_bias=decoder.qkv_bias),
+            qkv=self._weights.linear(names, has_bias=decoder.qkv_bias),
             query_norm=self.norm(f"{prefix}self_attn.q_norm.weight"),
             key_norm=self.norm(f"{prefix}self_attn.k_norm.weight"),
-            output=self._linear(prefix, ("self_attn.o_proj",), has_bias=decoder.output_bias),
+            output=self._weights.linear(output, has_bias=decoder.output_bias),
         )
 
-    def _linear(self, prefix: str, names: tuple[str, ...], *, has_bias: bool) -> Projection:
-        return self._weights.linear([prefix + name for name in names], has_bias=has_bias)
-
     def _delta(self, prefix: str) -> DeltaMixer:
-        weights = take_delta(self._config.delta, self._weights, prefix + DELTA)
-        return DeltaMixer(self._config.delta, weights, norm_eps=self._config.decoder.norm_eps)
-
-
-def _arrays(layer: Layer) -> Mapping[str, mx.array]:
-    named = {"mixer_norm": layer.mixer_norm} | dict(layer.feed.arrays())
-    if isinstance(layer.mixer, DeltaMixer):
-        return named | dict(delta_arrays(layer.mixer.weights))
-    named |= {"query_norm": layer.mixer.query_norm, "key_norm": layer.mixer.key_norm}
-    named |= named_arrays("qkv", layer.mixer.qkv)
-    return named | named_arrays("output", layer.mixer.output)
+        delta, eps = self._config.delta, self._config.decoder.norm_eps
+        return take_delta(delta, self._weights, prefix + DELTA, norm_eps=eps)
 
 
 build = Qwen35Model

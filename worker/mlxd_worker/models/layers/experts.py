@@ -1,7 +1,8 @@
 """A few networks of many for each row: products with experts, and what is beside them.
 
 Invariants:
-- The choice of experts is made in float32, whatever the rows are.
+- The choice of experts is made in float32, whatever the rows are. A correction and the groups
+  decide who is chosen; weights are the shares as the router gave them.
 - On a GPU everything is lazy. On a CPU, where a product gathers experts one row at a time and in
   float32 alone, the choice is evaluated and each expert gets its rows at once where that pays or
   nothing else is there.
@@ -20,6 +21,8 @@ from mlxd_models.families.common.experts import (
     FUSED_DOWN,
     FUSED_GATED,
     ExpertsConfig,
+    GroupsConfig,
+    Scoring,
     SharedConfig,
     expert_stack,
 )
@@ -27,7 +30,6 @@ from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
-from mlxd_worker.models.layers.routing import choose
 from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
 from mlxd_worker.models.weights.fused import clamped_halves, gated_halves
 from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
@@ -39,6 +41,9 @@ EACH_MIN = 4
 """From so many rows for each expert on, two products an expert are faster on a CPU than two that
 gather (64 experts of 384, 8 chosen, rows of 1024, one thread: 24 against 80 ms for 8 rows, 77
 against 91 for 32, 269 against 113 for 128, 1030 against 213 for 512)."""
+
+LEAST_SUM = 1e-20
+"""Added to what shares are divided by: of sigmoids all may be nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,8 @@ class Experts:
             named["correction"] = self.correction
         for name, projection in ({} if self.shared is None else self.shared.projections).items():
             named |= named_arrays(name, projection)
-        for name, stack in (("expert_gate_up", self.gate_up), ("expert_down", self.down)):
-            named |= {f"{name}.{part}": array for part, array in stack.arrays().items()}
-        return named
+        named |= named_arrays("expert_gate_up", self.gate_up)
+        return named | named_arrays("expert_down", self.down)
 
     def _choose(self, normed: mx.array) -> tuple[mx.array, mx.array]:
         """Return the chosen experts' weights, of the rows' type, and their numbers: [M, chosen]."""
@@ -155,12 +159,38 @@ class Experts:
         return gated_halves(flat, width=self.config.mlp)
 
 
-def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
-    """Take the weights of a layer's experts.
+def choose(
+    scores: mx.array, config: ExpertsConfig, correction: mx.array | None
+) -> tuple[mx.array, mx.array]:
+    """Return the chosen experts' weights and numbers, both `[M, chosen]`, for scores `[M, count]`.
 
-    Raises:
-        InvalidModel: they are packed unlike each other.
+    correction: `[count]`, where the config asks for one. Lazy.
     """
+    soft = config.scoring is Scoring.SOFTMAX
+    shares = mx.softmax(scores, axis=-1) if soft else mx.sigmoid(scores)
+    wanted = shares if correction is None else shares + correction
+    if config.groups is not None:
+        wanted = _of_best_groups(wanted, config.groups)
+    chosen = mx.argpartition(wanted, kth=-config.chosen, axis=-1)[:, -config.chosen :]
+    weights = mx.take_along_axis(shares, chosen, axis=-1)
+    if config.normalised:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + LEAST_SUM)
+    return weights if config.scaling == 1.0 else weights * config.scaling, chosen
+
+
+def _of_best_groups(wanted: mx.array, groups: GroupsConfig) -> mx.array:
+    """Return how much experts are wanted, -inf for those outside of the best groups."""
+    by_group = wanted.reshape(-1, groups.count, wanted.shape[-1] // groups.count)
+    worth = mx.topk(by_group, groups.best, axis=-1).sum(axis=-1)
+    left_out = mx.argpartition(worth, kth=-groups.kept, axis=-1)[:, : -groups.kept]
+    hidden = mx.put_along_axis(
+        mx.zeros_like(worth), left_out, mx.array(-mx.inf, dtype=worth.dtype), axis=-1
+    )
+    return (by_group + hidden[..., None]).reshape(wanted.shape)
+
+
+def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
+    """Take the weights of a layer's experts."""
     return Experts(
         config=config,
         norm=norm,

@@ -1,4 +1,4 @@
-"""The layers of a Llama-like decoder: rotations, attention's and feed-forward's weights, both ends.
+"""The parts of Llama-like decoders: rotations, layers, both ends; and what models of them share.
 
 Invariants:
 - Queries, keys and values come from one product, gate and up from another: their weights are joined
@@ -10,9 +10,10 @@ Invariants:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -32,13 +33,24 @@ from mlxd_models.families.common.decoder import (
     norms_of,
 )
 from mlxd_models.families.common.rope import RopeConfig
-from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
+from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
+from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.experts import Experts, take_experts
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.weights.linear import (
+    HasArrays,
+    Projection,
+    is_packed,
+    named_arrays,
+    packed_rows_max,
+    present_arrays,
+)
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
@@ -126,6 +138,10 @@ def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
     }
 
 
+def _weights_of(**norms: Norm | None) -> dict[str, mx.array]:
+    return {name: norm.weight for name, norm in norms.items() if norm is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """One network for all rows."""
@@ -156,9 +172,7 @@ class Dense:
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return norms, gate and up, and down."""
-        named = {"mlp_norm": self.norm.weight}
-        if self.output_norm is not None:
-            named["mlp_output_norm"] = self.output_norm.weight
+        named = _weights_of(mlp_norm=self.norm, mlp_output_norm=self.output_norm)
         return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
 
 
@@ -211,24 +225,16 @@ class Layer:
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {"attention_norm": self.attention_norm.weight}
+        output_norm, heads = self.output_norm, self.head_norms
+        named = _weights_of(attention_norm=self.attention_norm, attention_output_norm=output_norm)
+        if heads is not None:
+            named |= _weights_of(query_norm=heads.queries, key_norm=heads.keys)
         named |= named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-        if self.output_norm is not None:
-            named["attention_output_norm"] = self.output_norm.weight
-        if self.head_norms is not None:
-            named["query_norm"] = self.head_norms.queries.weight
-            named["key_norm"] = self.head_norms.keys.weight
-        if self.sinks is not None:
-            named["sinks"] = self.sinks
-        return named | dict(self.feed.arrays())
+        return named | present_arrays({"sinks": self.sinks}) | dict(self.feed.arrays())
 
 
 def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
-    """Take one layer's weights.
-
-    Raises:
-        InvalidModel: experts are packed unlike each other.
-    """
+    """Take one layer's weights."""
     prefix, norms = layer_prefix(index), norms_of(config)
     routed, mlp_norm = is_routed(config, index), f"{prefix}{norms.mlp}.weight"
     return Layer(
@@ -269,11 +275,7 @@ def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> He
 def take_feed(
     config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
 ) -> FeedForward:
-    """Take the weights of a layer's feed-forward but for the norm before it.
-
-    Raises:
-        InvalidModel: experts are packed unlike each other.
-    """
+    """Take the weights of a layer's feed-forward but for the norm before it."""
     if routed and config.experts is not None:
         return take_experts(config.experts, weights, prefix, norm)
     return Dense(
@@ -286,37 +288,98 @@ def take_feed(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """One model's ends; their type is the model's."""
+class _AnyLayer(HasArrays, Protocol):
+    @property
+    def packed(self) -> bool: ...
 
-    embedding: Projection
-    norm: Norm
-    head: Projection
 
-    def embed(self, ids: mx.array) -> mx.array:
-        """Return the rows [M, hidden] of token ids of any shape, lazy."""
-        return self.embedding.lookup(ids.reshape(-1))
+_Layer = TypeVar("_Layer", bound=_AnyLayer)
 
-    def normalise(self, rows: mx.array) -> mx.array:
-        """Return the last layer's rows, normalised, lazy."""
-        return mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)
+
+class Decoder(Generic[_Layer]):
+    """A loaded model but for what its layers do. One owner: the engine thread."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        layers: Iterable[_Layer],
+        take_norm: Callable[[str], Norm],
+        *,
+        rotations: Sequence[Rotation],
+        attention: Sequence[AttentionGeometry | None],
+    ) -> None:
+        """Take all weights, a layer's as `layers` yields it; nothing else keeps them.
+
+        attention: what each layer remembers of keys and values; None where it keeps other things.
+        """
+        self._decoder = config
+        self._tables = tables_of(rotations)
+        self.attention = attention
+        self._embedding = weights.linear([_EMBEDDING])
+        self._layers = tuple(layers)
+        self._norm = take_norm(FINAL_NORM)
+        self._head = self._embedding if config.tied_head else weights.linear([_HEAD])
+        self._packed = any(layer.packed for layer in self._layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._decoder.vocab
+
+    @property
+    def context_max(self) -> int:
+        """The most tokens a row may hold."""
+        return self._decoder.context_max
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The weights' type."""
+        return self._embedding.dtype
+
+    def new_caches(
+        self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
+    ) -> list[LayerCache | None]:
+        """Return empty caches, one a layer: of attention in form `kv`, where that is kept."""
+        longest = self.context_max if context_max is None else context_max
+        return [
+            None if geometry is None else geometry.new_cache(self.dtype, kv=kv, context_max=longest)
+            for geometry in self.attention
+        ]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] for normalised rows, lazy."""
-        return logits_of(hidden, self.head)
+        logits, cap = logits_of(hidden, self._head), self._decoder.logits_cap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
 
-    def arrays(self) -> dict[str, mx.array]:
+    def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once."""
-        named = {FINAL_NORM: self.norm.weight} | named_arrays(_EMBEDDING, self.embedding)
-        return named if self.head is self.embedding else named | named_arrays(_HEAD, self.head)
+        named = {FINAL_NORM: self._norm.weight} | named_arrays(_EMBEDDING, self._embedding)
+        if self._head is not self._embedding:
+            named |= named_arrays(_HEAD, self._head)
+        named |= self._tables
+        for index, layer in enumerate(self._layers):
+            named |= named_arrays(f"layers.{index}", layer)
+        return named
 
+    def _run(
+        self,
+        ids: mx.array,
+        caches: PassCaches,
+        do_layer: Callable[[_Layer, LayerCache | None, mx.array], mx.array],
+        *,
+        is_wide: bool,
+    ) -> mx.array:
+        """Return the rows [M, hidden] of token ids [M] after all layers, normalised, lazy.
 
-def take_embedding(weights: Weights) -> Projection:
-    """Take the embedding, which is read before the layers."""
-    return weights.linear([_EMBEDDING])
-
-
-def take_ends(weights: Weights, embedding: Projection, norm: Norm, *, tied_head: bool) -> Ends:
-    """Take the head, where it is not the embedding, and put the ends together."""
-    return Ends(embedding, norm, embedding if tied_head else weights.linear([_HEAD]))
+        is_wide: whether a row has several of these tokens.
+        """
+        rows, scale = self._embedding.lookup(ids), self._decoder.embedding_scale
+        rows = rows if scale == 1.0 else rows * scale
+        # A GPU holds what is unpacked until it is done: not of all layers at once.
+        unpacks = self._packed and is_wide and rows.shape[0] > packed_rows_max()
+        for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
+            rows = do_layer(layer, cache, rows)
+            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
+                mx.eval(rows)
+        return mx.fast.rms_norm(rows, self._norm.weight, self._norm.eps)

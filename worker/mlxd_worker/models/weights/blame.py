@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
-
-PIECE_NBYTES: Final = 1 << 20
+from mlxd_worker.models.weights.direct_reading import SCRATCH_NBYTES, read_into
 
 
 def why_not_opened(file: Path, error: Exception) -> MlxdError:
@@ -48,25 +46,15 @@ def why_not_read(facts: Iterable[TensorFact], error: Exception, field: str = "")
             break
     if field or first is None:
         return InvalidModel(f"{doing}{error}", field=field)
-    return InvalidModel(f"{doing}{error}", file=first.file.name, field=first.name)
+    return first.error(f"{doing}{error}")
 
 
 def _read_through(fact: TensorFact) -> None:
-    """Read a tensor, and forget it.
-
-    Raises:
-        OSError: the system does not let it be read.
-        EOFError: its file ends before it does.
-    """
+    """Read a tensor, and forget it; raises OSError, or EOFError if its file ends before it does."""
     descriptor = open_regular(str(fact.file), os.O_RDONLY)
     try:
-        scratch = memoryview(bytearray(min(PIECE_NBYTES, fact.nbytes)))
-        done = 0
-        while done < fact.nbytes:
-            wanted = scratch[: fact.nbytes - done]
-            count = os.preadv(descriptor, [wanted], fact.begin + done)
-            if count == 0:
-                raise EOFError
-            done += count
+        scratch = memoryview(bytearray(min(SCRATCH_NBYTES, fact.nbytes)))
+        for done in range(0, fact.nbytes, SCRATCH_NBYTES):
+            read_into(scratch[: fact.nbytes - done], descriptor, fact.begin + done)
     finally:
         os.close(descriptor)

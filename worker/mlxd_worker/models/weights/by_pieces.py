@@ -3,8 +3,11 @@
 Invariants:
 - Either way MLX takes several arrays of the weight's size: of a piece, here, and not of the whole.
 - What is made does not depend on how it is cut: no group is in two pieces.
+- A value of 8-bit floats is the float times its square's number; both are exact in float32, where
+  they are multiplied, and the product is rounded once.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import mlx.core as mx
@@ -18,12 +21,8 @@ PIECE_VALUES: Final = 1 << 18
 PACKED_VALUES: Final = 1 << 15
 """The same while packing, which takes more than forty bytes for each value of small floats."""
 
-
-def parts_read(packing: Packing) -> tuple[tuple[str, mx.Dtype | None], ...]:
-    """Return words, scales and offsets by their names, and as what they are read; None: not."""
-    if packing.has_offsets:
-        return (("weight", mx.uint32), ("scales", mx.float32), ("biases", mx.float32))
-    return (("weight", mx.uint32), ("scales", mx.uint8), ("biases", None))
+BLOCK_VALUES: Final = 1 << 20
+"""The most of 8-bit floats that are float32 at once, however large the weight."""
 
 
 def numbers_of(
@@ -104,3 +103,26 @@ def packed_of(plain: mx.array, packing: Packing) -> tuple[mx.array, ...]:
         del part, packed
         mx.eval(whole)
     return tuple(whole)
+
+
+def numbers_of_blocks(
+    weight: mx.array, scales: mx.array, packing: Packing, *, dtype: mx.Dtype
+) -> Iterator[mx.array]:
+    """Yield pieces, lazy, that joined along the axis before the last are `[..., outputs, inputs]`.
+
+    weight: uint8 of that shape. scales: `[..., squares, squares]`, the last of them cut off where
+    the weight ends. Each piece is to be evaluated before the next one is asked for.
+    """
+    *stack, outputs, inputs = weight.shape
+    height, width = packing.block_rows, packing.group_size
+    values = inputs
+    for size in stack:
+        values *= size
+    rows = max(BLOCK_VALUES // max(values, 1) // height, 1) * height
+    for first in range(0, outputs, rows):
+        count = min(rows, outputs - first)
+        plain = mx.from_fp8(weight[..., first : first + count, :], dtype=mx.float32)
+        squares = scales[..., first // height : -(-(first + count) // height), :]
+        spread = mx.repeat(squares.astype(mx.float32), width, axis=-1)[..., :inputs]
+        spread = mx.repeat(spread, height, axis=-2)[..., :count, :]
+        yield (plain * spread).astype(dtype)

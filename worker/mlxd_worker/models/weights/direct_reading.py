@@ -24,7 +24,6 @@ import mlx.core as mx
 
 from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact
-from mlxd_shared.domain.errors import InvalidModel
 
 PIECE_NBYTES_MIN: Final = 1 << 20
 PIECE_NBYTES_MAX: Final = 8 << 20
@@ -102,9 +101,7 @@ def read_joined(segments: Sequence[Segment], shape: Sequence[int], *, dtype: str
     try:
         loaded = mx.load(cast("Any", file), format="safetensors")
     except RuntimeError as error:
-        first = segments[0].fact
-        problem = f"could not be read: {error}"
-        raise InvalidModel(problem, file=first.file.name, field=first.name) from error
+        raise segments[0].fact.error(f"could not be read: {error}") from error
     file.check()
     return cast("dict[str, mx.array]", loaded)[_File.TENSOR]
 
@@ -201,16 +198,17 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
             if widened:
                 _read_widened(descriptor, piece, scratch)
             else:
-                _read(descriptor, piece.begin, piece.into)
+                read_into(piece.into, descriptor, piece.begin)
         except OSError as error:
             raise file_error(error, file.name, name, doing="could not be read: ") from error
         except EOFError as error:
-            raise InvalidModel(f"could not be read: {error}", file=file.name, field=name) from error
+            raise piece.fact.error(f"could not be read: {error}") from error
         finally:
             os.close(descriptor)
 
 
-def _read(descriptor: int, begin: int, into: memoryview) -> None:
+def read_into(into: memoryview, descriptor: int, begin: int) -> None:
+    """Fill a buffer with a file's bytes from `begin` on; raises EOFError if it ends before."""
     done = 0
     while done < len(into):
         count = os.preadv(descriptor, [into[done:]], begin + done)
@@ -224,7 +222,7 @@ def _read_widened(descriptor: int, piece: _Piece, scratch: memoryview) -> None:
     widen, width = _WIDENED[piece.fact.dtype], len(piece.into) // piece.nbytes
     for done in range(0, piece.nbytes, SCRATCH_NBYTES):
         stored = scratch[: min(SCRATCH_NBYTES, piece.nbytes - done)]
-        _read(descriptor, piece.begin + done, stored)
+        read_into(stored, descriptor, piece.begin + done)
         widen(stored, piece.into[done * width : (done + len(stored)) * width])
 
 

@@ -1,34 +1,28 @@
-"""The linears of many experts over one input, stored as numbers or packed.
+"""The linears of many experts, or of many heads, over one input, stored as numbers or packed.
 
 Invariants:
 - Each row names its expert; rows that name the same one lie together where `ordered` says so.
 - One expert's weight is a part of the stack, not a copy.
+- A head's weight is `[outputs, inputs]` or, where not `turned`, `[inputs, outputs]`: as it is
+  stored, because a packed one cannot be transposed without being packed anew.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
-from mlxd_models.families.common.packing import Packing
-from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
-
-
-class ExpertProjection(Protocol):
-    """A weight `[experts, outputs, inputs]`, however it is stored."""
-
-    def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
-        """Map `[..., 1, inputs]` to `[..., 1, outputs]`, lazy; `experts` `[...]` are uint32."""
-        ...
-
-    def of(self, expert: int) -> Projection:
-        """Return one expert's linear."""
-        ...
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what it holds by name, each array once."""
-        ...
+from mlxd_models.families.common.packing import NVFP4_FULL_SCALE
+from mlxd_worker.models.weights.linear import (
+    Linear,
+    PackedLinear,
+    PackedWeight,
+    SideBySide,
+    named_parts,
+    packed_rows_max,
+    present_arrays,
+    unpack_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +35,26 @@ class ExpertLinear:
     """[experts, outputs]."""
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
-        """Map each row by its expert."""
+        """Map `[..., 1, inputs]` to `[..., 1, outputs]`, lazy; `experts` `[...]` are uint32."""
         turned = self.weight.swapaxes(-1, -2)
         out = mx.gather_mm(rows, turned, rhs_indices=experts, sorted_indices=ordered)
         return _add_bias(out, self.bias, experts)
 
-    def of(self, expert: int) -> Projection:
+    def of(self, expert: int) -> Linear:
         """Return one expert's linear."""
         return Linear(_one(self.weight, expert), _part(self.bias, expert))
 
     def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias."""
-        return _present({"weight": self.weight, "bias": self.bias})
+        """Return weight and bias by name."""
+        return present_arrays({"weight": self.weight, "bias": self.bias})
 
 
 @dataclass(frozen=True, slots=True)
-class PackedExpertLinear:
-    """Weights that stay packed."""
-
-    words: mx.array
-    """uint32 [experts, outputs, packing.words(inputs)]."""
-    scales: mx.array
-    """[experts, outputs, packing.groups(inputs)], of the type that rows have, or bytes."""
-    offsets: mx.array | None
-    """The same shape and type, what MLX calls biases; None where the mode has none."""
-    packing: Packing
-    bias: mx.array | None = None
-    """[experts, outputs]."""
-    global_scale: mx.array | None = None
-    """float32 [experts]: each weight's own scale, times `NVFP4_FULL_SCALE`."""
-    form: mx.Dtype | None = None
-    """What it yields, where the scales do not say that."""
+class PackedExpertLinear(PackedWeight):
+    """Weights `[experts, outputs, inputs]` that stay packed."""
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
-        """Map each row by its expert."""
+        """Map each row by its expert, as `ExpertLinear`."""
         out = mx.gather_qmm(
             rows,
             self.words,
@@ -102,18 +82,6 @@ class PackedExpertLinear:
             form=self.form,
         )
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return all that it holds, by the names that checkpoints have for it."""
-        return _present(
-            {
-                "weight": self.words,
-                "scales": self.scales,
-                "biases": self.offsets,
-                "global_scale": self.global_scale,
-                "bias": self.bias,
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSideBySide:
@@ -122,30 +90,84 @@ class ExpertsSideBySide:
     parts: tuple[PackedExpertLinear, ...]
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
-        """Map each row by its expert."""
+        """Map each row by its expert, as `ExpertLinear`."""
         return mx.concatenate(
             [part(rows, experts, ordered=ordered) for part in self.parts], axis=-1
         )
 
-    def of(self, expert: int) -> Projection:
+    def of(self, expert: int) -> SideBySide:
         """Return one expert's linears."""
         return SideBySide(tuple(part.of(expert) for part in self.parts))
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return what the parts hold, numbered."""
-        return {
-            f"{number}.{name}": array
-            for number, part in enumerate(self.parts)
-            for name, array in part.arrays().items()
-        }
+        return named_parts(self.parts)
+
+
+ExpertProjection = ExpertLinear | PackedExpertLinear | ExpertsSideBySide
+"""A weight `[experts, outputs, inputs]`, however it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """A matrix for each head, in numbers."""
+
+    weight: mx.array
+    turned: bool
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Map `[heads, M, inputs]` to `[heads, M, outputs]`, lazy."""
+        return rows @ (self.weight.swapaxes(-1, -2) if self.turned else self.weight)
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return the weight."""
+        return {"weight": self.weight}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeadLinear(PackedWeight):
+    """Matrices that stay packed, along their last axis."""
+
+    turned: bool = True
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Map each head's rows, as `HeadLinear`; unpacks the matrices where that is faster."""
+        # What each head's weight is multiplied by, `[heads or 1, 1, 1]`; None: nothing.
+        factor = None
+        if self.global_scale is not None:
+            factor = self.global_scale.reshape(-1, 1, 1) / NVFP4_FULL_SCALE
+        # Without its global scale a product may be beyond float16.
+        exact = self.dtype if factor is None else mx.float32
+        if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > packed_rows_max():
+            weight = unpack_rows(self.words, self.scales, self.offsets, self.packing, form=exact)
+            weight = weight if factor is None else (weight * factor).astype(rows.dtype)
+            return HeadLinear(weight, turned=self.turned)(rows)
+        out = self.product(rows, transpose=self.turned)
+        return out if factor is None else (out * factor).astype(rows.dtype)
+
+
+HeadProjection = HeadLinear | PackedHeadLinear
+"""A matrix for each head, however it is stored."""
+
+
+def head_projection(stack: ExpertProjection, *, turned: bool) -> HeadProjection:
+    """Return a stack of matrices as one for each head; nothing is copied."""
+    if isinstance(stack, ExpertLinear):
+        return HeadLinear(stack.weight, turned=turned)
+    assert isinstance(stack, PackedExpertLinear), "one stack has nothing beside it"
+    return PackedHeadLinear(
+        stack.words,
+        stack.scales,
+        stack.offsets,
+        stack.packing,
+        global_scale=stack.global_scale,
+        form=stack.form,
+        turned=turned,
+    )
 
 
 def _add_bias(out: mx.array, bias: mx.array | None, experts: mx.array) -> mx.array:
     return out if bias is None else out + bias[experts][..., None, :]
-
-
-def _present(named: Mapping[str, mx.array | None]) -> Mapping[str, mx.array]:
-    return {name: array for name, array in named.items() if array is not None}
 
 
 def _one(stack: mx.array, expert: int) -> mx.array:

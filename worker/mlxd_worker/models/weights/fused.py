@@ -78,24 +78,22 @@ def gated_halves(
 ) -> mx.array:
     """Return `act(g) * u` where g and u are the halves, of `width`, of each row."""
 
-    def activate_part(part: slice) -> mx.array:
+    def activate(part: slice) -> mx.array:
         gate, up = both[part, :width], both[part, width:]
         return times_sigmoid(gate * up, _steepness(gate, activation))
 
-    count = both.shape[0]
-    return side_by_side(activate_part, count=count, values=count * width, axis=0)
+    return side_by_side(activate, count=len(both), values=len(both) * width, axis=0)
 
 
 def clamped_halves(both: mx.array, *, width: int, clamp: GateClamp) -> mx.array:
     """Return `(u + 1) * g * sigmoid(slope * g)`, g and u being each row's halves, bounded."""
 
-    def activate_part(part: slice) -> mx.array:
+    def activate(part: slice) -> mx.array:
         gate = mx.minimum(both[part, :width], clamp.limit)
         up = mx.clip(both[part, width:], -clamp.limit, clamp.limit)
         return times_sigmoid(gate * (up + 1), clamp.slope * gate)
 
-    count = both.shape[0]
-    return side_by_side(activate_part, count=count, values=count * width, axis=0)
+    return side_by_side(activate, count=len(both), values=len(both) * width, axis=0)
 
 
 def _steepness(gate: mx.array, activation: Activation) -> mx.array:

@@ -14,7 +14,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxd_models.files.weights import TensorFact, read_header
-from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.blame import why_not_opened
 from mlxd_worker.models.weights.direct_reading import Segment, read_joined, type_read
 
@@ -113,7 +112,7 @@ class LazyTensors(Collection[str]):
                 moved, key=lambda fact: now.get(fact.stored_name, ())[:2] == _place(fact)[:2]
             )
             problem = "not there any more as its header said: the file has changed"
-            raise InvalidModel(problem, file=file.name, field=first.stored_name)
+            raise first.error(problem, field=first.stored_name)
         self._checked.add(file)
 
     def _let_go(self, name: str) -> None:

@@ -6,7 +6,7 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,27 +24,6 @@ PACKED_ROWS_MAX_CPU = 2
 """The same on a CPU, where the packed product is a loop over values."""
 
 
-class Projection(Protocol):
-    """A weight `[outputs, inputs]`, however it is stored."""
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The type of what it yields."""
-        ...
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """Map [M, inputs] to [M, outputs], lazy."""
-        ...
-
-    def lookup(self, ids: mx.array) -> mx.array:
-        """Return the weight's own rows at `ids` [M], as [M, inputs], lazy: an embedding."""
-        ...
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what it holds by name, each array once."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Linear:
     """`x W^T + b` on flat rows."""
@@ -59,42 +38,67 @@ class Linear:
         return self.weight.dtype
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """Map [M, inputs] to [M, outputs]."""
+        """Map [M, inputs] to [M, outputs], lazy."""
         if self.bias is None:
             return rows @ self.weight.T
         return mx.addmm(self.bias, rows, self.weight.T)
 
     def lookup(self, ids: mx.array) -> mx.array:
-        """Return the weight's rows at `ids`."""
+        """Return the weight's own rows at `ids` [M], as [M, inputs], lazy: an embedding."""
         return self.weight[ids]
 
     def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias."""
-        named = {"weight": self.weight}
-        return named if self.bias is None else named | {"bias": self.bias}
+        """Return weight and bias by name."""
+        return present_arrays({"weight": self.weight, "bias": self.bias})
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """The same with a weight that stays packed."""
+class PackedWeight:
+    """A weight that stays packed, or a stack of them."""
 
     words: mx.array
-    """uint32 [outputs, packing.words(inputs)]."""
+    """uint32 [..., outputs, packing.words(inputs)]."""
     scales: mx.array
-    """[outputs, packing.groups(inputs)], of the type that rows have, or bytes."""
+    """[..., outputs, packing.groups(inputs)], of the type that rows have, or bytes."""
     offsets: mx.array | None
     """The same shape and type, what MLX calls biases; None where the mode has none."""
     packing: Packing
     bias: mx.array | None = None
+    """[..., outputs]."""
     global_scale: mx.array | None = None
-    """float32 []: the whole weight's own scale, times `NVFP4_FULL_SCALE`."""
+    """float32 [] or one for each of a stack: a whole weight's scale, times `NVFP4_FULL_SCALE`."""
     form: mx.Dtype | None = None
     """What it yields, where the scales do not say that."""
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The scales' type, unless they are bytes."""
+        """The type of what it yields: the scales', unless they are bytes."""
         return self.form or self.scales.dtype
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return all that it holds, by the names that checkpoints have for it."""
+        named = {"weight": self.words, "scales": self.scales}
+        return named | present_arrays(
+            {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
+        )
+
+    def product(self, rows: mx.array, *, transpose: bool = True) -> mx.array:
+        """Return the rows' product with what is packed, without its global scale; lazy."""
+        return packed_product(
+            rows,
+            self.words,
+            self.scales,
+            self.offsets,
+            transpose=transpose,
+            group_size=self.packing.group_size,
+            bits=self.packing.bits,
+            mode=self.packing.mode.value,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear(PackedWeight):
+    """`Linear` with a weight `[outputs, inputs]` that stays packed."""
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Map [M, inputs] to [M, outputs]; unpacks the weight where that is faster."""
@@ -103,16 +107,7 @@ class PackedLinear:
         if unsafe or rows.shape[0] > packed_rows_max():
             result = rows @ self._unpack(self.words, self.scales, self.offsets).T
         else:
-            result = packed_product(
-                rows,
-                self.words,
-                self.scales,
-                self.offsets,
-                transpose=True,
-                group_size=self.packing.group_size,
-                bits=self.packing.bits,
-                mode=self.packing.mode.value,
-            )
+            result = self.product(rows)
             if self.global_scale is not None:
                 result = (result * (self.global_scale / NVFP4_FULL_SCALE)).astype(rows.dtype)
         return result if self.bias is None else result + self.bias
@@ -121,12 +116,6 @@ class PackedLinear:
         """Return the weight's rows at `ids`, unpacked."""
         offsets = None if self.offsets is None else self.offsets[ids]
         return self._unpack(self.words[ids], self.scales[ids], offsets)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return all that it holds, by the names that checkpoints have for it."""
-        named = {"weight": self.words, "scales": self.scales}
-        optional = {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
-        return named | {name: array for name, array in optional.items() if array is not None}
 
     def _unpack(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
         return unpack_rows(
@@ -155,10 +144,32 @@ class SideBySide:
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return what the parts hold, numbered."""
-        named: dict[str, mx.array] = {}
-        for number, part in enumerate(self.parts):
-            named |= named_arrays(str(number), part)
-        return named
+        return named_parts(self.parts)
+
+
+Projection = Linear | PackedLinear | SideBySide
+"""A weight `[outputs, inputs]`, however it is stored."""
+
+
+def present_arrays(named: Mapping[str, mx.array | None]) -> dict[str, mx.array]:
+    """Return the arrays that are there, by name."""
+    return {name: array for name, array in named.items() if array is not None}
+
+
+class HasArrays(Protocol):
+    """What holds weights: a projection of any kind, or a part of a model made of them."""
+
+    def arrays(self) -> Mapping[str, mx.array]:
+        """Return them by name, each array once."""
+        ...
+
+
+def named_parts(parts: Iterable[HasArrays]) -> dict[str, mx.array]:
+    """Return what several things hold, each under its number."""
+    named: dict[str, mx.array] = {}
+    for number, part in enumerate(parts):
+        named |= named_arrays(str(number), part)
+    return named
 
 
 def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
@@ -169,7 +180,6 @@ def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> 
     if isinstance(projection, SideBySide):
         pairs = zip(projection.parts, orders, strict=True)
         return SideBySide(tuple(_reorder(part, [order]) for part, order in pairs))
-    assert isinstance(projection, Linear | PackedLinear), "the only other forms"
     return _reorder(projection, orders)
 
 
@@ -189,16 +199,16 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     return replace(part, words=words, scales=scales, offsets=offsets)
 
 
-def is_packed(projection: Projection) -> bool:
-    """Tell whether some of a projection's weights stay packed."""
+def is_packed(projection: object) -> bool:
+    """Tell whether some of a projection's weights stay packed; of whatever kind it is."""
     if isinstance(projection, SideBySide):
-        return any(isinstance(part, PackedLinear) for part in projection.parts)
-    return isinstance(projection, PackedLinear)
+        return any(map(is_packed, projection.parts))
+    return isinstance(projection, PackedWeight)
 
 
-def named_arrays(name: str, projection: Projection) -> dict[str, mx.array]:
-    """Return what a projection holds, each part under `name.`."""
-    return {f"{name}.{part}": array for part, array in projection.arrays().items()}
+def named_arrays(name: str, holder: HasArrays) -> dict[str, mx.array]:
+    """Return what is held, each part under `name.`."""
+    return {f"{name}.{part}": array for part, array in holder.arrays().items()}
 
 
 def unpack_rows(

@@ -21,10 +21,12 @@ from mlxd_models.families.common.fields import some_names
 from mlxd_models.families.common.packing import FP8_DTYPE, Packing, block_scales_name
 from mlxd_models.families.common.tensors import Stack, TensorSpec
 from mlxd_models.files.weights import TensorFact
-from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.weights.blame import why_not_read
-from mlxd_worker.models.weights.block_floats import numbers_of_blocks
-from mlxd_worker.models.weights.by_pieces import numbers_of, packed_of, parts_read
+from mlxd_worker.models.weights.by_pieces import (
+    numbers_of,
+    numbers_of_blocks,
+    packed_of,
+)
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,
@@ -32,10 +34,9 @@ from mlxd_worker.models.weights.expert_linear import (
     ExpertsSideBySide,
     PackedExpertLinear,
 )
+from mlxd_worker.models.weights.layouts import apply_operation, joined_slabs, stack_of
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
 from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
-from mlxd_worker.models.weights.operations import apply_operation
-from mlxd_worker.models.weights.stacks import joined_slabs, stack_of
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after every tensor; may raise to give the load up."""
@@ -63,24 +64,16 @@ class Reader:
         self._packing |= on_load
         self._on_load = on_load
         self._blocks = {spec.name: packings[spec.name] for spec in specs if spec.dtype == FP8_DTYPE}
-        self._keep_packed = keep_packed
+        self.keeps_packed = keep_packed
+        """Whether weights that are packed stay so."""
         self._facts = {fact.name: fact for fact in facts}
-        self._dtype = dtype
+        self.dtype = dtype
+        """What floating weights become."""
         self._progress = progress
         self._total_nbytes = sum(fact.nbytes for fact in facts)
         self._read_nbytes = 0
         self._lazy = LazyTensors(facts)
         self._rename(specs)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """What floating weights become."""
-        return self._dtype
-
-    @property
-    def keeps_packed(self) -> bool:
-        """Whether weights that are packed stay so."""
-        return self._keep_packed
 
     def take_stored(self) -> dict[str, mx.array]:
         """Return all tensors that nobody has taken, as they are stored, lazy."""
@@ -108,7 +101,7 @@ class Reader:
 
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as `dtype`."""
-        return self._take(name, self._dtype)
+        return self._take(name, self.dtype)
 
     def take_float32(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as float32."""
@@ -116,13 +109,13 @@ class Reader:
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
         """Return tensors joined along their first axis, evaluated, as `dtype`."""
-        return self._join(names, self._dtype)
+        return self._join(names, self.dtype)
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
         """Return linears over one input as one, packed where they are and are to stay so."""
         packings = [self._packing.get(f"{stem}.weight") for stem in stems]
         unlike = len(set(packings)) > 1 or self._own_scales(stems)
-        if len(stems) > 1 and unlike and self._keep_packed:
+        if len(stems) > 1 and unlike and self.keeps_packed:
             return SideBySide(tuple(self._linear([stem], has_bias=has_bias) for stem in stems))
         return self._linear(stems, has_bias=has_bias)
 
@@ -130,15 +123,15 @@ class Reader:
         """Return experts' linears over one input as one, packed where they are and stay so."""
         stored = [[s.stem] if f"{s.stem}.weight" in self._facts else s.parts for s in stacks]
         packing = self._packing.get(f"{stored[0][0]}.weight")  # as of all: the description says so
-        if packing is not None and self._keep_packed:
+        if packing is not None and self.keeps_packed:
             if not any(f"{stem}.global_scale" in self._lazy for stems in stored for stem in stems):
                 return self._packed_experts(stored, packing, has_bias=has_bias)
             parts = [self._packed_experts([stems], packing, has_bias=has_bias) for stems in stored]
             return parts[0] if len(parts) == 1 else ExpertsSideBySide(tuple(parts))
-        bias = self._stack(stored, "bias", self._dtype) if has_bias else None
+        bias = self._stack(stored, "bias", self.dtype) if has_bias else None
         if packing is None:
-            return ExpertLinear(self._stack(stored, "weight", self._dtype), bias)
-        return ExpertLinear(self._unpacked_experts(stored, packing), bias)
+            return ExpertLinear(self._stack(stored, "weight", self.dtype), bias)
+        return ExpertLinear(self._unpack_experts(stored, packing), bias)
 
     def check_copies(self, specs: Sequence[TensorSpec]) -> None:
         """Refuse a stored copy that differs from its original: dropping it would change results."""
@@ -150,9 +143,8 @@ class Reader:
             equal = mx.array_equal(original, copy)
             self._evaluate(equal, [spec.name])
             if not equal.item():
-                fact = self._facts[spec.name]
                 problem = f"differs from {spec.copy_of}, to which the config ties it"
-                raise InvalidModel(problem, file=fact.file.name, field=spec.name)
+                raise self._facts[spec.name].error(problem)
             self._lazy.discard(spec.name)
 
     def finish(self, specs: Sequence[TensorSpec]) -> None:
@@ -170,7 +162,7 @@ class Reader:
         packings = [self._packing.get(name) for name in names]
         if not any(packings):
             return Linear(self.take_stacked(names), bias)
-        if packings[0] is not None and self._keep_packed:
+        if packings[0] is not None and self.keeps_packed:
             return self._packed_linear(stems, packings[0], bias)
         if packings[0] is not None and len(set(packings)) == 1 and not self._own_scales(stems):
             return Linear(self._unpack(stems, packings[0]), bias)
@@ -188,16 +180,12 @@ class Reader:
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
     ) -> PackedLinear:
         self._pack(stems, packing)
-        words = self._join([f"{stem}.weight" for stem in stems], mx.uint32)
-        scales, offsets = [f"{stem}.scales" for stem in stems], [f"{stem}.biases" for stem in stems]
+        words, scales, offsets = self._packed_parts(stems, packing, scales_as=self.dtype)
         if packing.has_offsets:
-            return PackedLinear(
-                words, self.take_stacked(scales), self.take_stacked(offsets), packing, bias
-            )
-        kept, own = self._join(scales, mx.uint8), None
-        if self._own_scales(stems):
-            own = self.take_float32(f"{stems[0]}.global_scale").reshape(())
-        return PackedLinear(words, kept, None, packing, bias, global_scale=own, form=self._dtype)
+            return PackedLinear(words, scales, offsets, packing, bias)
+        own = self._own_scale(stems)
+        own = None if own is None else own.reshape(())
+        return PackedLinear(words, scales, None, packing, bias, global_scale=own, form=self.dtype)
 
     def _pack(self, stems: Sequence[str], packing: Packing) -> None:
         """Put the packed parts of weights that are stored in numbers in their place."""
@@ -218,18 +206,35 @@ class Reader:
     ) -> PackedExpertLinear:
         for stems in stored:
             self._pack(stems, packing)
-        words = self._stack(stored, "weight", mx.uint32)
-        bias = self._stack(stored, "bias", self._dtype) if has_bias else None
+        words, scales, offsets = self._packed_parts(stored, packing, scales_as=self.dtype)
+        bias = self._stack(stored, "bias", self.dtype) if has_bias else None
         if packing.has_offsets:
-            scales, offsets = (
-                self._stack(stored, part, self._dtype) for part in ("scales", "biases")
-            )
             return PackedExpertLinear(words, scales, offsets, packing, bias)
-        kept = self._stack(stored, "scales", mx.uint8)
-        own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None
+        own = self._own_scale(stored[0])
         return PackedExpertLinear(
-            words, kept, None, packing, bias, global_scale=own, form=self._dtype
+            words, scales, None, packing, bias, global_scale=own, form=self.dtype
         )
+
+    def _packed_parts(
+        self,
+        stored: Sequence[str] | Sequence[Sequence[str]],
+        packing: Packing,
+        *,
+        scales_as: mx.Dtype,
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Return words, scales and offsets of linears that are joined, or of stacks of experts'.
+
+        scales_as: what scales and offsets are read as, unless they are bytes.
+        """
+
+        def take(part: str, dtype: mx.Dtype) -> mx.array:
+            if isinstance(stored[0], str):
+                return self._join([f"{stem}.{part}" for stem in stored], dtype)
+            return self._stack(stored, part, dtype)
+
+        kind = scales_as if packing.has_offsets else mx.uint8
+        words, scales = take("weight", mx.uint32), take("scales", kind)
+        return words, scales, take("biases", kind) if packing.has_offsets else None
 
     def _own_scales(self, stems: Sequence[str]) -> bool:
         return any(f"{stem}.global_scale" in self._lazy for stem in stems)
@@ -310,49 +315,36 @@ class Reader:
 
         Of those that have a scale of their own there is one.
         """
-        words, scales, offsets = (
-            None if kind is None else self._join([f"{stem}.{part}" for stem in stems], kind)
-            for part, kind in parts_read(packing)
-        )
-        own = self._own_scale(stems).reshape(()) if self._own_scales(stems) else None
-        return self._numbers(words, scales, offsets, packing, own)
+        own = self._own_scale(stems)
+        return self._numbers(stems, packing, None if own is None else own.reshape(()))
 
-    def _unpacked_experts(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
+    def _unpack_experts(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
         if any(self._own_scales(stems) for stems in stored):
-            loose = [self._unpacked_stack([stems], packing) for stems in stored]
+            loose = [self._numbers([stems], packing, self._own_scale(stems)) for stems in stored]
             if len(loose) == 1:
                 return loose[0]
-            return self._join_lazily(loose, [f"{stored[0][0]}.weight"], 1, self._dtype)
-        return self._unpacked_stack(stored, packing)
-
-    def _unpacked_stack(self, stored: Sequence[Sequence[str]], packing: Packing) -> mx.array:
-        words, scales, offsets = (
-            None if kind is None else self._stack(stored, part, kind)
-            for part, kind in parts_read(packing)
-        )
-        own = self._own_scale(stored[0]) if self._own_scales(stored[0]) else None
-        return self._numbers(words, scales, offsets, packing, own)
+            return self._join_lazily(loose, [f"{stored[0][0]}.weight"], 1, self.dtype)
+        return self._numbers(stored, packing, None)
 
     def _numbers(
         self,
-        words: mx.array | None,
-        scales: mx.array | None,
-        offsets: mx.array | None,
+        stored: Sequence[str] | Sequence[Sequence[str]],
         packing: Packing,
         own: mx.array | None,
     ) -> mx.array:
-        """Return evaluated parts of packed weights as `dtype`; reckoned in float32."""
-        assert words is not None
-        assert scales is not None
+        """Return packed weights as `dtype`, evaluated; `own` is their own scale."""
+        words, scales, offsets = self._packed_parts(stored, packing, scales_as=mx.float32)
         # A small float times its scale is exact, but for scales that float16 has not.
-        exact = not packing.has_offsets and own is None and self._dtype != mx.float16
-        form = self._dtype if exact else mx.float32
+        exact = not packing.has_offsets and own is None and self.dtype != mx.float16
+        form = self.dtype if exact else mx.float32
         return numbers_of(
-            words, scales, offsets, packing, exact_in=form, dtype=self._dtype, global_scale=own
+            words, scales, offsets, packing, exact_in=form, dtype=self.dtype, global_scale=own
         )
 
-    def _own_scale(self, stems: Sequence[str]) -> mx.array:
-        """Return the scales of whole weights, float32 [weights]."""
+    def _own_scale(self, stems: Sequence[str]) -> mx.array | None:
+        """Return the scales of whole weights, float32 [weights]; None where they have none."""
+        if not self._own_scales(stems):
+            return None
         names = [f"{stem}.global_scale" for stem in stems]
         own = mx.concatenate([self._pop(name).astype(mx.float32).reshape(-1) for name in names])
         self._finish_reading(own, names)
@@ -365,7 +357,7 @@ class Reader:
             return array
         scales = self._lazy.pop(block_scales_name(name))
         pieces = []
-        for piece in numbers_of_blocks(array, scales, packing, dtype=self._dtype):
+        for piece in numbers_of_blocks(array, scales, packing, dtype=self.dtype):
             self._evaluate(piece, [name])
             pieces.append(piece)
         self._finish_reading(array, [block_scales_name(name)])

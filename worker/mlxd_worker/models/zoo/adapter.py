@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
-from mlxd_models.families.common.family import Family
-from mlxd_models.families.common.footprint import Footprint
+from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_installed
@@ -111,7 +110,9 @@ class ZooModel:
         self.capabilities = Capabilities(embeds=False, compiles=False)
         self._caches = PeerCaches(module_of("cache"))
         self._leaves, logits = observe_pass(peer, self._caches)
-        self._dtype = _floating(logits.dtype)
+        self.dtype = logits.dtype
+        """What its logits are."""
+        assert mx.issubdtype(self.dtype, mx.floating), "logits"
         self.apart = False
         self.apart = config.name in APART or not _decodes_together(self)
 
@@ -124,11 +125,6 @@ class ZooModel:
     def context_max(self) -> int:
         """The most tokens a row may hold."""
         return self._config.context_max
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """What its logits are."""
-        return self._dtype
 
     @property
     def attention(self) -> tuple[AttentionGeometry | None, ...]:
@@ -194,11 +190,7 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
 
 
 def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
-    """Return what mlx-lm makes of the stored tensors; nothing is read.
-
-    Raises:
-        InvalidModel: some are missing, of no use, or of another shape than the config says.
-    """
+    """Return what mlx-lm makes of the stored tensors, unread; raises as `restore_model`."""
     lazy = LazyTensors(facts)
     peer = _restore(config, {name: lazy.pop(name) for name in list(lazy)})
     specs = []
@@ -225,11 +217,7 @@ def _restore(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
 
 
 def build(config: ZooConfig, weights: Weights) -> Model:
-    """Take all weights; nothing else keeps them.
-
-    Raises:
-        InvalidModel: as `restore_model`.
-    """
+    """Take all weights; nothing else keeps them. Raises as `restore_model`."""
     peer = _restore(config, weights.take_stored())
     dtype = weights.dtype
     cast_weights(peer, dtype)
@@ -306,8 +294,3 @@ def _try_batch(model: ZooModel) -> mx.array | None:
     except (TypeError, ValueError, AttributeError, IndexError):
         return None
     return logits
-
-
-def _floating(dtype: mx.Dtype) -> mx.Dtype:
-    assert mx.issubdtype(dtype, mx.floating), "logits"
-    return dtype

@@ -228,11 +228,7 @@ class PeerCaches:
     module: Any
 
     def leaves(self, narrow: Sequence[Any], wide: Sequence[Any]) -> Leaves:
-        """Return what a model remembers, seen in caches after a short pass and a long one.
-
-        Raises:
-            InvalidModel: in a kind of cache that cannot be mapped, which it names.
-        """
+        """Return what caches hold after two passes; raises InvalidModel for an unknown kind."""
         leaves: list[Leaf] = []
         groups: list[int | tuple[int, ...]] = []
         for short, long in zip(narrow, wide, strict=True):

@@ -1,7 +1,6 @@
 """mlx-lm itself: its modules, a hollow model of one config, and weights put into it.
 
 Invariants:
-- Imported when a config first needs it, in the one version that the adapter was held to.
 - A hollow model's parameters are zeros that take no memory; passes over it are not evaluated.
 - What is not checked here is checked by mlx-lm: all that is stored goes into a model or is refused.
 """
@@ -37,11 +36,7 @@ REASON_CHARS_MAX: Final = 500
 
 
 def module_of(name: str, *, package: str = "mlx_lm.models") -> Any:  # noqa: ANN401 - no types there
-    """Import one of mlx-lm's modules.
-
-    Raises:
-        InvalidModel: it cannot be imported.
-    """
+    """Import one of mlx-lm's modules; raises InvalidModel if it cannot be imported."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return importlib.import_module(f"{package}.{name}")
@@ -55,11 +50,7 @@ def module_of(name: str, *, package: str = "mlx_lm.models") -> Any:  # noqa: ANN
 
 
 def hollow(name: str, config: Mapping[str, Any]) -> Module:
-    """Return a model of zeros that take no memory.
-
-    Raises:
-        InvalidModel: mlx-lm refuses the config.
-    """
+    """Return a model of zeros without memory; raises InvalidModel if mlx-lm refuses the config."""
     module = module_of(name)
     try:
         values = _plain(copy.deepcopy(dict(config)))  # it changes what it is given

@@ -26,7 +26,7 @@ from mlxd_worker.front.worker import Worker
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.machine.blas_library import BlasReport
 from mlxd_worker.servicers.metrics import WorkerMetrics
-from mlxd_worker.servicers.status_report import figures_of, memory_of, status_to_pb
+from mlxd_worker.servicers.status import figures_of, memory_of, status_to_pb
 from mlxd_worker.thread.facts import LoadJob
 from tests.support.engine_threads import Started, figures_now, kind, running_engine, worker_on
 from tests.support.tiny_model import write_tiny_model
