@@ -13,7 +13,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from tests.real_inputs import real_input
 from tests.support.constrained import accepts, demo_tokenizer, schema
 from tests.support.schema_walks import Judge, Walker
-from tests.worker.constraints.own_schemas import CASES, DRAFT_4, Case
+from tests.worker.constraints.own_schemas import CASES, DRAFT_4, DRAFT_7, Case
 
 WALKS = 25
 REFUSED: list[tuple[str, str]] = [
@@ -28,6 +28,11 @@ REFUSED: list[tuple[str, str]] = [
     ('{"properties": {"a/b~": {"enum": []}}}', "#/properties/a~1b~0/enum: a list of at least"),
     ('{"items": {"uniqueItems": true}}', "#/items/uniqueItems: is not served"),
     ('{"contains": {"type": "null"}}', "#/contains: is not served"),
+    (json.dumps({"$schema": DRAFT_7, "contains": {"type": "null"}, "minContains": 0}),
+     "#/contains: is not served"),
+    (json.dumps({"$schema": DRAFT_7, "prefixItems": [{"type": "null"}], "items": {"minimum": 1}}),
+     "#/items: is served beside prefixItems as a schema of 2020-12 alone"),
+    ('{"format": "int32", "type": [3]}', "#/type: '3' is no type"),
     ('{"propertyNames": {"maxLength": 3}}', "#/propertyNames: is not served"),
     ('{"unevaluatedProperties": false}', "#/unevaluatedProperties: is not served"),
     ('{"unevaluatedItems": false}', "#/unevaluatedItems: is not served"),

@@ -174,11 +174,14 @@ class _Reader:
 
     def items(self, keyword: str, value: Json) -> None:
         """Take items, of which a list is what prefixItems is since 2020-12."""
-        if not isinstance(value, list):
+        is_list = isinstance(value, list)
+        if "prefixItems" in self._content and (
+            is_list or self._place.document.draft < Draft.DRAFT_2020_12
+        ):  # what items means depends on whether prefixItems is a keyword
+            self._place.refuse("is served beside prefixItems as a schema of 2020-12 alone", keyword)
+        if not is_list:
             self._out[keyword] = self.inner(value, keyword)
             return
-        if "prefixItems" in self._content:
-            self._place.refuse("a list beside prefixItems", keyword)
         self._out["prefixItems"] = [
             self.inner(item, keyword, index) for index, item in enumerate(value)
         ]
@@ -228,7 +231,10 @@ class _Reader:
             case "if":
                 is_void = content.get("then", True) in _TRUE and content.get("else", True) in _TRUE
             case "contains":
-                is_void = content.get("minContains") == 0 and "maxContains" not in content
+                is_known = self._place.document.draft >= Draft.DRAFT_2019_09
+                is_void = (
+                    is_known and content.get("minContains") == 0 and "maxContains" not in content
+                )
             case _:
                 is_void = value in _TRUE
         if not is_void:
