@@ -50,7 +50,7 @@ def _parse(text: str) -> Json:
     except SchemaError:  # which is a ValueError as well
         raise
     except json.JSONDecodeError as error:
-        raise SchemaError(f"{error.lineno}:{error.colno}", f"no JSON: {error.msg}") from None
+        raise SchemaError(f"{error.lineno}:{error.colno}", f"not JSON: {error.msg}") from None
     except UnicodeEncodeError:
         raise SchemaError("#", "an escape of half a surrogate pair, which no text holds") from None
     except ValueError:
@@ -72,4 +72,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise SchemaError("#", f"{name} is no number of JSON")
+    raise SchemaError("#", f"{name} is not a number of JSON")

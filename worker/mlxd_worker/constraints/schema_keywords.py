@@ -143,7 +143,8 @@ class _Reader:
         """Take minProperties: at most one more than those required, which is listed or not."""
         count, required, optional, is_open = self._members(keyword, value)
         if count - required > 1:  # two names may be the same, and then count once
-            self._place.refuse("is served for one member more than those required", keyword)
+            problem = "is served for at most one member more than those required"
+            self._place.refuse(problem, keyword)
         if count - required < 1 or not optional or not is_open:
             self._out[keyword] = count
             return
@@ -158,7 +159,8 @@ class _Reader:
         if not optional or (count - required == 1 and not is_open):
             self._out[keyword] = count
         elif is_open or count < len(optional) + required:
-            self._place.refuse("is served for one member more than those required", keyword)
+            problem = "is served on closed objects, for one member more than those required"
+            self._place.refuse(problem, keyword)
 
     def _members(self, keyword: str, value: Json) -> tuple[int, int, list[str], bool]:
         """Return a count, how many members are required, those listed besides, if there are more.

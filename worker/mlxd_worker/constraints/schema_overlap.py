@@ -80,7 +80,7 @@ def negate(place: Place) -> Json:
         case {**rest} if not rest:
             written = False
     if written is None:
-        place.refuse("is not served where it is not to match")
+        place.refuse("is not served under not")
     return written
 
 

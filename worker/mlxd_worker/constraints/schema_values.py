@@ -35,7 +35,7 @@ def types(place: Place, keyword: str, value: Json) -> list[str]:
         place.refuse("a type's name, or a list of such, is needed", keyword)
     for name in names:
         if name not in TYPES:
-            place.refuse(f"{str(name)[:40]!r} is no type", keyword)
+            place.refuse(f"{str(name)[:40]!r} is not a type", keyword)
     return list(dict.fromkeys(names))
 
 
