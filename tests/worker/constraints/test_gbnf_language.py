@@ -152,6 +152,7 @@ def test_a_grammar_accepts_its_words_and_no_others(grammar: dict[str, Item]) -> 
         ('root ::= "(" root ")" | word "c"\nword ::= [a-z]+', ["abc", "(ccc)"], ["c", "(ab)"]),
         ('root ::= "" | "a" root "b"', ["", "ab", "aabb"], ["a", "aab"]),
         ('root ::= [^a]{2,} "a"{0,1}', ["bb", "b\nba"], ["b", "bab"]),
+        ('root ::= "a" ("b" root){0,0} "c"{0}', ["a"], ["aba", "ac"]),
     ],
 )
 def test_longer_lexemes_lose_no_text(grammar: str, good: list[str], bad: list[str]) -> None:

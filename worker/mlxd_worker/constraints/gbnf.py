@@ -194,8 +194,8 @@ class _Reader:
                 if high and int(high) < int(low):
                     self._refuse(f"{int(high)} is below {int(low)}")
                 mark = f"{{{int(low)},{high if comma else int(low)}}}"
-            self._take("mark")
-            item = f"({item}){mark}"
+            self._take("mark")  # the library knows no repetition of at most 0
+            item = '""' if re.fullmatch(r"\{0,0+\}", mark) else f"({item}){mark}"
         return item
 
     def _set(self, text: str, start: int) -> str:
