@@ -256,7 +256,7 @@ class _Reader:
     def _refuse(self, problem: str, position: int | None = None) -> NoReturn:
         at = self._at if position is None else position
         if position is None and self._token is None and self._text[at : at + 1] in ('"', "["):
-            problem = "is not closed on its line"
+            problem = f"{self._text[at]!r} is not closed on its line"
         raise GrammarError(self._text, at, problem)
 
 
