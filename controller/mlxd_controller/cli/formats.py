@@ -73,7 +73,9 @@ def _text_of(value: str, *, begin: str = "", contains: str = "") -> str:
     try:
         with Path(value).open(encoding="utf-8") as file:
             text = file.read(FORMAT_CHARS_MAX + 1)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        usage_error(f"{value}: {error.strerror}")
+    except ValueError as error:
         usage_error(f"{value}: {error}")
     if len(text) > FORMAT_CHARS_MAX:
         usage_error(f"{value}: more than {FORMAT_CHARS_MAX} characters")

@@ -77,6 +77,8 @@ def report(error: e.MlxdError, address: str) -> ExitCode:
     """Print an error on stderr; return its exit code."""
     if isinstance(error, RemoteError) and is_unreachable(error):
         complain(_unreachable(address, error.message))
+    elif isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAUTHENTICATED:
+        complain(f"{error.message} by the server at {address}: see --token-file")
     else:
         complain(error.describe())
     return exit_code_of(error)

@@ -218,7 +218,7 @@ class Library:
     def _origin(self, name: str, named: Mapping[str, Path]) -> str:
         """Return where a name comes from that no load gave, on a thread; "" if it is none."""
         if name in self._configured:
-            return "was named when the server began"
+            return "is offered by `mlxd serve` itself, and stays until the server ends"
         if name in self._alias_places(named, name):
             return "is an alias: `mlxd alias --remove` takes it away"
         place = self._find_on_shelf(name)

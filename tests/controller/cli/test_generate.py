@@ -218,3 +218,11 @@ async def test_tokenize_prints_ids() -> None:
 
     assert (ran.out, programs.objects) == ("1 2\n", [[1, 2]])
     assert (request.text, request.add_special_tokens) == ("a b", False)
+
+
+@pytest.mark.asyncio
+async def test_a_format_s_file_that_is_not_there_is_told_once() -> None:
+    """The name and the system's words, without a number or a second name."""
+    ran = await mlxd("generate", "demo", "hi", "--json-schema", "none.json")
+
+    assert (ran.code, ran.err) == (2, "mlxd: none.json: No such file or directory\n")

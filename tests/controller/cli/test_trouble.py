@@ -45,6 +45,21 @@ async def test_plain_text_to_a_tls_server_points_at_tls_ca(tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
+async def test_a_token_that_is_missing_points_at_token_file(tmp_path: Path) -> None:
+    """The name of a status would be no advice."""
+    token = tmp_path / "token"
+    token.write_text("a-token-of-some-length")
+    token.chmod(0o600)
+    async with health_server(ListenerFiles(token_file=token).load()) as address:
+        ran = await mlxd("health", "--address", address)
+
+    assert ran.code == 1
+    assert ran.err == (
+        f"mlxd: valid credentials are needed by the server at {address}: see --token-file\n"
+    )
+
+
+@pytest.mark.asyncio
 async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) -> None:
     """TLS to a plain server, and a certificate of others, both speak of --tls-ca."""
     ours, others = Authority(tmp_path), Authority(tmp_path, "others")

@@ -181,6 +181,9 @@ CASES: Final[dict[str, Case]] = {
          "if": {"type": "null"}, "type": "array", "x-unknown": {"minimum": "no keyword"}},
         ([1, 1],), ({}, 1),
     ),
+    "integers or nothing": Case(
+        {"type": ["integer", "null"], "format": "int32"}, (None, -(1 << 31)), (1 << 31, "1")
+    ),
     "long integers": Case(
         {"type": "integer", "format": "int32"},
         ((1 << 31) - 1, -(1 << 31)), (1 << 31, -(1 << 31) - 1),

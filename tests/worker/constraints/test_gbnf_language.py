@@ -152,6 +152,7 @@ def test_a_grammar_accepts_its_words_and_no_others(grammar: dict[str, Item]) -> 
         ('root ::= "(" root ")" | word "c"\nword ::= [a-z]+', ["abc", "(ccc)"], ["c", "(ab)"]),
         ('root ::= "" | "a" root "b"', ["", "ab", "aabb"], ["a", "aab"]),
         ('root ::= [^a]{2,} "a"{0,1}', ["bb", "b\nba"], ["b", "bab"]),
+        ('root ::= "a" ("b" root){0,0} "c"{0}', ["a"], ["aba", "ac"]),
     ],
 )
 def test_longer_lexemes_lose_no_text(grammar: str, good: list[str], bad: list[str]) -> None:
@@ -165,8 +166,8 @@ def test_longer_lexemes_lose_no_text(grammar: str, good: list[str], bad: list[st
 @pytest.mark.parametrize(
     ("grammar", "problem"),
     [
-        ('root ::= "a', "1:10: is not closed on its line"),
-        ("root ::= [a", "1:10: is not closed on its line"),
+        ('root ::= "a', "1:10: '\"' is not closed on its line"),
+        ("root ::= [a", "1:10: '[' is not closed on its line"),
         ('root = "a"', "1:6: '::=' is needed behind a rule's name"),
         ('root ::= "a"\n ::= "b"', "2:2: a rule's name is needed"),
         ('root ::= "a"\nroot ::= "b"', "2:1: the rule 'root' is there already"),

@@ -13,21 +13,26 @@ from mlxd_shared.domain.errors import InvalidRequest
 from tests.real_inputs import real_input
 from tests.support.constrained import accepts, demo_tokenizer, schema
 from tests.support.schema_walks import Judge, Walker
-from tests.worker.constraints.own_schemas import CASES, DRAFT_4, Case
+from tests.worker.constraints.own_schemas import CASES, DRAFT_4, DRAFT_7, Case
 
 WALKS = 25
 REFUSED: list[tuple[str, str]] = [
-    ('{"type": }', "1:10: no JSON: Expecting value"),
+    ('{"type": }', "1:10: not JSON: Expecting value"),
     ('{"type": "object",\n  "a": 1, "a": 2}', "#: the name 'a' stands twice in one object"),
-    ('{"maximum": NaN}', "#: NaN is no number of JSON"),
+    ('{"maximum": NaN}', "#: NaN is not a number of JSON"),
     ("[1]", "#: a schema is an object, true or false"),
     ("[" * 2000, "#: nested more than 100 deep"),
     ('{"$schema": "http://json-schema.org/draft-03/schema#"}', "#/$schema: 'http"),
-    ('{"type": "strnig"}', "#/type: 'strnig' is no type"),
+    ('{"type": "strnig"}', "#/type: 'strnig' is not a type"),
     ('{"properties": {"a": {"type": 3}}}', "#/properties/a/type: a type's name"),
     ('{"properties": {"a/b~": {"enum": []}}}', "#/properties/a~1b~0/enum: a list of at least"),
     ('{"items": {"uniqueItems": true}}', "#/items/uniqueItems: is not served"),
     ('{"contains": {"type": "null"}}', "#/contains: is not served"),
+    (json.dumps({"$schema": DRAFT_7, "contains": {"type": "null"}, "minContains": 0}),
+     "#/contains: is not served"),
+    (json.dumps({"$schema": DRAFT_7, "prefixItems": [{"type": "null"}], "items": {"minimum": 1}}),
+     "#/items: is served beside prefixItems as a schema of 2020-12 alone"),
+    ('{"format": "int32", "type": [3]}', "#/type: '3' is not a type"),
     ('{"propertyNames": {"maxLength": 3}}', "#/propertyNames: is not served"),
     ('{"unevaluatedProperties": false}', "#/unevaluatedProperties: is not served"),
     ('{"unevaluatedItems": false}', "#/unevaluatedItems: is not served"),
@@ -53,7 +58,7 @@ REFUSED: list[tuple[str, str]] = [
     ('{"items": {"multipleOf": 13}, "multipleOf": 97}', "#/multipleOf: 97 beside others"),
     ('{"maxItems": 10001}', "#/maxItems: 10001 is above 10000, the most served"),
     ('{"minLength": -1}', "#/minLength: -1 is outside"),
-    ('{"minProperties": 2}', "#/minProperties: is served for one member more than those"),
+    ('{"minProperties": 2}', "#/minProperties: is served for at most one member more"),
     ('{"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}', "#/maxProperties: is serv"),
     ('{"const": ["a\\u0001"]}', "#/const: a text with a control character"),
     ('{"if": {"type": "null"}, "then": false}', "#/if: is not served"),

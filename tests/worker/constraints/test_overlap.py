@@ -15,6 +15,7 @@ from mlxd_worker.engine.masks.constraint import Constraint
 from tests.support.constrained import accepts, schema
 from tests.support.effort import examples
 from tests.support.schema_walks import Judge
+from tests.worker.constraints.own_schemas import DRAFT_7
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 7, -3, 0.5, "", "a", "b", "ab", "xa", "abcd", [], [1], ["a"],
@@ -140,13 +141,19 @@ def test_an_option_is_kept_from_what_another_requires() -> None:
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ({"not": {"format": "email"}}, "#/not: is not served where it is not to match"),
-        ({"not": {"enum": ["a"]}}, "#/not: is not served where it is not to match"),
-        ({"items": {"not": {"type": "integer"}}}, "#/items/not: is not served where"),
-        ({"not": {"anyOf": [{}, {"pattern": "a"}]}}, "#/not/anyOf/1: is not served where"),
+        ({"not": {"format": "email"}}, "#/not: is not served under not"),
+        ({"not": {"enum": ["a"]}}, "#/not: is not served under not"),
+        ({"items": {"not": {"type": "integer"}}}, "#/items/not: is not served under not"),
+        ({"not": {"anyOf": [{}, {"pattern": "a"}]}}, "#/not/anyOf/1: is not served under not"),
         ({"not": {"$ref": "#/a"}}, "#/not/$ref: '#/a' is not in this text"),
-        ({"not": {"not": {"type": "strnig"}}}, "#/not/type: 'strnig' is no type"),
+        ({"not": {"not": {"type": "strnig"}}}, "#/not/type: 'strnig' is not a type"),
+        ({"not": {"anyOf": [5]}}, "#/not/anyOf/0: a schema is an object, true or false"),
+        ({"not": {"type": "strnig"}}, "#/not/type: 'strnig' is not a type"),
+        ({"not": {"required": ["a", 1]}}, "#/not/required: a list of names is needed"),
         ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "minLength": 3}]},
+         "#/oneOf/1: is not seen to exclude another option"),
+        ({"$schema": DRAFT_7, "definitions": {"a": {"type": "integer"}},
+          "oneOf": [{"$ref": "#/definitions/a", "const": 1}, {"const": 2}]},
          "#/oneOf/1: is not seen to exclude another option"),
         ({"oneOf": [{"minimum": 3}, True]}, "#/oneOf/1: is not seen to exclude another option"),
         ({"oneOf": []}, "#/oneOf: a list of at least one value is needed"),

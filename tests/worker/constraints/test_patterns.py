@@ -53,7 +53,8 @@ def test_an_expression_is_found_where_the_language_says(pattern: str) -> None:
 
 EXPRESSIONS = (
     r"^[\w.-]+@\w+$", "a.c", r"[^\s\d]{2,}", r"^(é|\u{1f600})+$", '^[^"]*$', r"^[^\\]+$",
-    r"(^$)|(^a.$)", r"^[\x00-\x1f]+$", r"[^a-z]{2,3}", r"\p{Lu}", "^[^]?$",
+    r"(^$)|(^a.$)", r"^[\x00-\x1f]+$", r"[^a-z]{2,3}", r"\p{Lu}", "^[^]?$", r"^\P{P}+$",
+    r"^\p{C}$",
 )  # fmt: skip
 
 

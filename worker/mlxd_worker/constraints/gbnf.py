@@ -186,8 +186,8 @@ class _Reader:
                 if high and int(high) < int(low):
                     self._refuse(f"{int(high)} is below {int(low)}")
                 mark = f"{{{int(low)},{high if comma else int(low)}}}"
-            self._take("mark")
-            item = f"({item}){mark}"
+            self._take("mark")  # the library knows no repetition of at most 0
+            item = '""' if re.fullmatch(r"\{0,0+\}", mark) else f"({item}){mark}"
         return item
 
     def _set(self, text: str, start: int) -> str:
@@ -248,7 +248,7 @@ class _Reader:
     def _refuse(self, problem: str, position: int | None = None) -> NoReturn:
         at = self._at if position is None else position
         if position is None and self._token is None and self._text[at : at + 1] in ('"', "["):
-            problem = "is not closed on its line"
+            problem = f"{self._text[at]!r} is not closed on its line"
         raise GrammarError(self._text, at, problem)
 
 

@@ -150,6 +150,8 @@ class _Writer:
                 result = self._member(text, start)
                 if self._in_json and result.startswith("\\x") and is_unwritable(_number(result)):
                     self._refuse("a control character, which no output has", start)
+                if self._in_json and result.startswith(("\\p", "\\P")):
+                    result = f"[[{result}]{_UNWRITABLE}]"
         self._add(start)
         return result
 

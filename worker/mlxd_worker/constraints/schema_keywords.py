@@ -65,7 +65,7 @@ def _parse(text: str) -> Json:
     except SchemaError:  # which is a ValueError as well
         raise
     except json.JSONDecodeError as error:
-        raise SchemaError(f"{error.lineno}:{error.colno}", f"no JSON: {error.msg}") from None
+        raise SchemaError(f"{error.lineno}:{error.colno}", f"not JSON: {error.msg}") from None
     except UnicodeEncodeError:
         raise SchemaError("#", "an escape of half a surrogate pair, which no text holds") from None
     except ValueError:
@@ -87,7 +87,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise SchemaError("#", f"{name} is no number of JSON")
+    raise SchemaError("#", f"{name} is not a number of JSON")
 
 
 def read_keywords(place: Place) -> Schema:
@@ -179,7 +179,8 @@ class _Reader:
         """Take minProperties: at most one more than those required, which is listed or not."""
         count, required, optional, is_open = self._members(keyword, value)
         if count - required > 1:  # two names may be the same, and then count once
-            self._place.refuse("is served for one member more than those required", keyword)
+            problem = "is served for at most one member more than those required"
+            self._place.refuse(problem, keyword)
         if count - required < 1 or not optional or not is_open:
             self._out[keyword] = count
             return
@@ -194,7 +195,8 @@ class _Reader:
         if not optional or (count - required == 1 and not is_open):
             self._out[keyword] = count
         elif is_open or count < len(optional) + required:
-            self._place.refuse("is served for one member more than those required", keyword)
+            problem = "is served on closed objects, for one member more than those required"
+            self._place.refuse(problem, keyword)
 
     def _members(self, keyword: str, value: Json) -> tuple[int, int, list[str], bool]:
         """Return a count, how many members are required, those listed besides, if there are more.
@@ -210,11 +212,14 @@ class _Reader:
 
     def items(self, keyword: str, value: Json) -> None:
         """Take items, of which a list is what prefixItems is since 2020-12."""
-        if not isinstance(value, list):
+        is_list = isinstance(value, list)
+        if "prefixItems" in self._content and (
+            is_list or self._place.document.draft < Draft.DRAFT_2020_12
+        ):  # what items means depends on whether prefixItems is a keyword
+            self._place.refuse("is served beside prefixItems as a schema of 2020-12 alone", keyword)
+        if not is_list:
             self._out[keyword] = self.inner(value, keyword)
             return
-        if "prefixItems" in self._content:
-            self._place.refuse("a list beside prefixItems", keyword)
         self._out["prefixItems"] = [
             self.inner(item, keyword, index) for index, item in enumerate(value)
         ]
@@ -256,7 +261,10 @@ class _Reader:
             case "if":
                 is_void = content.get("then", True) in _TRUE and content.get("else", True) in _TRUE
             case "contains":
-                is_void = content.get("minContains") == 0 and "maxContains" not in content
+                is_known = self._place.document.draft >= Draft.DRAFT_2019_09
+                is_void = (
+                    is_known and content.get("minContains") == 0 and "maxContains" not in content
+                )
             case _:
                 is_void = value in _TRUE
         if not is_void:

@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from mlxd_worker.constraints.schema_places import Draft, Json, Place
+from mlxd_worker.constraints.schema_values import names
+from mlxd_worker.constraints.schema_values import types as read_types
 
 LEVELS: Final = 4
 """How deep members, items and alternatives are looked into."""
@@ -39,7 +41,8 @@ def exclude(first: _Parts, second: _Parts, levels: int = LEVELS) -> bool:
 
 def are_constants(places: _Parts) -> bool:
     """Tell whether all parts list values, and none is listed twice."""
-    lists = [_constants((place,)) for place in places if isinstance(place.content, dict)]
+    plain = [p for p in places if isinstance(p.content, dict) and "$ref" not in p.content]
+    lists = [_constants((place,)) for place in plain]
     keys = [key for values in lists for key in values or ()]
     return len(lists) == len(places) and None not in lists and len(set(keys)) == len(keys)
 
@@ -49,16 +52,18 @@ def negate(place: Place) -> Json:
     content = place.content
     if isinstance(content, bool):
         return not content
+    if not isinstance(content, dict):
+        place.refuse("a schema is an object, true or false")
     written: Json = None
     match {key: value for key, value in content.items() if key not in _SILENT}:
         case {"$ref": reference, **rest} if not rest:
             target = place.document.target(place, reference)
             written = negate(place.inner(target.content, "$ref"))
-        case {"required": [_, *_] as names, **rest} if not rest:
-            absent = [{"properties": {str(name): False}} for name in names]
+        case {"required": [_, *_] as listed, **rest} if not rest:
+            absent = [{"properties": {n: False}} for n in names(place, "required", listed)]
             written = {"type": "object", "anyOf": absent}
         case {"type": str() | list() as types, **rest} if not rest and "integer" not in types:
-            left = sorted(KINDS - ({types} if isinstance(types, str) else set(map(str, types))))
+            left = sorted(KINDS - set(read_types(place, "type", types)))
             written = {"type": left} if left else False
         case {"not": inner, **rest} if not rest:
             written = inner
@@ -67,7 +72,7 @@ def negate(place: Place) -> Json:
         case {**rest} if not rest:
             written = False
     if written is None:
-        place.refuse("is not served where it is not to match")
+        place.refuse("is not served under not")
     return written
 
 

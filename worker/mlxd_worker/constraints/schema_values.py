@@ -99,7 +99,7 @@ def types(place: Place, keyword: str, value: Json) -> list[str]:
         place.refuse("a type's name, or a list of such, is needed", keyword)
     for name in names:
         if name not in TYPES:
-            place.refuse(f"{str(name)[:40]!r} is no type", keyword)
+            place.refuse(f"{str(name)[:40]!r} is not a type", keyword)
     return list(dict.fromkeys(names))
 
 
@@ -185,9 +185,10 @@ def format_demand(place: Place, keyword: str, value: Json) -> dict[str, Any]:
         place.refuse("a format's name is needed", keyword)
     if value in REFUSED_FORMATS:
         place.refuse(f"the format {value[:80]!r} is not served", keyword)
-    if value in INTEGER_FORMATS and place.content.get("type") == "integer":
+    kinds = types(place, "type", place.content.get("type", "number"))
+    if value in INTEGER_FORMATS and "integer" in kinds and "number" not in kinds:
         limit = min(INTEGER_FORMATS[value], EXACT_INTEGER_MAX)
-        return {"type": "integer", "minimum": -limit, "maximum": limit - 1}
+        return {"minimum": -limit, "maximum": limit - 1}
     if value in LIBRARY_FORMATS:
         return {"format": value}
     if value not in STRING_FORMATS:

@@ -106,7 +106,7 @@ class Serving:
         float,
         o.duration_option(
             "End a worker that has answered nothing for so long; its streams go on with"
-            f" another. 0 and -1 never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
+            f" another; 0 and -1: never.  [default: {format_duration(config.WORKER_SILENT_MAX_S)}]",
             show_default=False,
         ),
     ] = config.WORKER_SILENT_MAX_S
