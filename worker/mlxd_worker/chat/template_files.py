@@ -16,14 +16,13 @@ from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
+from mlxd_models.files.tokenizer_file import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from mlxd_shared.config import CHAT_TEMPLATE_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOOL_FILE: Final = "additional_chat_templates/tool_use.jinja"
 PROCESSOR_FILE: Final = "chat_template.json"
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 FIELD: Final = "chat_template"
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
