@@ -12,6 +12,7 @@ import pytest
 from mlxd_models.describe import describe
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.foreign import parse_foreign
 from mlxd_models.families.llama import LLAMA, parse_llama
 from mlxd_models.families.registry import Registry
 from mlxd_models.fit.described import facts_of
@@ -183,6 +184,18 @@ def test_our_own_families_are_never_foreign(tmp_path: Path) -> None:
     folder = write_hollow(tmp_path, {**SMALL, "model_type": "cohere"})
 
     assert describe(folder, foreign=foreign).family is LLAMA
+
+
+def test_what_is_nested_deeper_than_calls_is_looked_at_too() -> None:
+    """Counts of mlx-lm's models, wherever an object has them: as deep as a reader of JSON gets."""
+    config: dict[str, Any] = {"num_experts": 4096}
+    for _ in range(5000):
+        config = {"in": config}
+    parse_foreign({**COHERE, **config})
+
+    with pytest.raises(InvalidModel) as caught:
+        parse_foreign({**COHERE, "in": {"in": {"num_experts": 4097}}})
+    assert caught.value.field == "in.in.num_experts"
 
 
 def test_tensors_have_the_familys_names_and_errors_the_files(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.runtime import Lease, Runtime
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
+from mlxd_models.fit.options import check_options
 from mlxd_shared import config
-from mlxd_shared.domain.errors import FieldNotServed, InvalidModel, InvalidRequest
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
 from mlxd_shared.wire.interceptors import Context
@@ -77,7 +78,8 @@ class ModelService:
         ref = await self._catalog.find_to_load(
             request.model, name=request.name, keep=not request.validate_only
         )
-        _check_facts(ref, spec)
+        # Of a model of mlx-lm's the rest is known once a worker has it.
+        check_options(ref.facts, spec, exact=not ref.facts.caches.foreign)
         if request.validate_only:
             loaded = self._runtime.state.models.get(ref.digest)
             if loaded is not None and (problem := conflict(loaded, spec)) is not None:
@@ -150,18 +152,6 @@ class ModelService:
         fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(fit_report, ref, names)
-
-
-def _check_facts(ref: ModelRef, spec: LoadSpec) -> None:
-    most = ref.facts.context_length_max
-    if spec.context_length is not None and spec.context_length > most:
-        limit = f"{spec.context_length} is above the model's maximum of {most}"
-        raise InvalidRequest.of("options.context_length", limit)
-    if most < config.CONTEXT_LENGTH_MIN:
-        raise InvalidModel(f"{most} is below {config.CONTEXT_LENGTH_MIN}", "config.json")
-    problem = ref.facts.caches.kv_format_problem(spec.kv_format)
-    if problem is not None:
-        raise InvalidRequest.of("options.kv_format", problem)
 
 
 async def _until_ready(

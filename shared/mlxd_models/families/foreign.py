@@ -154,14 +154,18 @@ def _stack_of(name: str) -> str:
     return f"{before}{experts}{inner}" if experts and number.isdecimal() else ""
 
 
-def _check_counts(values: Mapping[str, Any], prefix: str = "") -> None:
+def _check_counts(values: Mapping[str, Any]) -> None:
     """Refuse numbers of parts that would keep Python busy: a model is made of so many objects."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _check_counts(value, f"{prefix}{key}.")
-        counts = any(part in key for part in _COUNTED) and not any(mark in key for mark in _SIZED)
-        if counts and type(value) is int and value > COUNT_MAX:
-            raise invalid(prefix + key, f"{value} is above {COUNT_MAX}")
+    none: tuple[str, ...] = ()
+    left = [(none, values)]  # not by recursion: objects may be nested deeper than calls
+    while left:
+        path, part = left.pop()
+        for key, value in part.items():
+            if isinstance(value, Mapping):
+                left.append(((*path, key), value))
+            counts = any(word in key for word in _COUNTED) and not any(w in key for w in _SIZED)
+            if counts and type(value) is int and value > COUNT_MAX:
+                raise invalid(".".join((*path, key)), f"{value} is above {COUNT_MAX}")
 
 
 def no_tensors(config: object) -> tuple[TensorSpec, ...]:

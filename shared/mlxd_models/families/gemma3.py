@@ -26,7 +26,7 @@ from mlxd_models.families.common.decoder import (
 from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.rope import RopeConfig
-from mlxd_models.families.common.rope_fields import parse_rope, refuse_longrope
+from mlxd_models.families.common.rope_fields import check_rope, parse_rope, refuse_longrope
 from mlxd_models.families.common.windows import FULL, SLIDING, named_sliding, windows_of
 from mlxd_models.files.nested_text import TEXT_CONFIG, text_config, text_name
 
@@ -50,7 +50,7 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     common = {key: value for key, value in config.items() if key not in own}
     parsed = parse_decoder(Fields({"tie_word_embeddings": True, **common}))
     sliding = _sliding_layers(fields, layers=parsed.layers)
-    whole, local = _ropes(fields)
+    whole, local = _ropes(fields, dims=parsed.head_dim)
     cap = "final_logit_softcapping"
     return replace(
         parsed,
@@ -109,7 +109,7 @@ def _sliding_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
     return named
 
 
-def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
+def _ropes(fields: Fields, *, dims: int) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation of layers that see everything, and of those that slide."""
     nested = fields.values.get("rope_parameters")
     if isinstance(nested, Mapping) and (FULL in nested or SLIDING in nested):
@@ -126,6 +126,7 @@ def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
         own = Fields({**part, "rope_theta": base})
         refuse_longrope(own)
         ropes.append(parse_rope(own))
+        check_rope(own, ropes[-1], dims=dims)
     return ropes[0], ropes[1]
 
 

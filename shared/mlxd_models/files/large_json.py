@@ -68,7 +68,7 @@ class _Reader:
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
         """Return the object that begins at `at`, and where it ends."""
-        text, members = self._text, dict[str, Any]()
+        text, members, count = self._text, dict[str, Any](), 0
         at = self._next(at + 1)
         if text.startswith("}", at):
             return members, at + 1
@@ -78,7 +78,8 @@ class _Reader:
             name, at = self._value(at, 0)
             at = self._next(self._past(":", self._next(at)))
             members[name], at = self._value(at, depth - 1)
-            if len(members) > JSON_MEMBERS_MAX:
+            count += 1  # a name that comes again is read once more, too
+            if count > JSON_MEMBERS_MAX:
                 problem = f"over {JSON_MEMBERS_MAX} members of one object"
                 raise InvalidModel(problem, file=self._file)
             at = self._next(at)

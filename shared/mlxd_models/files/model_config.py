@@ -12,6 +12,8 @@ from mlxd_shared.domain.errors import InvalidModel
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 """The one format of tokenizers that is served."""
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 
 _PACKING = "quantization"
 _FORMER_PACKING = "quantization_config"
@@ -43,7 +45,7 @@ def check_tokenizer_file(source: Source) -> None:
 
     Raises:
         InvalidModel: it is missing, empty, over TOKENIZER_FILE_BYTES_MAX, no regular file, or a
-            link that cannot be followed.
+            link that cannot be followed; or a file beside it is there, and is no JSON object.
     """
     files = files_of(source)
     path = files.path_of(TOKENIZER_FILE)
@@ -55,6 +57,8 @@ def check_tokenizer_file(source: Source) -> None:
     if not 0 < nbytes <= TOKENIZER_FILE_BYTES_MAX:
         problem = "empty" if not nbytes else f"over {TOKENIZER_FILE_BYTES_MAX} bytes long"
         raise InvalidModel(problem, file=files.label(TOKENIZER_FILE))
+    for beside in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
+        files.read_json(beside)
 
 
 def no_tokenizer() -> InvalidModel:

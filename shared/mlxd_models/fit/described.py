@@ -49,6 +49,7 @@ def facts_of(described: Description) -> ModelFacts:
         packed_values=packed_values,
         packed_bytes=kept.fixed_nbytes,
         packed_scales=kept.values - (elements - packed_values),
+        exact_values=sum(spec.values for spec in described.specs if spec.required and spec.exact),
         packable=_packable(described.specs, packed),
     )
 

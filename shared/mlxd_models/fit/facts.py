@@ -83,6 +83,8 @@ class ModelFacts:
     """What these take as they are stored."""
     packed_scales: int = 0
     """Scales and offsets of these that take what a number takes, where these bytes are without."""
+    exact_values: int = 0
+    """Values that live as float32, whatever form others live in."""
     packable: Mapping[int, Packable] = field(default_factory=dict)
     """What is packed while loading, where that is asked for, by the size of groups."""
 

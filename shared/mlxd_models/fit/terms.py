@@ -77,7 +77,8 @@ def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
         nbytes = packing.nbytes(values, item_bytes) + plain * item_bytes + facts.packed_bytes
         return Term(WEIGHTS_TERM, nbytes, f"{values:,} values packed as {weights.value}")
     note = f"{facts.elements:,} values as {weights.value}"
-    return Term(WEIGHTS_TERM, facts.elements * item_bytes, note)
+    exact_nbytes = facts.exact_values * (FloatType.F32.nbytes - item_bytes)
+    return Term(WEIGHTS_TERM, facts.elements * item_bytes + exact_nbytes, note)
 
 
 def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:

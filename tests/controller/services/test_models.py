@@ -231,11 +231,17 @@ async def test_a_path_is_taken_in_by_a_load_and_not_by_reckoning() -> None:
 
 @pytest.mark.asyncio
 async def test_bad_loads_are_refused_by_name() -> None:
-    """Over the model's context, heads that do not pack, a field of a later version."""
+    """Over the model's context, heads or weights that do not pack, no token, a later field."""
     async with controller_stack() as stack:
         cases = (
             (types_pb2.LoadOptions(context_length=2048), "options.context_length", "1024"),
             (types_pb2.LoadOptions(kv_format=types_pb2.KV_FORMAT_Q4), "options.kv_format", "64 or"),
+            (types_pb2.LoadOptions(weights=types_pb2.WEIGHTS_FORMAT_Q8), "options.weights", "q8"),
+            (
+                types_pb2.LoadOptions(sampling=types_pb2.SamplingOptions(logit_bias={64: 1.0})),
+                "options.sampling.logit_bias[64]",
+                "64 tokens",
+            ),
         )
         for options, field, limit in cases:
             call = stack.models.LoadModel(model_pb2.LoadModelRequest(model="a", options=options))

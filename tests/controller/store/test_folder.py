@@ -149,6 +149,16 @@ def test_a_model_without_a_tokenizer_is_none(
     assert (caught.value.file, caught.value.problem) == ("tokenizer.json", problem)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_what_stands_beside_a_tokenizer_is_json(file: str, tmp_path: Path) -> None:
+    """A worker reads it before it loads anything: half of a file is refused here."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / file).write_text('{"eos_token": ')
+    with pytest.raises(InvalidModel, match="not JSON") as caught:
+        read_folder(folder)
+    assert caught.value.file == file
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [(None, "missing"), (b"{", "not JSON"), (b"[]", "not a JSON object")],

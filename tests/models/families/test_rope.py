@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from mlxd_models.families.common.rope import Llama3Scaling, RopeConfig
+from mlxd_models.families.gemma3 import parse_gemma3
 from mlxd_models.families.llama import parse_llama
+from mlxd_shared.domain.errors import InvalidModel
+from tests.support.described import config_of
 from tests.worker.tiny import config_with
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -69,3 +72,34 @@ def test_dynamic_scaling_leaves_positions_within_the_context() -> None:
     config = parse_llama(config_with(rope_scaling={"type": "dynamic", "factor": 2.0}))
 
     assert config.rope == RopeConfig(base=10000.0)
+
+
+LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("rope", "key"),
+    [
+        ({"rope_scaling": {**YARN, "beta_fast": 1e308}}, "rope_scaling"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 5e-324}}, "rope_scaling"),
+        ({"rope_scaling": {**YARN, "mscale": 1e308, "mscale_all_dim": 1e-308}}, "rope_scaling"),
+        ({"rope_parameters": {**YARN, "factor": 1e308}}, "rope_parameters"),
+        (
+            {"rope_scaling": {
+                **LLAMA3, "factor": 1e300, "low_freq_factor": 1e3, "high_freq_factor": 4e3,
+            }},
+            "rope_scaling",
+        ),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 5e-324}}, "rope_scaling"),
+        ({"rope_theta": 5e-324}, "rope_theta"),
+        ({"rope_theta": 1e300}, "rope_theta"),
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_rotation_are_refused(rope: dict[str, Any], key: str) -> None:
+    """Before a load builds with them, by their key: also for layers that slide, where some do."""
+    with pytest.raises(InvalidModel) as caught:
+        parse_llama(config_with(**rope))
+    assert (caught.value.file, caught.value.field) == ("config.json", key)
+
+    with pytest.raises(InvalidModel):
+        parse_gemma3({**config_of("Gemma3ForCausalLM"), **rope})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlxd_models.files import large_json
 from mlxd_models.files.large_json import PIECE_CHARS_MAX, SMALL_NBYTES, parse_large_object
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
@@ -84,6 +85,13 @@ def test_members_and_values_have_a_bound() -> None:
     ):
         with pytest.raises(InvalidModel, match=words):
             parse_large_object(json.dumps(value).encode(), file="f")
+
+
+def test_a_name_that_comes_again_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read it takes as long."""
+    monkeypatch.setattr(large_json, "JSON_MEMBERS_MAX", members_max := 40_000)
+    with pytest.raises(InvalidModel, match=f"over {members_max} members"):
+        parse_large_object(b"{%b}" % (b'"a": 0, ' * (members_max + 1)), file="f")
 
 
 def test_small_ones_are_read_at_once() -> None:

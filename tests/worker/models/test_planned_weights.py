@@ -139,6 +139,19 @@ def test_latents_and_hybrids_that_are_packed_while_loading(
     assert not any("absorbing" in name or "expanding" in name for name in names)
 
 
+@pytest.mark.parametrize("weights", [Weights.BFLOAT16, Weights.FLOAT16, Weights.FLOAT32])
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [(DEEPSEEK_V3, latent_weights(DEEPSEEK_V3)), (NEXT, expert_weights(NEXT))],
+    ids=["latents", "hybrid"],
+)
+def test_what_lives_as_float32_in_every_form(
+    config: Mapping[str, Any], stored: dict[str, mx.array], weights: Weights, tmp_path: Path
+) -> None:
+    """Convolutions, decays and corrections of routers take what they take in float32."""
+    loaded_as_planned(write_model(tmp_path / "model", config, stored), weights, DeviceKind.CUDA)
+
+
 def test_experts_are_never_unpacked_whole(tmp_path: Path) -> None:
     """Of a layer of experts the attention and the router count, packed by its own setting."""
     facts = facts_of(inspect_model(write_quantised(tmp_path, QWEN3_MOE)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mlxd_models.files.model_config import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import CHAT_PROBLEM_CHARS_MAX, CHAT_TEMPLATE_CHARS_MAX
@@ -22,8 +23,6 @@ from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOOL_FILE: Final = "additional_chat_templates/tool_use.jinja"
 PROCESSOR_FILE: Final = "chat_template.json"
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 FIELD: Final = "chat_template"
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"

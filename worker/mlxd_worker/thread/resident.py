@@ -16,19 +16,19 @@ from queue import SimpleQueue
 import mlx.core as mx
 import psutil
 
-from mlxd_models.describe import Description, packs_on_load
 from mlxd_models.families.common.family import Footprint
-from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import facts_of, life_of
+from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.options import check_options
 from mlxd_models.fit.plan import KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
 from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
 from mlxd_shared.domain.devices import DeviceKind
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidModel, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
@@ -88,10 +88,10 @@ def make_resident(
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
-    _check(job.spec, files)
+    check_options(model_facts := facts_of(files), job.spec)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
-    plan = _plan(job.spec, files, device)
+    plan = _plan(job.spec, model_facts, device)
     life = life_of(plan, files, on_cpu=device is DeviceKind.CPU)
     read_nbytes = 0
 
@@ -189,29 +189,7 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
         raise InvalidModel(problem) from error
 
 
-def _check(spec: LoadSpec, files: Description) -> None:
-    """Refuse what was asked for and cannot be had of this model."""
-    wanted, most = spec.context_length, files.footprint.context_max
-    if wanted is not None and wanted > most:
-        limit = f"{wanted} is above the model's maximum of {most} tokens"
-        raise InvalidRequest.of("options.context_length", limit)
-    vocab = files.footprint.passes.vocab
-    bad = next((i for i, _ in spec.sampling.logit_bias if i >= vocab), None)
-    if bad is not None:
-        field = f"options.sampling.logit_bias[{bad}]"
-        raise InvalidRequest.of(field, f"the vocabulary has {vocab} tokens")
-    problem = files.footprint.caches.kv_format_problem(spec.kv_format)
-    if problem is not None:
-        raise InvalidRequest.of("options.kv_format", problem)
-    on_load = ON_LOAD.get(spec.weights)
-    taken = [spec for spec in files.specs if spec.required]
-    can_pack = on_load is None or any(packs_on_load(spec, on_load) for spec in taken)
-    if not (can_pack or files.packed):
-        problem = f"{spec.weights.value}: no weights of this model can be packed while loading"
-        raise InvalidRequest.of("options.weights", problem)
-
-
-def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
+def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind) -> Plan:
     """Return what was asked for; what was left open is chosen so that it fits."""
     available_nbytes = psutil.virtual_memory().available
     if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory; a Mac's is one
@@ -226,7 +204,7 @@ def _plan(spec: LoadSpec, files: Description, kind: DeviceKind) -> Plan:
         usable_bytes=budget_nbytes,
         holds_process=True,
     )
-    plan = plan_load(facts_of(files), spec, device)
+    plan = plan_load(facts, spec, device)
     fits = plan.need_bytes <= budget_nbytes
     log = _log.info if fits else _log.warning
     log(

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_models.files.model_config import TOKENIZER_FILE, no_tokenizer
+from mlxd_models.files.model_config import (
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    no_tokenizer,
+)
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
@@ -22,8 +27,6 @@ from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
 from mlxd_worker.tokenizing.children import try_tokenizer
 
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 CONFIG_FILE: Final = "config.json"
 

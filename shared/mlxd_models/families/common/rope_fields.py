@@ -19,6 +19,9 @@ BETA_SLOW_DEFAULT = 1.0
 PAIRS_MAX = 1 << 12
 """The most factors of single pairs that are read."""
 
+FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, 2.0**127
+"""What is smaller has lost digits there, or is 0; what is larger may be infinite."""
+
 KINDS_OF_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -165,15 +168,30 @@ def _original_context(fields: Fields, scaling: Fields) -> int:
 
 
 def check_rope(fields: Fields, rope: RopeConfig, *, dims: int) -> None:
-    """Refuse factors of pairs that are not one for each of the `dims` values that rotate."""
+    """Refuse numbers of which no rotation of `dims` values of a head can be made.
+
+    Raises:
+        InvalidModel: factors of pairs are not one for each pair; or a wavelength, or what is
+            multiplied by, is no number above 0 that float32 holds.
+    """
+    scaling, key = _scaling(fields)
     long = rope.scaling
-    if not isinstance(long, LongScaling):
-        return
-    scaling, _ = _scaling(fields)
-    for key, factors in (("short_factor", long.short), ("long_factor", long.long)):
-        if len(factors) != dims // 2:
-            problem = f"{len(factors)} factors, {dims} values of a head rotate in pairs"
-            raise scaling.error(key, problem)
+    if isinstance(long, LongScaling):
+        for name, factors in (("short_factor", long.short), ("long_factor", long.long)):
+            if len(factors) != dims // 2:
+                problem = f"{len(factors)} factors, {dims} values of a head rotate in pairs"
+                raise scaling.error(name, problem)
+    if not _is_rotation(rope, dims):
+        problem = f"makes no rotation that float32 holds, by a base of {rope.base}"
+        raise fields.error(key if scaling.values else "rope_theta", problem)
+
+
+def _is_rotation(rope: RopeConfig, dims: int) -> bool:
+    try:
+        numbers = [rope.base, rope.position_scale, rope.gain, *(rope.periods(dims) or ())]
+    except (ArithmeticError, ValueError):  # such as a logarithm of 0
+        return False
+    return all(FLOAT32_MIN <= number <= FLOAT32_MAX for number in numbers)
 
 
 def refuse_longrope(fields: Fields) -> None:

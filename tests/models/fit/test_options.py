@@ -1,0 +1,39 @@
+"""What a load may ask of a model: by its own facts, or by the most that a config may mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlxd_models.fit.facts import Packable
+from mlxd_models.fit.options import check_options
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import LoadSpec, SamplingOptions, Weights
+from tests.support.model_facts import facts
+
+BIASED = LoadSpec(sampling=SamplingOptions(logit_bias=((63, 1.0), (64, 1.0))))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [(LoadSpec(weights=Weights.Q8), "weights"), (BIASED, "sampling.logit_bias[64]")],
+)
+def test_only_a_models_own_facts_refuse_weights_and_tokens(spec: LoadSpec, field: str) -> None:
+    """Where they are the most that names may mean, the worker is left to judge."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_options(facts(1), spec)
+    assert [violation.field for violation in caught.value.violations] == [f"options.{field}"]
+
+    check_options(facts(1), spec, exact=False)
+    with pytest.raises(InvalidRequest):
+        check_options(facts(1), LoadSpec(context_length=1 << 20), exact=False)
+
+
+def test_weights_that_are_packed_already_or_can_be_may_be_packed() -> None:
+    """What is stored packed stays so; what is in numbers and divides into groups becomes so."""
+    stored = replace(facts(1), packed_values=64)
+    made = replace(facts(1), packable={64: Packable(64, 0)})
+
+    check_options(stored, LoadSpec(weights=Weights.Q8))
+    check_options(made, LoadSpec(weights=Weights.Q8))
