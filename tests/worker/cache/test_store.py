@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.base import ArenaId, Place
+from mlxd_worker.cache.base import ArenaId, Clear, Move, Open, Place
+from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.cache.layers.quantized import QuantizedKVCache
@@ -60,7 +61,7 @@ def test_a_slot_takes_what_is_reckoned(kind: str) -> None:
     cache = KINDS[kind]()
     before = live_nbytes()
 
-    cache.open(FIRST, capacity=CAPACITY, slots=SLOTS)
+    carry_out([Open(FIRST, CAPACITY, SLOTS)], [cache])
 
     assert cache.nbytes == SLOTS * cache.slot_nbytes(CAPACITY)
     assert cache.nbytes == sum(array.nbytes for array in cache.arrays().values())
@@ -77,13 +78,12 @@ def test_a_slot_takes_what_is_reckoned(kind: str) -> None:
 def test_a_move_takes_the_room_of_rows(kind: str, target: ArenaId) -> None:
     """A row moves whole and alone: the arenas stay where they are, and other slots as they are."""
     cache = KINDS[kind]()
-    cache.open(FIRST, capacity=CAPACITY, slots=SLOTS)
-    cache.open(SECOND, capacity=CAPACITY, slots=SLOTS)
+    carry_out([Open(arena, CAPACITY, SLOTS) for arena in (FIRST, SECOND)], [cache])
     fill(cache)
     before = live_nbytes()
 
-    cache.move(Place(FIRST, CAPACITY, 8), Place(target, CAPACITY, 3))
-    cache.clear(Place(FIRST, CAPACITY, 5))
+    move = Move(Place(FIRST, CAPACITY, 8), Place(target, CAPACITY, 3))
+    carry_out([move, Clear(Place(FIRST, CAPACITY, 5))], [cache])
 
     assert mx.get_peak_memory() - before < 4 * cache.slot_nbytes(CAPACITY)
     assert mx.get_active_memory() - before < cache.slot_nbytes(CAPACITY)

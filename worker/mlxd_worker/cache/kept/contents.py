@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
+from mlxd_worker.cache.changes import evaluate, in_parts
 from mlxd_worker.cache.kept.captures import Captures
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
@@ -178,6 +179,7 @@ class RowContents:
             if not kind.sliceable:
                 for layer in layers:
                     layer.clear(self._place(row))
+                evaluate(layers)
         state.offset = 0
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
@@ -278,6 +280,7 @@ class RowContents:
         for kind, chosen in by_kind.items():
             for part in chosen:
                 self._put_back(row, kind, part, target)
+        evaluate([layer for layers in self._layers.values() for layer in layers])
         state.offset = target
         return True
 
@@ -302,17 +305,20 @@ class RowContents:
             return
         if kind.sliceable:
             self._copy_out(row, start, stop)
-        place = self._place(row)
-        for index, layer in enumerate(self._layers[kind]):
-            if part.row is not None:
-                state = layer.read(self._place(part.row), start, stop)
-                # Now, not in the write: it may go into the arena that this was read from.
-                mx.eval(state)
-            elif stop < part.stop:
-                state = clip(part.layers[index], 0, stop - start)
-            else:
-                state = part.layers[index]
-            layer.write(place, start, stop, state)
+        place, layers = self._place(row), self._layers[kind]
+        if part.row is None:
+            for layer, state in zip(layers, part.layers, strict=True):
+                whole = stop == part.stop
+                layer.write(place, start, stop, state if whole else clip(state, 0, stop - start))
+            return
+        source = self._place(part.row)
+        for some in in_parts(layers, lambda layer: layer.slot_nbytes(stop - start)):
+            states = [layer.read(source, start, stop) for layer in some]
+            # Now, not in the writes: they may go into the arenas that this was read from.
+            mx.eval(states)
+            for layer, state in zip(some, states, strict=True):
+                layer.write(place, start, stop, state)
+            evaluate(some)
 
     def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
         by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self._layers}
