@@ -8,14 +8,14 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.base import ArenaId, Clear, Move, Open, Place
+from mlxd_worker.cache.base import ArenaId, Clear, LayerCache, Move, Open, Place
 from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.cache.layers.quantized import QuantizedKVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from mlxd_worker.cache.layers.slots import slot_caches
-from mlxd_worker.cache.layers.store import ArenaCache, SliceableCache
+from mlxd_worker.cache.layers.store import SliceableCache
 from tests.support.mlx_memory import live_nbytes
 
 CAPACITY, SLOTS = 1024, 32
@@ -38,10 +38,10 @@ def ring() -> RotatingCache:
     return RotatingCache(kv_heads=2, head_dim=32, window=600, dtype=mx.float32)
 
 
-KINDS: dict[str, Callable[[], ArenaCache]] = {**SLICEABLE, "rotating": ring}
+KINDS: dict[str, Callable[[], LayerCache]] = {**SLICEABLE, "rotating": ring}
 
 
-def fill(cache: ArenaCache) -> None:
+def fill(cache: LayerCache) -> None:
     """Fill each slot with its own number, from 1 on, where it lies."""
     for array in cache.arrays().values():
         for slot in range(array.shape[0]):
@@ -49,7 +49,7 @@ def fill(cache: ArenaCache) -> None:
     mx.eval(cache.arrays())
 
 
-def holds(cache: ArenaCache, arena: ArenaId, slot: int, number: int) -> bool:
+def holds(cache: LayerCache, arena: ArenaId, slot: int, number: int) -> bool:
     """Tell whether a slot holds this number everywhere, in all of an arena's arrays."""
     arrays = [array for name, array in cache.arrays().items() if name.endswith(f".{arena}")]
     return bool(arrays) and all(mx.all(array[slot] == number).item() for array in arrays)

@@ -53,7 +53,10 @@ class RowContents:
         for layer in layers:
             if layer is not None:
                 self._layers.setdefault(layer.kind, []).append(layer)
-        self._stops_exactly = any(not kind.sliceable for kind in self._layers)
+        self._whole = [
+            layer for kind, same in self._layers.items() if not kind.sliceable for layer in same
+        ]
+        """Those that do not go back by themselves to any offset; the others always do."""
         self._rows: dict[RowId, _Row] = {}
         self._read = _reader(self._layers, place)
         self.book = SnapshotBook(self._read)
@@ -129,12 +132,7 @@ class RowContents:
         offset, due = self.offset(row), self.next_stop(row)
         if due is not None and offset + width > due:
             return False
-        return all(
-            layer.rewinds(offset + width, offset + 1)
-            for kind, layers in self._layers.items()
-            if not kind.sliceable
-            for layer in layers
-        )
+        return all(layer.rewinds(offset + width, offset + 1) for layer in self._whole)
 
     def cut_back(self, row: RowId, target: int) -> None:
         """Take back what the row has written from `target` on, before any of it is kept.
@@ -146,14 +144,12 @@ class RowContents:
                 kept of what lies beyond it, or a layer cannot go back.
         """
         state = self._of(row)
+        if target == state.offset:
+            return
         captured = 0 if state.captures is None else state.captures.base
         if not max(state.reach, captured) <= target <= state.offset:
             raise RowError(f"row {row} is at {state.offset} and cannot be cut back to {target}")
-        if not all(
-            layer.rewinds(state.offset, target)
-            for layers in self._layers.values()
-            for layer in layers
-        ):
+        if not all(layer.rewinds(state.offset, target) for layer in self._whole):
             raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
         state.offset = target
 
@@ -175,11 +171,9 @@ class RowContents:
         """
         state = self._of(row)
         self._drop_captures(state)
-        for kind, layers in self._layers.items():
-            if not kind.sliceable:
-                for layer in layers:
-                    layer.clear(self._place(row))
-                evaluate(layers)
+        for layer in self._whole:
+            layer.clear(self._place(row))
+        evaluate(self._whole)
         state.offset = 0
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
@@ -220,7 +214,7 @@ class RowContents:
             RowError: unknown row.
         """
         captures = self._of(row).captures
-        return captures.next_stop if captures is not None and self._stops_exactly else None
+        return captures.next_stop if captures is not None and self._whole else None
 
     def settle(self, row: RowId) -> None:
         """Make the captures that have fallen due; call it when a pass has been evaluated.

@@ -27,6 +27,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampling.columns import KeptColumns
 from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
@@ -65,6 +66,7 @@ class Ahead:
         self._caches = caches
         self._lead = lead
         self._under_way: _UnderWay | None = None
+        self._columns = KeptColumns()
 
     @property
     def ahead(self) -> bool:
@@ -92,6 +94,7 @@ class Ahead:
         """Forget what is under way, once it is done."""
         self.rest()
         self._under_way = None
+        self._columns.clear()
 
     def _draw(self, rows: Sequence[Row], *, ahead: bool) -> list[Drawn]:
         """Return what is drawn for each row, in the rows' order; they have reserved the token."""
@@ -145,7 +148,8 @@ class Ahead:
         offsets = {row.id: row.offset for row in going}
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets))
         logits = self._model.logits(self._model.forward(batch, self._caches))
-        drawn = sample(logits, [row.draw_after() for row in going], hopeful=False)
+        draws = [row.draw_after() for row in going]
+        drawn = sample(logits, draws, hopeful=False, kept=self._columns)
         for row in going:
             # It stands there once the step is taken up.
             self._caches.contents.cut_back(row.id, row.offset)
