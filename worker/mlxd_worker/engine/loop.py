@@ -328,7 +328,7 @@ class Engine:
         for judged, drawn in enumerate(run.drawn, start=1):
             row.accepted += judged <= accepted
             row.near_ties += drawn.near_tie
-            forced = row.forcing
+            forced = bool(row.request.forced) and row.forcing
             event = _take_drawn(row, drawn, now_s)
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):

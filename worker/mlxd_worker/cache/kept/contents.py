@@ -114,7 +114,7 @@ class RowContents:
         state = self._of(row)
         if start != state.offset or stop < start:
             raise RowError(f"row {row} is at {state.offset}: it cannot write [{start}, {stop})")
-        due = self.next_stop(row)
+        due = None if state.captures is None else self.next_stop(row)
         if due is not None and due < stop:
             raise RowError(f"row {row} writes [{start}, {stop}) past its capture at {due}")
         if state.reach > start:
@@ -149,7 +149,7 @@ class RowContents:
         captured = 0 if state.captures is None else state.captures.base
         if not max(state.reach, captured) <= target <= state.offset:
             raise RowError(f"row {row} is at {state.offset} and cannot be cut back to {target}")
-        if not all(layer.rewinds(state.offset, target) for layer in self._whole):
+        if self._whole and not all(layer.rewinds(state.offset, target) for layer in self._whole):
             raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
         state.offset = target
 

@@ -7,9 +7,9 @@ Invariants:
   soon as the last one's tokens are read; they are told while it runs (decision 0041). Nowhere does
   it hold more bytes than the tokens under way.
 - A row is never ahead of anything that the host must decide first: a constraint, penalties,
-  log-probabilities, guesses, a second look at a nucleus, a move of its class. A row that draws its
-  last token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
-  first: what is under way refers to them.
+  log-probabilities, guesses, a second look at a nucleus, a larger class. A row that draws its last
+  token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
+  first: what is under way refers to them. A row that is moved then takes along what is ahead.
 - What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
   meanwhile leaves no trace of it.
 - The device is asked in the order in which its results are needed; nothing is asked twice.
@@ -158,8 +158,6 @@ class Ahead:
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""
         table = self._caches.table
-        if table.moving:
-            return False
         if self._lead is Lead.MADE_UP and any(
             needs_second_look(row.request.sampling, self._model.vocab_size) for row in rows
         ):
