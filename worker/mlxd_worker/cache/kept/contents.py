@@ -163,19 +163,6 @@ class RowContents:
         self.book.copy_out(self.book.lazy_of(row))
         del self._rows[row]
 
-    def free(self, row: RowId) -> None:
-        """Empty a row that keeps its place; what was captured and not taken is closed.
-
-        Raises:
-            RowError: unknown row.
-        """
-        state = self._of(row)
-        self._drop_captures(state)
-        for layer in self._whole:
-            layer.clear(self._place(row))
-        evaluate(self._whole)
-        state.offset = 0
-
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
         """Keep what the row's layers of `kind` hold: of positions [start, offset) where sliceable.
 
