@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,32 +13,19 @@ from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.kept.contents import Kept
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
+from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
 
 LAYERS = 12
-Waits = Callable[[Callable[[], object]], int]
 FIRST, SECOND = ArenaId(1), ArenaId(2)
 
 
-@pytest.fixture(name="waits")
-def _waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    """Return what counts how often the host waits for the device in an action."""
-    count = 0
-    evaluate = mx.eval
+def waits(action: Callable[[], object]) -> int:
+    """Return how often the host waits for the device in an action; layers never do by themselves.
 
-    def counted(*arrays: Any) -> None:
-        nonlocal count
-        count += 1
-        evaluate(*arrays)
-
-    monkeypatch.setattr(mx, "eval", counted)
-
-    def waits_in(action: Callable[[], object]) -> int:
-        before = count
-        action()
-        return count - before
-
-    return waits_in
+    That is `test_store.py::test_changes_are_lazy`.
+    """
+    return calls_of(action, changes.wait)
 
 
 def kv_layers(count: int = LAYERS) -> list[LayerCache]:
@@ -78,7 +64,7 @@ def holds(row: RowId, caches: RowCaches, value: float, *, count: int = 256) -> b
 
 
 @pytest.mark.parametrize("layers", [1, LAYERS])
-def test_a_row_joins_and_leaves_with_one_wait(waits: Waits, layers: int) -> None:
+def test_a_row_joins_and_leaves_with_one_wait(layers: int) -> None:
     """An arena of all layers opens, a used slot is zeroed, in one wait each; leaving takes none."""
     caches = rows_of(layers)
     first, second = RowId(0), RowId(1)
@@ -94,7 +80,7 @@ def test_a_row_joins_and_leaves_with_one_wait(waits: Waits, layers: int) -> None
 
 
 @pytest.mark.parametrize("crossing", [1, 8])
-def test_rows_that_grow_wait_twice_however_many(waits: Waits, crossing: int) -> None:
+def test_rows_that_grow_wait_twice_however_many(crossing: int) -> None:
     """All rows that cross a class in a step are copied out together, and put down together."""
     caches = rows_of(LAYERS)
     rows = [RowId(number) for number in range(crossing)]
@@ -107,7 +93,7 @@ def test_rows_that_grow_wait_twice_however_many(waits: Waits, crossing: int) -> 
     assert all(holds(row, caches, row + 1) for row in rows)
 
 
-def test_a_class_that_settles_waits_twice_a_row(waits: Waits) -> None:
+def test_a_class_that_settles_waits_twice_a_row() -> None:
     """A row that moves for others' sake costs two waits, and nothing to move none."""
     caches = rows_of(LAYERS, sinks=True)
     for number in range(6):
@@ -124,7 +110,7 @@ def test_a_class_that_settles_waits_twice_a_row(waits: Waits) -> None:
     assert waits(caches.tend) == 0
 
 
-def test_a_prefix_is_put_back_with_one_wait(waits: Waits) -> None:
+def test_a_prefix_is_put_back_with_one_wait() -> None:
     """What former rows left is written into all layers at once, in as many parts as there are."""
     caches = rows_of(LAYERS)
     former, row = RowId(0), RowId(1)
@@ -177,19 +163,19 @@ def test_a_row_that_moves_twice_arrives() -> None:
         assert all(name.endswith(".1") for name in layer.arrays())
 
 
-def test_what_is_lifted_is_bounded(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lifted_is_bounded() -> None:
     """Where rows are large, layers go in parts: the room of one part, and two waits for each."""
     layers = kv_layers()
     carry_out([Open(FIRST, 1024, 16), Open(SECOND, 1024, 16)], layers)
     row_nbytes = layers[0].slot_nbytes(1024)
     move = Move(Place(FIRST, 1024, 0), Place(SECOND, 1024, 0))
-    monkeypatch.setattr(changes, "LIFTED_NBYTES", 3 * row_nbytes)
+    three = 3 * row_nbytes
     before = live_nbytes()
 
-    assert waits(lambda: carry_out([move], layers)) == 2 * LAYERS // 3
+    assert waits(lambda: carry_out([move], layers, lifted_nbytes=three)) == 2 * LAYERS // 3
     assert mx.get_peak_memory() - before < 4 * row_nbytes
-    monkeypatch.setattr(changes, "LIFTED_NBYTES", 1)  # one layer at a time is the least
-    assert waits(lambda: carry_out([move], layers)) == 2 * LAYERS
+    # One layer at a time is the least.
+    assert waits(lambda: carry_out([move], layers, lifted_nbytes=1)) == 2 * LAYERS
 
 
 def test_an_arena_replaces_another_without_both() -> None:

@@ -73,6 +73,23 @@ def test_a_slot_takes_what_is_reckoned(kind: str) -> None:
     assert mx.get_active_memory() == before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_are_lazy(kind: str) -> None:
+    """A layer evaluates nothing of a change by itself, so nobody waits for it alone."""
+    cache = KINDS[kind]()
+    carry_out([Open(FIRST, CAPACITY, SLOTS)], [cache])
+    source, target = (Place(arena, CAPACITY, 2) for arena in (FIRST, SECOND))
+    before = live_nbytes()
+
+    cache.open(SECOND, capacity=CAPACITY, slots=SLOTS)
+    cache.clear(source)
+    cache.move(source, target, cache.lift(source))
+    cache.write(source, 0, 9, cache.read(target, 0, 9))
+
+    assert max(mx.get_peak_memory() - before, 0) < 1 << 10
+    assert cache.nbytes == 2 * SLOTS * cache.slot_nbytes(CAPACITY)
+
+
 @pytest.mark.parametrize("target", [FIRST, SECOND], ids=["same-arena", "another"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_move_takes_the_room_of_rows(kind: str, target: ArenaId) -> None:

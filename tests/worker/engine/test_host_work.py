@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.models.base import Model
 from mlxd_worker.tokenizing.files import load_tokenizer
+from tests.support.counting import calls_of
 from tests.support.engines import TinyEngine, engine_on
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.tiny import config_with, load, write_model
@@ -24,23 +23,6 @@ CALLS_A_ROW_MAX = 75
 @pytest.fixture(scope="module", name="folder")
 def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tokenizer"))
-
-
-def calls_of(action: Callable[[], object]) -> int:
-    """Return how many Python functions are called in an action."""
-    count = 0
-
-    def note(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        del frame, argument
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def decoding(model: Model, folder: Path, rows: int, **options: Any) -> TinyEngine:
@@ -78,26 +60,13 @@ def test_a_row_costs_few_calls_however_many_layers(
     assert max(shares) < CALLS_A_ROW_MAX
 
 
-def test_nobody_looks_up_guesses_that_no_arena_could_run(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_looks_up_guesses_that_no_arena_could_run(tmp_path: Path, folder: Path) -> None:
     """Where shapes are few and arenas large, rows that would guess cost what others do."""
     model = load(write_model(tmp_path, config_with()))
     tiny = decoding(model, folder, MANY, speculation_depth=4)
-    looked_up = 0
-    guesser = Speculator._guesser
-
-    def counted(self: Speculator, row: Any) -> Any:
-        nonlocal looked_up
-        looked_up += 1
-        return guesser(self, row)
-
-    monkeypatch.setattr(Speculator, "_guesser", counted)
-    tiny.engine.step()
-    assert looked_up == MANY
     stepper = tiny.engine._stepper
     assert isinstance(stepper, Speculator)
-    monkeypatch.setattr(stepper, "_shapes", frozenset(tiny.caches.shapes()))
-    looked_up = 0
-    tiny.engine.step()
-    assert looked_up == 0
+
+    assert calls_of(tiny.engine.step, Speculator._guesser) == MANY
+    stepper._shapes = frozenset(tiny.caches.shapes())
+    assert calls_of(tiny.engine.step, Speculator._guesser) == 0

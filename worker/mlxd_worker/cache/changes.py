@@ -35,12 +35,20 @@ LIFTED_NBYTES: Final = 32 << 20
 Lifted = dict[Place, tuple[mx.array, ...]]
 
 
-def carry_out(changes: Sequence[Change], layers: Sequence[LayerCache]) -> None:
-    """Carry changes out in all layers, in order; they have taken effect when it returns."""
+def carry_out(
+    changes: Sequence[Change],
+    layers: Sequence[LayerCache],
+    *,
+    lifted_nbytes: int = LIFTED_NBYTES,
+) -> None:
+    """Carry changes out in all layers, in order; they have taken effect when it returns.
+
+    lifted_nbytes: what may be out of its arena at once; one layer goes in any case.
+    """
     for part in _without_second_moves(changes):
         sources = [change.source for change in part if isinstance(change, Move)]
         rows_nbytes = partial(_nbytes_at, sources)
-        for some in in_parts(layers, rows_nbytes):
+        for some in in_parts(layers, rows_nbytes, nbytes_max=lifted_nbytes):
             _carry_out_together(part, some, sources)
 
 
@@ -49,7 +57,7 @@ def _carry_out_together(
 ) -> None:
     lifted: list[Lifted] = [{place: layer.lift(place) for place in sources} for layer in layers]
     if sources:
-        mx.eval([list(rows.values()) for rows in lifted])
+        wait([list(rows.values()) for rows in lifted])
     for layer, rows in zip(layers, lifted, strict=True):
         for change in changes:
             _make(change, layer, rows)
@@ -95,14 +103,17 @@ def _without_second_moves(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def in_parts(
-    layers: Sequence[LayerCache], nbytes_of: Callable[[LayerCache], int]
+    layers: Sequence[LayerCache],
+    nbytes_of: Callable[[LayerCache], int],
+    *,
+    nbytes_max: int = LIFTED_NBYTES,
 ) -> Iterator[Sequence[LayerCache]]:
-    """Yield the layers in parts of at most `LIFTED_NBYTES` each, by what is lifted of a layer."""
+    """Yield the layers in parts of at most so many bytes, by what is lifted of each."""
     some: list[LayerCache] = []
     nbytes = 0
     for layer in layers:
         own = nbytes_of(layer)
-        if some and nbytes + own > LIFTED_NBYTES:
+        if some and nbytes + own > nbytes_max:
             yield some
             some, nbytes = [], 0
         some.append(layer)
@@ -113,4 +124,9 @@ def in_parts(
 
 def evaluate(layers: Sequence[LayerCache]) -> None:
     """Evaluate what layers have of rows, all in one submission, and wait for it."""
-    mx.eval([list(layer.arrays().values()) for layer in layers])
+    wait([list(layer.arrays().values()) for layer in layers])
+
+
+def wait(arrays: object) -> None:
+    """Evaluate arrays, all in one submission, and wait for them."""
+    mx.eval(arrays)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
-from mlxd_worker.cache.changes import evaluate, in_parts
+from mlxd_worker.cache.changes import evaluate, in_parts, wait
 from mlxd_worker.cache.kept.captures import Captures
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
@@ -296,7 +296,7 @@ class RowContents:
         for some in in_parts(layers, lambda layer: layer.slot_nbytes(stop - start)):
             states = [layer.read(source, start, stop) for layer in some]
             # Now, not in the writes: they may go into the arenas that this was read from.
-            mx.eval(states)
+            wait(states)
             for layer, state in zip(some, states, strict=True):
                 layer.write(place, start, stop, state)
             evaluate(some)
