@@ -324,7 +324,7 @@ class Engine:
         """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""
         row, accepted, put = run.row, run.accepted, run.row.request.sink.put
         row.drafted += run.drafted
-        told: list[Event] = []
+        events: list[Event] = []
         for judged, drawn in enumerate(run.drawn, start=1):
             row.accepted += judged <= accepted
             row.near_ties += drawn.near_tie
@@ -332,12 +332,12 @@ class Engine:
             event = _take_drawn(row, drawn, now_s)
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):
-                told.append(event)
+                events.append(event)
             if not goes_on:
                 break
         settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)
-        for event in told:
+        for event in events:
             put(event)
         if goes_on:
             self._prefix.publish(row.id)
