@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.sampling.sampler import Purpose, draw_key, gumbel_noise
+from mlxd_worker.engine.sampling.sampler import Purpose, gumbel_noise
+from tests.support.reference_sampler import draw_key
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

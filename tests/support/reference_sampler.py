@@ -20,6 +20,24 @@ Vector = npt.NDArray[np.float64]
 """One value for each token of the vocabulary."""
 
 
+_MASK_64 = (1 << 64) - 1
+
+
+def mix64(value: int) -> int:
+    """Return SplitMix64's output function of a 64-bit value."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
+
+
+def draw_key(*, seed: int, choice: int, position: int, purpose: int) -> tuple[int, int]:
+    """Return the two words (high, low) that key one draw's noise, as the product promises them."""
+    state = 0
+    for word in (seed & _MASK_64, choice, position, purpose):
+        state = mix64(((state ^ word) + 0x9E3779B97F4A7C15) & _MASK_64)
+    return state >> 32, state & 0xFFFFFFFF
+
+
 def final_distribution(
     logits: Sequence[float] | npt.NDArray[np.floating],
     sampling: Sampling,

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.sampling.sampler import Draw, Purpose, draw_key, sample
+from mlxd_worker.engine.sampling.sampler import Draw, Purpose, sample
+from tests.support.reference_sampler import draw_key
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 DRAWS = 20_000

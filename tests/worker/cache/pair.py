@@ -89,11 +89,6 @@ class Pair:
         self.caches.leave(row)
         del self.rows[row]
 
-    def free(self, row: RowId) -> None:
-        """Empty a row."""
-        self.caches.contents.free(row)
-        self.rows[row] = Row({kind: [] for kind in self.subject.kinds})
-
     def reserve(self, row: RowId, tokens: int) -> None:
         """Make room for `tokens` in a row."""
         self.caches.reserve(row, tokens=tokens)

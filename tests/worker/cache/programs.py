@@ -66,13 +66,6 @@ def rewind(pair: Pair, step: Step) -> None:
         pair.restore(row, [], max(length - back, 0))
 
 
-def free(pair: Pair, step: Step) -> None:
-    """A row is emptied in place."""
-    row = some_row(pair, step)
-    if row is not None and step.other % 3 == 0:
-        pair.free(row)
-
-
 def leave(pair: Pair, step: Step) -> None:
     """A row leaves: at its end, or cancelled with captures outstanding."""
     row = some_row(pair, step)
@@ -228,7 +221,7 @@ def materialise(pair: Pair, step: Step) -> None:
 
 
 VERBS: dict[Callable[[Pair, Step], None], int] = {
-    join: 5, chunk: 9, decode: 14, rewind: 8, free: 1, leave: 3, tend: 4, snapshot: 6,
+    join: 5, chunk: 9, decode: 14, rewind: 8, leave: 3, tend: 4, snapshot: 6,
     snapshots: 4, schedule: 4, take: 3, restore: 7, redo: 6, resume: 3, split: 6, merge: 5,
     close: 1, materialise: 1,
 }  # fmt: skip

@@ -14,7 +14,8 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError, RowId
+from mlxd_worker.cache.base import ArenaId, Kind, Open, Place, RowError, RowId
+from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.layers.quantized import Packing, QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.kernels.device import runs_cpu
@@ -151,7 +152,7 @@ def test_both_products_attend_over_what_was_packed(kv: KVFormat, *, packed_produ
     history, each token packed once."""
     cache = make(kv, packed_products=packed_products)
     arena = ArenaId(0)
-    cache.open(arena, capacity=256, slots=4)
+    carry_out([Open(arena, 256, 4)], [cache])
     places = [Place(arena, 256, slot) for slot in range(3)]
     rows, offsets = [Row() for _ in places], [0, 0, 0]
     seeds = itertools.count(step=10)
@@ -204,7 +205,7 @@ def test_bytes_are_bits_and_a_scale_and_a_bias_a_group(
 ) -> None:
     """What a slot is said to take is what its arrays take: at most 0.6 and 0.35 of float16."""
     cache = QuantizedKVCache(kv_heads=KV_HEADS, head_dim=head_dim, dtype=mx.float16, kv=kv)
-    cache.open(ArenaId(0), capacity=256, slots=3)
+    carry_out([Open(ArenaId(0), 256, 3)], [cache])
 
     assert cache.slot_nbytes(256) == 2 * KV_HEADS * 256 * token_nbytes
     assert cache.nbytes == 3 * cache.slot_nbytes(256)
@@ -227,8 +228,8 @@ def test_bits_survive_snapshots_and_moves(kv: KVFormat) -> None:
     """Read, written elsewhere and moved: the same bits, and the neighbours' untouched."""
     cache = make(kv)
     small, large = ArenaId(0), ArenaId(1)
-    cache.open(small, capacity=256, slots=2)
-    cache.open(large, capacity=512, slots=2)
+    carry_out([Open(small, 256, 2)], [cache])
+    carry_out([Open(large, 512, 2)], [cache])
     source, neighbour = Place(small, 256, 0), Place(small, 256, 1)
     target, free = Place(large, 512, 1), Place(large, 512, 0)
     for place, seed in ((source, 1), (neighbour, 2)):
@@ -238,7 +239,7 @@ def test_bits_survive_snapshots_and_moves(kv: KVFormat) -> None:
     mx.eval(kept, whole, other)
     assert [array.shape[:3] for array in kept] == [(1, 2 * KV_HEADS, 17)] * 3
 
-    cache.move(source, target)
+    cache.move(source, target, cache.lift(source))
     assert_same(cache.read(target, 0, 30), whole)
     cache.write(free, 3, 20, kept)
     assert_same(cache.read(free, 3, 20), kept)
@@ -257,7 +258,7 @@ def assert_same(actual: tuple[mx.array, ...], expected: tuple[mx.array, ...]) ->
 def test_a_snapshot_is_compact() -> None:
     """It owns the bytes of its positions and nothing of the arena."""
     cache = make(KVFormat.Q4)
-    cache.open(ArenaId(0), capacity=4096, slots=8)
+    carry_out([Open(ArenaId(0), 4096, 8)], [cache])
     place = Place(ArenaId(0), 4096, 5)
     before = live_nbytes()
     kept = cache.read(place, 100, 200)
@@ -279,7 +280,7 @@ def test_a_step_writes_in_place(*, several: bool) -> None:
         kv_heads=8, head_dim=HEAD_DIM, dtype=mx.float32, kv=KVFormat.Q8, packed_products=True
     )
     arena = ArenaId(0)
-    cache.open(arena, capacity=8192, slots=4)
+    carry_out([Open(arena, 8192, 4)], [cache])
     places = [Place(arena, 8192, slot) for slot in range(4)]
     plan = decode_plan(places, [9, 8, 7, 6]) if several else chunk_plan(places[1], 4, 4)
     rows = 4 if several else 1
@@ -296,7 +297,7 @@ def test_a_step_writes_in_place(*, several: bool) -> None:
 def test_a_state_of_another_range_is_refused() -> None:
     """Neither a wrong length nor a row beyond its capacity is written."""
     cache = make(KVFormat.Q8)
-    cache.open(ArenaId(0), capacity=256, slots=1)
+    carry_out([Open(ArenaId(0), 256, 1)], [cache])
     place = Place(ArenaId(0), 256, 0)
     kept = cache.read(place, 0, 10)
     for start, stop in ((0, 9), (250, 260)):

@@ -175,7 +175,7 @@ def test_nobodys_states_are_copied_when_a_row_comes_moves_or_goes() -> None:
     before = live_nbytes()
 
     cache.open(SECOND, capacity=1024, slots=64)
-    cache.move(rows[1], place(SECOND, 5))
+    cache.move(rows[1], place(SECOND, 5), cache.lift(rows[1]))
     cache.clear(rows[1])
     cache.free(rows[0])
 
@@ -207,7 +207,7 @@ def test_any_rows_keep_their_states_and_never_more_than_theirs(seed: int) -> Non
             del held[chosen[0]]
         elif verb == "move" and chosen:
             at = free.pop(draws.randrange(len(free)))
-            cache.move(chosen[0], at)
+            cache.move(chosen[0], at, cache.lift(chosen[0]))
             free.append(chosen[0])
             held[at] = held.pop(chosen[0])
         elif verb == "write" and chosen:
@@ -280,7 +280,7 @@ def test_a_row_moves_whole_and_the_next_one_finds_zeros() -> None:
     cache = cache_of()
     put(cache, batch([place(FIRST, 0), place(FIRST, 2)]), [3, math.nan])
 
-    cache.move(place(FIRST, 0), place(SECOND, 3))
+    cache.move(place(FIRST, 0), place(SECOND, 3), ())
     cache.free(place(FIRST, 2))
 
     assert values_at(cache, place(SECOND, 3)) == {3}

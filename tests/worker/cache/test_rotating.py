@@ -11,7 +11,8 @@ import mlx.core as mx
 import pytest
 
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
+from mlxd_worker.cache.base import ArenaId, Kind, Open, Place, RowError
+from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from tests.support.mlx_memory import live_nbytes
 
@@ -35,7 +36,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.cache = new_cache(self.window)
-        self.cache.open(ARENA, capacity=self.capacity, slots=self.slots)
+        carry_out([Open(ARENA, self.capacity, self.slots)], [self.cache])
         self.keys = [nothing() for _ in range(self.slots)]
         self.values = [nothing() for _ in range(self.slots)]
 
@@ -225,7 +226,7 @@ def test_what_was_read_can_be_put_back(length: int) -> None:
 def test_what_is_kept_owns_its_memory(slots: int, length: int) -> None:
     """A window that was read takes its own bytes, be it the only row's and whole; and no more."""
     cache = RotatingCache(kv_heads=1, head_dim=64, window=256, dtype=mx.float32)
-    cache.open(ARENA, capacity=512, slots=slots)
+    carry_out([Open(ARENA, 512, slots)], [cache])
     own_nbytes = 2 * min(length, 256) * 64 * 4
     mx.clear_cache()  # a buffer used again may be larger than what is asked for
     before_nbytes = live_nbytes()
@@ -253,9 +254,9 @@ def test_a_row_crosses_into_a_larger_ring() -> None:
     pair = Pair(window=24, capacity=16, slots=1)
     pair.chunk(0, 15)
     larger = Place(ArenaId(8), 64, 1)
-    pair.cache.open(larger.arena, capacity=larger.capacity, slots=2)
+    carry_out([Open(larger.arena, larger.capacity, 2)], [pair.cache])
 
-    pair.cache.move(pair.place(0), larger)
+    pair.cache.move(pair.place(0), larger, pair.cache.lift(pair.place(0)))
     pair.cache.close(ARENA)
 
     keys, values = pair.cache.read(larger, 0, 15)
@@ -272,7 +273,7 @@ def test_a_row_takes_no_more_than_its_window() -> None:
     assert [cache.slot_nbytes(capacity) for capacity in (64, 256, 4096)] == [
         64 * token, 100 * token, 100 * token,
     ]  # fmt: skip
-    cache.open(ARENA, capacity=4096, slots=3)
+    carry_out([Open(ARENA, 4096, 3)], [cache])
     assert cache.nbytes == 3 * cache.slot_nbytes(4096)
     assert cache.nbytes == sum(array.nbytes for array in cache.arrays().values())
     assert cache.kind is Kind.ROTATING

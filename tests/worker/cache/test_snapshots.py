@@ -251,7 +251,6 @@ def test_rows_and_offsets_that_cannot_be_are_refused(cache_pair: Pair) -> None:
         lambda: contents.appending(row, 8, 7),
         lambda: contents.join(row),
         lambda: contents.leaving(RowId(9)),
-        lambda: contents.free(RowId(9)),
     ):
         with pytest.raises(RowError):
             mistake()
@@ -310,8 +309,7 @@ def test_a_schedule_is_taken_before_anything_else_may_happen(cache_pair: Pair) -
     assert contents.take(row) == []
 
 
-@pytest.mark.parametrize("end", ["leave", "free"])
-def test_captures_that_nobody_takes_end_with_the_row(end: str) -> None:
+def test_captures_that_nobody_takes_end_with_the_row() -> None:
     """A row that is cancelled during its prefill leaves no snapshot behind."""
     mixed = pair(MIXED)
     row = row_of(mixed, 0)
@@ -320,24 +318,10 @@ def test_captures_that_nobody_takes_end_with_the_row(end: str) -> None:
     mixed.append([row], 2)
     assert mixed.caches.contents.live == 2 * 3
 
-    mixed.leave(row) if end == "leave" else mixed.free(row)
+    mixed.leave(row)
 
     assert mixed.caches.contents.live == 0
     mixed.check()
-
-
-def test_a_freed_row_is_empty_and_usable() -> None:
-    """After `free` a row starts over at 0, whatever it held, and what was kept of it stays."""
-    mixed = pair(MIXED)
-    row = row_of(mixed, 90)
-    mixed.snapshots(row, 0)
-
-    mixed.free(row)
-    assert mixed.caches.contents.offset(row) == 0
-    mixed.append([row], 5)
-
-    mixed.check()
-    mixed.end()
 
 
 def test_a_leak_is_found() -> None:

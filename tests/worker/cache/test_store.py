@@ -8,13 +8,14 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.base import ArenaId, Place
+from mlxd_worker.cache.base import ArenaId, Clear, LayerCache, Move, Open, Place
+from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.cache.layers.quantized import QuantizedKVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from mlxd_worker.cache.layers.slots import slot_caches
-from mlxd_worker.cache.layers.store import ArenaCache, SliceableCache
+from mlxd_worker.cache.layers.store import SliceableCache
 from tests.support.mlx_memory import live_nbytes
 
 CAPACITY, SLOTS = 1024, 32
@@ -37,10 +38,10 @@ def ring() -> RotatingCache:
     return RotatingCache(kv_heads=2, head_dim=32, window=600, dtype=mx.float32)
 
 
-KINDS: dict[str, Callable[[], ArenaCache]] = {**SLICEABLE, "rotating": ring}
+KINDS: dict[str, Callable[[], LayerCache]] = {**SLICEABLE, "rotating": ring}
 
 
-def fill(cache: ArenaCache) -> None:
+def fill(cache: LayerCache) -> None:
     """Fill each slot with its own number, from 1 on, where it lies."""
     for array in cache.arrays().values():
         for slot in range(array.shape[0]):
@@ -48,7 +49,7 @@ def fill(cache: ArenaCache) -> None:
     mx.eval(cache.arrays())
 
 
-def holds(cache: ArenaCache, arena: ArenaId, slot: int, number: int) -> bool:
+def holds(cache: LayerCache, arena: ArenaId, slot: int, number: int) -> bool:
     """Tell whether a slot holds this number everywhere, in all of an arena's arrays."""
     arrays = [array for name, array in cache.arrays().items() if name.endswith(f".{arena}")]
     return bool(arrays) and all(mx.all(array[slot] == number).item() for array in arrays)
@@ -60,7 +61,7 @@ def test_a_slot_takes_what_is_reckoned(kind: str) -> None:
     cache = KINDS[kind]()
     before = live_nbytes()
 
-    cache.open(FIRST, capacity=CAPACITY, slots=SLOTS)
+    carry_out([Open(FIRST, CAPACITY, SLOTS)], [cache])
 
     assert cache.nbytes == SLOTS * cache.slot_nbytes(CAPACITY)
     assert cache.nbytes == sum(array.nbytes for array in cache.arrays().values())
@@ -72,18 +73,34 @@ def test_a_slot_takes_what_is_reckoned(kind: str) -> None:
     assert mx.get_active_memory() == before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_are_lazy(kind: str) -> None:
+    """A layer evaluates nothing of a change by itself, so nobody waits for it alone."""
+    cache = KINDS[kind]()
+    carry_out([Open(FIRST, CAPACITY, SLOTS)], [cache])
+    source, target = (Place(arena, CAPACITY, 2) for arena in (FIRST, SECOND))
+    before = live_nbytes()
+
+    cache.open(SECOND, capacity=CAPACITY, slots=SLOTS)
+    cache.clear(source)
+    cache.move(source, target, cache.lift(source))
+    cache.write(source, 0, 9, cache.read(target, 0, 9))
+
+    assert max(mx.get_peak_memory() - before, 0) < 1 << 10
+    assert cache.nbytes == 2 * SLOTS * cache.slot_nbytes(CAPACITY)
+
+
 @pytest.mark.parametrize("target", [FIRST, SECOND], ids=["same-arena", "another"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_move_takes_the_room_of_rows(kind: str, target: ArenaId) -> None:
     """A row moves whole and alone: the arenas stay where they are, and other slots as they are."""
     cache = KINDS[kind]()
-    cache.open(FIRST, capacity=CAPACITY, slots=SLOTS)
-    cache.open(SECOND, capacity=CAPACITY, slots=SLOTS)
+    carry_out([Open(arena, CAPACITY, SLOTS) for arena in (FIRST, SECOND)], [cache])
     fill(cache)
     before = live_nbytes()
 
-    cache.move(Place(FIRST, CAPACITY, 8), Place(target, CAPACITY, 3))
-    cache.clear(Place(FIRST, CAPACITY, 5))
+    move = Move(Place(FIRST, CAPACITY, 8), Place(target, CAPACITY, 3))
+    carry_out([move, Clear(Place(FIRST, CAPACITY, 5))], [cache])
 
     assert mx.get_peak_memory() - before < 4 * cache.slot_nbytes(CAPACITY)
     assert mx.get_active_memory() - before < cache.slot_nbytes(CAPACITY)

@@ -26,6 +26,7 @@ from tests.support.mlx_memory import live_nbytes
 from tests.worker.tiny import config_with, load, write_model
 
 CONTEXT, ROWS_MAX = 512, 4
+CROWD = 20
 SAMPLED = replace(GREEDY, temperature=0.9, top_k=20, seed=5)
 
 
@@ -81,11 +82,13 @@ class Served:
         model: Model,
         kind: Callable[[Model, RowCaches], Passes],
         make_stepper: Callable[[Passes, RowCaches], Stepper] = choose,
+        *,
+        rows_max: int = ROWS_MAX,
     ) -> None:
         self.caches = RowCaches(
             model.new_caches(context_max=CONTEXT),
             context_max=CONTEXT,
-            rows_max=ROWS_MAX,
+            rows_max=rows_max,
             bounded_shapes=kind is not itself,
             keeps_spares=True,
         )
@@ -95,7 +98,7 @@ class Served:
             used,
             self.caches,
             lambda request: Silent(),
-            Limits(context_length=CONTEXT, rows_max=ROWS_MAX),
+            Limits(context_length=CONTEXT, rows_max=rows_max),
             stepper=self.stepper,
         )
         self.aheads = 0
@@ -202,6 +205,28 @@ def test_a_row_at_its_class_s_end_waits_to_move(model: Model) -> None:
     assert seen.count(False) == 1
     assert seen[0]
     assert seen[-1]
+
+
+def test_steps_are_ahead_while_a_class_moves(model: Model) -> None:
+    """One row more than an arena holds: all move, one a step, each with what was written ahead."""
+
+    def serve(make_stepper: Callable[[Passes, RowCaches], Stepper]) -> tuple[int, list[list[int]]]:
+        served = Served(model, InPlace, make_stepper, rows_max=CROWD)
+        sinks = [served.submit((n, 3), max_tokens=60) for n in range(CROWD - 4)]
+        served.steps(CROWD)
+        sinks.append(served.submit((7, 7), max_tokens=40))
+        ahead = 0
+        while served.engine.busy:
+            served.steps(1)
+            ahead += served.stepper.ahead and served.caches.table.moving
+        return ahead, [sink.drawn for sink in sinks]
+
+    ahead, streams = serve(choose)
+    none_ahead, expected = serve(never_ahead)
+
+    assert ahead > 10
+    assert none_ahead == 0
+    assert streams == expected
 
 
 @on_cpu

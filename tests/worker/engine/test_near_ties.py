@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.sampling.sampler import Draw, Purpose, draw_key, gumbel_noise, sample
+from mlxd_worker.engine.sampling.sampler import Draw, Purpose, gumbel_noise, sample
 from tests.support.effort import examples
 from tests.support.near_ties import Step, slack_of
+from tests.support.reference_sampler import draw_key
 
 PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 GREEDY = replace(PLAIN, temperature=0.0)

@@ -114,9 +114,9 @@ Change = Open | Reuse | Close | Move | Clear | Free
 class LayerCache(Protocol):
     """One layer's state for all rows, arranged as the row table says.
 
-    All methods run on the engine thread; all but `read` have taken effect (been evaluated) when
-    they return. A recurrent layer keeps its states by row rather than by slot: there an arena takes
-    nothing, and a move copies nothing.
+    All methods run on the engine thread, and all are lazy: they take effect when `arrays` are
+    evaluated, which their caller sees to before the next pass. A recurrent layer keeps its states
+    by row rather than by slot: there an arena takes nothing, and a move copies nothing.
     """
 
     @property
@@ -136,8 +136,15 @@ class LayerCache(Protocol):
         """Release an arena."""
         ...
 
-    def move(self, source: Place, target: Place) -> None:
-        """Copy one whole row; the source becomes free."""
+    def lift(self, place: Place) -> tuple[mx.array, ...]:
+        """Return a copy of all that the slot at `place` holds, to be moved.
+
+        The caller evaluates it before anything is written.
+        """
+        ...
+
+    def move(self, source: Place, target: Place, lifted: tuple[mx.array, ...]) -> None:
+        """Have the row of `source`, which was `lifted` there, at `target`; the source is free."""
         ...
 
     def clear(self, place: Place) -> None:
@@ -155,7 +162,7 @@ class LayerCache(Protocol):
         the last, which is how a snapshot of them is split, merged and cut. A rotating cache: the
         last `min(stop, window)` positions before `stop`, in order; the row must not have
         overwritten them. A recurrent cache: its state, the row standing at `stop`. `start` says
-        nothing to the last two. Lazy: the caller evaluates them before anything is written.
+        nothing to the last two. The caller evaluates them before anything is written.
         """
         ...
 

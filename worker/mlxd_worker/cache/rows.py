@@ -1,8 +1,8 @@
 """The rows of one model: the table that places them, their contents, every layer's cache, in step.
 
 Invariants:
-- All layers have the same rows in the same places; changes are carried out layer by layer, so that
-  where an arena replaces another both exist for one layer at a time.
+- All layers have the same rows in the same places: what the table decides is carried out in all of
+  them together (`changes`).
 - Every pass goes through `plan`: a write beyond what a row reserved, or not where the row stands,
   is refused there, on the host, before anything is dispatched.
 - If carrying out a change fails (out of memory), layers may differ: the owner must end the process.
@@ -15,19 +15,8 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.arenas.table import RowTable
-from mlxd_worker.cache.base import (
-    Change,
-    Clear,
-    Close,
-    Free,
-    Kind,
-    LayerCache,
-    Move,
-    Open,
-    Reuse,
-    RowError,
-    RowId,
-)
+from mlxd_worker.cache.base import Change, Kind, LayerCache, Open, RowError, RowId
+from mlxd_worker.cache.changes import carry_out
 from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import AttentionShape, all_shapes
 from mlxd_worker.cache.layers.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
@@ -110,7 +99,7 @@ class RowCaches:
         """
         changes = self.table.rehearse(row, capacity=capacity, slots=slots)
         self.contents.join(row)
-        self._apply(changes)
+        carry_out(changes, self._stateful)
 
     def join(
         self, row: RowId, *, tokens: int, tokens_max: int | None = None, coming: int = 1
@@ -127,7 +116,7 @@ class RowCaches:
         if changes is None:
             return False
         self.contents.join(row)
-        self._apply(changes)
+        carry_out(changes, self._stateful)
         return True
 
     def reserve(self, row: RowId, *, tokens: int) -> None:
@@ -157,7 +146,7 @@ class RowCaches:
             RowError: unknown row.
         """
         self.contents.leaving(row)
-        self._apply(self.table.leave(row))
+        carry_out(self.table.leave(row), self._stateful)
 
     def tend(self, *, before: Callable[[], None] | None = None) -> None:
         """Move at most one row, so that there is room for others; once a step.
@@ -168,7 +157,7 @@ class RowCaches:
 
     def rest(self) -> None:
         """Release the arenas that are kept for rows to come."""
-        self._apply(self.table.rest())
+        carry_out(self.table.rest(), self._stateful)
 
     def join_nbytes(self, tokens: int, *, tokens_max: int | None = None, coming: int = 1) -> int:
         """Return by how many bytes such a `join` would make the caches grow.
@@ -259,12 +248,7 @@ class RowCaches:
     def _change(self, changes: Sequence[Change], before: Callable[[], None] | None) -> None:
         if changes and before is not None:
             before()
-        self._apply(changes)
-
-    def _apply(self, changes: Sequence[Change]) -> None:
-        for layer in self._stateful:
-            for change in changes:
-                _carry_out(change, layer)
+        carry_out(changes, self._stateful)
 
     def _check(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], width: int) -> None:
         if not rows or len(set(rows)) != len(rows) or len(lengths) != len(rows):
@@ -304,19 +288,3 @@ def _only_slides(layers: Sequence[LayerCache | None]) -> bool:
     """
     kinds = {layer.kind for layer in layers if layer is not None}
     return Kind.ROTATING in kinds and kinds <= {Kind.ROTATING, Kind.RECURRENT}
-
-
-def _carry_out(change: Change, layer: LayerCache) -> None:
-    match change:
-        case Open(arena, capacity, slots):
-            layer.open(arena, capacity=capacity, slots=slots)
-        case Reuse(spare, arena):
-            layer.reuse(spare, arena)
-        case Close(arena):
-            layer.close(arena)
-        case Move(source, target):
-            layer.move(source, target)
-        case Clear(place):
-            layer.clear(place)
-        case Free(place):
-            layer.free(place)

@@ -256,9 +256,11 @@ class Engine:
         self._go_on(started_s)
         rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
         drawing = [*rows, *(entry.row for entry in carried if entry.draws)]
-        failed = {row.id for row in drawing if not self._prepare(row)}
-        rows = [row for row in rows if row.id not in failed]
-        carried = [entry for entry in carried if entry.row.id not in failed]
+        asking = [row for row in drawing if row.matcher is not None or not row.begun]
+        failed = {row.id for row in asking if not self._prepare(row)}
+        if failed:
+            rows = [row for row in rows if row.id not in failed]
+            carried = [entry for entry in carried if entry.row.id not in failed]
         if not rows:
             self._prefill.evaluate(carried)
             if not carried and self._rows and all(row.decoding for row in self._rows.values()):
@@ -268,11 +270,12 @@ class Engine:
         now_s = self._clock()
         self._prefill.carry(carried)
         for run in runs:
-            advance = run.row.follow(run.drawn[0].token_id)
+            row = run.row
+            advance = None if row.matcher is None else row.follow(run.drawn[0].token_id)
             if advance is None:
                 self._emit(run, now_s)
             else:
-                self._unjudged[run.row.request.stream] = run
+                self._unjudged[row.request.stream] = run
                 self._masks.begin(advance)
         self._go_on(now_s)
         self._decoded_s = self._clock()
@@ -319,27 +322,27 @@ class Engine:
 
     def _emit(self, run: Run, now_s: float) -> None:
         """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""
-        row = run.row
+        row, accepted, put = run.row, run.accepted, run.row.request.sink.put
         row.drafted += run.drafted
         events: list[Event] = []
-        forced = 0
-        for index, drawn in enumerate(run.drawn):
-            row.accepted += index < run.accepted
+        for judged, drawn in enumerate(run.drawn, start=1):
+            row.accepted += judged <= accepted
             row.near_ties += drawn.near_tie
-            forced += row.forcing
-            events.append(_take_drawn(row, drawn, now_s))
-            if not isinstance(events[-1], Tokens):
+            forced = bool(row.request.forced) and row.forcing
+            event = _take_drawn(row, drawn, now_s)
+            goes_on = isinstance(event, Tokens)
+            if not (forced and goes_on):
+                events.append(event)
+            if not goes_on:
                 break
-        settle(self._caches, run, judged=len(events))
+        settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)
-        for index, event in enumerate(events):
-            if index >= forced or not isinstance(event, Tokens):
-                row.request.sink.put(event)
-        if isinstance(events[-1], Tokens):
+        for event in events:
+            put(event)
+        if goes_on:
             self._prefix.publish(row.id)
         else:
-            sound = run.drawn[len(events) - 1].token_id != TOKEN_INVALID
-            self._release(row.request.stream, sound=sound)
+            self._release(row.request.stream, sound=drawn.token_id != TOKEN_INVALID)
 
     def _release(self, stream: StreamId, *, sound: bool = True) -> None:
         row = self._rows.pop(stream)

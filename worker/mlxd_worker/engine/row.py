@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -71,6 +72,14 @@ class Row:
     """What the constraint is at; None where nothing keeps the row from drawing."""
     pool: Pool | None = field(init=False, default=None)
     """What becomes the prompt's vector; None where the row generates."""
+    decodes_from: float = field(init=False)
+    """The offset from which on it decodes: but one token of the prompt stands; inf: never."""
+    most: int = field(init=False)
+    """How many tokens the stream may generate, by its request and its context."""
+    foreseeable: bool = field(init=False)
+    """Whether the draw after the next one needs nothing of the token that is drawn first.
+
+    Nor is a resumed row drawn ahead: its draws are watched."""
     _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -81,7 +90,13 @@ class Row:
         """
         if self.request.pooling is not None:
             self.pool = Pool(self.request.pooling)
-        self.ends = tuple(sorted(self.request.eos_ids | self.request.stop_token_ids))
+        request = self.request
+        self.ends = tuple(sorted(request.eos_ids | request.stop_token_ids))
+        self.decodes_from = math.inf if self.embeds else len(request.prompt) - 1
+        room = self.context_length - request.prompt_tokens
+        self.most = room if request.max_tokens is None else min(request.max_tokens, room)
+        plain = request.constraint is None and request.top_logprobs is None
+        self.foreseeable = plain and not (request.continues or request.sampling.penalises)
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
         self.output = list(self.request.prompt[self.request.prompt_tokens :])
         for index, token_id in enumerate(self.output):
@@ -123,7 +138,7 @@ class Row:
     @property
     def decoding(self) -> bool:
         """Whether the row takes part in decode steps."""
-        return self.prefill_left == 0 and not self.embeds
+        return self.offset >= self.decodes_from
 
     @property
     def begun(self) -> bool:
@@ -140,29 +155,19 @@ class Row:
         return self.pending if self.drawn else self.request.prompt[-1]
 
     def prepare(self) -> None:
-        """Make up how the next token is to be drawn, before the step that draws it.
+        """Make up how the next token is to be drawn, where that may fail: under a constraint.
 
         Raises:
             Exception: whatever it is, it concerns this row alone.
         """
-        self._next_draw = self._draw_at(self.generated, self.recent.counts)
+        if self.matcher is not None:
+            self.draw()
 
     def draw(self) -> Draw:
         """Return how the next token is to be drawn; good until `take`."""
         if self._next_draw is None:
-            self.prepare()
-        assert self._next_draw is not None
+            self._next_draw = self._draw_at(self.generated, self.recent.counts)
         return self._next_draw
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether the draw after the next one needs nothing of the token that is drawn first.
-
-        Nor is a resumed row drawn ahead: its draws are watched.
-        """
-        request = self.request
-        plain = self.matcher is None and request.top_logprobs is None
-        return plain and not request.continues and not request.sampling.penalises
 
     def draw_after(self) -> Draw:
         """Return how the token after the next one is to be drawn, where that is `foreseeable`."""
@@ -227,25 +232,26 @@ class Row:
             raise ArithmeticError("the model's logits are not numbers")
         if token_id == TOKEN_NONE:
             raise self._impossible()
-        if self.forcing:
+        request = self.request
+        if request.forced and self.forcing:
             return self._take_forced(advance)
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
-        request = self.request
         if token_id in request.stop_token_ids:
             return self._end_before(FinishReason.STOP_TOKEN, token_id)
         if token_id in request.eos_ids:
             return self._end_before(FinishReason.EOS, token_id)
-        offset = self.generated
+        offset = len(self.output)
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
         own_logprobs = () if logprobs is None else (logprobs,)
-        piece = self.text.push(token_id, may_end=self.generated >= request.min_tokens)
+        piece = self.text.push(token_id, may_end=offset + 1 >= request.min_tokens)
         if piece.stop is not None:
             return self._finish(FinishReason.STOP_STRING, (token_id,), piece, logprobs=own_logprobs)
-        reason = self._reason_to_end(advance)
+        ends = advance is not None or len(self.output) == self.most
+        reason = self._reason_to_end(advance) if ends else None
         if reason is None:
             return Tokens(offset, (token_id,), piece.text, own_logprobs)
         tail = self.text.finish()
@@ -327,9 +333,7 @@ class Row:
     @property
     def left(self) -> int:
         """How many tokens the stream may still generate."""
-        left = self.context_length - self.request.prompt_tokens - self.generated
-        most = self.request.max_tokens
-        return left if most is None else min(left, most - self.generated)
+        return self.most - len(self.output)
 
     def _reason_to_end(self, advance: Advance | None) -> FinishReason | None:
         over = advance is not None and advance.over_after is not None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.engine.masks.masks import AllowedTokens, words_count
+from mlxd_worker.engine.sampling.columns import KeptColumns, draw_keys, stream_states, words_of
 from mlxd_worker.engine.sampling.sampler import (
     SUPPORT_WIDTHS,
     TOKEN_INVALID,
@@ -21,12 +22,10 @@ from mlxd_worker.engine.sampling.sampler import (
     TOKEN_WIDE,
     Draw,
     Purpose,
-    draw_key,
     gumbel_noise,
-    mix64,
     sample,
 )
-from tests.support.reference_sampler import final_distribution
+from tests.support.reference_sampler import draw_key, final_distribution, mix64
 from tests.worker.distributions import chi_squared_tail, fit_probability
 from tests.worker.draws import (
     ACCEPTED,
@@ -144,19 +143,37 @@ def test_the_noise_is_gumbel_to_the_tail() -> None:
 def test_the_key_hash_is_the_documented_one() -> None:
     """A resumed stream relies on the keys: they are SplitMix64's and never change."""
     assert mix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # SplitMix64's first output for seed 0
-    state = 0
-    for word in (7, 0, 5, 2):
-        state = mix64(((state ^ word) + 0x9E3779B97F4A7C15) % 2**64)
-    words = draw_key(seed=7, choice=0, position=5, purpose=Purpose.ACCEPT)
-    assert words == (state >> 32, state % 2**32)
-    keys = {
-        draw_key(seed=seed, choice=choice, position=position, purpose=purpose)
-        for seed in (0, 1, (1 << 64) - 1)
+    places = [
+        (seed, choice, position, purpose)
+        for seed in (0, 1, 7, -1, (1 << 64) - 2)
         for choice in range(3)
         for position in range(50)
         for purpose in Purpose
-    }
-    assert len(keys) == 3 * 3 * 50 * len(Purpose)
+    ]
+    seeds, choices, positions, purposes = zip(*places, strict=True)
+
+    keys = draw_keys(stream_states(zip(seeds, choices, strict=True)), positions, purposes)
+
+    assert len(set(keys.tolist())) == len(places)
+    assert [tuple(words) for words in words_of(keys).tolist()] == [
+        draw_key(seed=seed, choice=choice, position=position, purpose=purpose)
+        for seed, choice, position, purpose in places
+    ]
+
+
+def test_columns_serve_while_the_rows_are_the_same() -> None:
+    """The arrays of what rows ask for are made again only where a row is another one."""
+    first, second = options(top_k=5), options(top_k=5)
+    kept = KeptColumns()
+
+    columns = kept.of("narrow", 0, (first, second), (0, 0))
+
+    assert kept.of("narrow", 0, (first, second), (0, 0)) is columns
+    assert kept.of("narrow", 0, (second, first), (0, 0)) is not columns
+    assert kept.of("narrow", 0, (second,), (0,)).temperatures.shape == (1, 1)
+    assert kept.of("narrow", 0, (second,), (1,)).choices == (1,)
+    kept.clear()
+    assert kept.of("narrow", 0, (first, second), (0, 0)) is not columns
 
 
 def test_drawn_tokens_never_change() -> None:

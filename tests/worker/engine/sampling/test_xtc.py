@@ -10,7 +10,8 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.requests import Sampling
-from mlxd_worker.engine.sampling.sampler import Draw, Purpose, draw_key
+from mlxd_worker.engine.sampling.sampler import Draw, Purpose
+from tests.support.reference_sampler import draw_key
 from tests.worker.draws import counts_of, options, tokens_of
 
 POSITIONS = 256

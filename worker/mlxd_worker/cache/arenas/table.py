@@ -144,8 +144,7 @@ class RowTable:
         Raises:
             RowError: `tokens` is not in 1..context_max.
         """
-        if not 1 <= tokens <= self.context_max:
-            raise RowError(f"{tokens} tokens asked for, 1 to {self.context_max} possible")
+        self._check_length(tokens)
         return next(capacity for capacity in self.classes if capacity >= tokens)
 
     def class_for(self, tokens: int, tokens_max: int | None) -> int:
@@ -231,8 +230,10 @@ class RowTable:
         Raises:
             RowError: unknown row, or tokens out of range; then nothing has changed.
         """
-        targets = {row: self.class_of(tokens) for row, tokens in wanted.items()}
-        crossing = [row for row, target in targets.items() if target > self.capacity(row)]
+        for tokens in (min(wanted.values(), default=1), max(wanted.values(), default=1)):
+            self._check_length(tokens)
+        crossing = [row for row, tokens in wanted.items() if tokens > self.capacity(row)]
+        targets = {row: self.class_of(wanted[row]) for row in crossing}
         self._lengths.reserve(wanted)
         coming = Counter(targets[row] for row in crossing)
         changes: list[Change] = []
@@ -270,6 +271,10 @@ class RowTable:
         changes: list[Change] = []
         self._arenas.close_spares(self._arenas.spares, changes)
         return changes
+
+    def _check_length(self, tokens: int) -> None:
+        if not 1 <= tokens <= self.context_max:
+            raise RowError(f"{tokens} tokens asked for, 1 to {self.context_max} possible")
 
     def _find_first(self, tokens: int, tokens_max: int | None, *, coming: int) -> _Room | None:
         """Return where a newcomer can go: best where it can stay."""

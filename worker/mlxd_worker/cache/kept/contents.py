@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
+from mlxd_worker.cache.changes import evaluate, in_parts, wait
 from mlxd_worker.cache.kept.captures import Captures
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
@@ -52,7 +53,10 @@ class RowContents:
         for layer in layers:
             if layer is not None:
                 self._layers.setdefault(layer.kind, []).append(layer)
-        self._stops_exactly = any(not kind.sliceable for kind in self._layers)
+        self._whole = [
+            layer for kind, same in self._layers.items() if not kind.sliceable for layer in same
+        ]
+        """Those that do not go back by themselves to any offset; the others always do."""
         self._rows: dict[RowId, _Row] = {}
         self._read = _reader(self._layers, place)
         self.book = SnapshotBook(self._read)
@@ -110,7 +114,7 @@ class RowContents:
         state = self._of(row)
         if start != state.offset or stop < start:
             raise RowError(f"row {row} is at {state.offset}: it cannot write [{start}, {stop})")
-        due = self.next_stop(row)
+        due = None if state.captures is None else self.next_stop(row)
         if due is not None and due < stop:
             raise RowError(f"row {row} writes [{start}, {stop}) past its capture at {due}")
         if state.reach > start:
@@ -128,12 +132,7 @@ class RowContents:
         offset, due = self.offset(row), self.next_stop(row)
         if due is not None and offset + width > due:
             return False
-        return all(
-            layer.rewinds(offset + width, offset + 1)
-            for kind, layers in self._layers.items()
-            if not kind.sliceable
-            for layer in layers
-        )
+        return all(layer.rewinds(offset + width, offset + 1) for layer in self._whole)
 
     def cut_back(self, row: RowId, target: int) -> None:
         """Take back what the row has written from `target` on, before any of it is kept.
@@ -145,14 +144,12 @@ class RowContents:
                 kept of what lies beyond it, or a layer cannot go back.
         """
         state = self._of(row)
+        if target == state.offset:
+            return
         captured = 0 if state.captures is None else state.captures.base
         if not max(state.reach, captured) <= target <= state.offset:
             raise RowError(f"row {row} is at {state.offset} and cannot be cut back to {target}")
-        if not all(
-            layer.rewinds(state.offset, target)
-            for layers in self._layers.values()
-            for layer in layers
-        ):
+        if self._whole and not all(layer.rewinds(state.offset, target) for layer in self._whole):
             raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
         state.offset = target
 
@@ -165,20 +162,6 @@ class RowContents:
         self._drop_captures(self._of(row))
         self.book.copy_out(self.book.lazy_of(row))
         del self._rows[row]
-
-    def free(self, row: RowId) -> None:
-        """Empty a row that keeps its place; what was captured and not taken is closed.
-
-        Raises:
-            RowError: unknown row.
-        """
-        state = self._of(row)
-        self._drop_captures(state)
-        for kind, layers in self._layers.items():
-            if not kind.sliceable:
-                for layer in layers:
-                    layer.clear(self._place(row))
-        state.offset = 0
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
         """Keep what the row's layers of `kind` hold: of positions [start, offset) where sliceable.
@@ -218,7 +201,7 @@ class RowContents:
             RowError: unknown row.
         """
         captures = self._of(row).captures
-        return captures.next_stop if captures is not None and self._stops_exactly else None
+        return captures.next_stop if captures is not None and self._whole else None
 
     def settle(self, row: RowId) -> None:
         """Make the captures that have fallen due; call it when a pass has been evaluated.
@@ -278,6 +261,7 @@ class RowContents:
         for kind, chosen in by_kind.items():
             for part in chosen:
                 self._put_back(row, kind, part, target)
+        evaluate([layer for layers in self._layers.values() for layer in layers])
         state.offset = target
         return True
 
@@ -302,17 +286,20 @@ class RowContents:
             return
         if kind.sliceable:
             self._copy_out(row, start, stop)
-        place = self._place(row)
-        for index, layer in enumerate(self._layers[kind]):
-            if part.row is not None:
-                state = layer.read(self._place(part.row), start, stop)
-                # Now, not in the write: it may go into the arena that this was read from.
-                mx.eval(state)
-            elif stop < part.stop:
-                state = clip(part.layers[index], 0, stop - start)
-            else:
-                state = part.layers[index]
-            layer.write(place, start, stop, state)
+        place, layers = self._place(row), self._layers[kind]
+        if part.row is None:
+            for layer, state in zip(layers, part.layers, strict=True):
+                whole = stop == part.stop
+                layer.write(place, start, stop, state if whole else clip(state, 0, stop - start))
+            return
+        source = self._place(part.row)
+        for some in in_parts(layers, lambda layer: layer.slot_nbytes(stop - start)):
+            states = [layer.read(source, start, stop) for layer in some]
+            # Now, not in the writes: they may go into the arenas that this was read from.
+            wait(states)
+            for layer, state in zip(some, states, strict=True):
+                layer.write(place, start, stop, state)
+            evaluate(some)
 
     def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
         by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self._layers}

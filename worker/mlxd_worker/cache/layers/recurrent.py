@@ -98,8 +98,14 @@ class RecurrentCache:
     def close(self, arena: ArenaId) -> None:
         """Release nothing: states went with their rows."""
 
-    def move(self, source: Place, target: Place) -> None:
+    def lift(self, place: Place) -> tuple[mx.array, ...]:
+        """Return nothing: what a row holds stays where it is."""
+        del place
+        return ()
+
+    def move(self, source: Place, target: Place, lifted: tuple[mx.array, ...]) -> None:
         """Know one row's states by its new place; nothing is copied."""
+        del lifted
         block = self._held.pop(source, None)
         if block is not None:
             self._held[target] = block
@@ -125,7 +131,7 @@ class RecurrentCache:
         return tuple(mx.take(array, slot, axis=0) for array in block.arrays)
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
-        """Put back what `read` returned; the row then stands at `stop`.
+        """Put back what `read` returned, lazy; the row then stands at `stop`.
 
         Raises:
             RowError: wrong number, shape or type of states; nothing was written.
@@ -135,7 +141,6 @@ class RecurrentCache:
         # Taken, so that it is a copy: a snapshot's memory is the snapshot's.
         first = mx.array([0], dtype=mx.int32)
         self._replace((place,), [mx.take(array, first, axis=0) for array in state])
-        mx.eval(list(self.arrays().values()))
 
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell whether a row at `offset` stands at `target`: a state cannot be undone."""

@@ -73,7 +73,7 @@ class RotatingCache(ArenaCache):
         return tuple(columns_copy(array, place.slot, first, count) for array in arrays)
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
-        """Put back what `read(_, start, stop)` returned; the row then stands at `stop`.
+        """Put back what `read(_, start, stop)` returned, lazy; the row then stands at `stop`.
 
         Raises:
             RowError: `state` is not that of a row at `stop`, or the place is too small for it.
@@ -84,7 +84,6 @@ class RotatingCache(ArenaCache):
             problem = f"{count} positions before {stop} in a window of {self.window}"
             raise RowError(f"{problem} and a capacity of {place.capacity}")
         write_positions(arrays, place.slot, stop - count, state)
-        mx.eval(arrays)
 
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell whether nothing that a row at `target` sees has been overwritten by `offset`."""
@@ -154,6 +153,7 @@ class RotatingCache(ArenaCache):
         whole = _after(held[0], keys), _after(held[1], values)
         kept = tuple(array[:, :, -self.window :] for array in whole)
         self.write(plan.places[0], 0, chunk.length, kept)
+        mx.eval(arrays)
         return whole
 
     def _attend_chunk(

@@ -9,8 +9,8 @@ Invariants:
   scatter 0.05 ms, put_along_axis 0.06 ms, a block through slice_update 0.02 ms, and 23 ms
   (a whole copy) as soon as one view of the old array is alive.
 - What is copied out of an arena is memory of its own, gathered or joined, never a slice of it.
-- A change is evaluated in all parts together: on a GPU each wait for the device costs a tenth of a
-  millisecond.
+- Changes are lazy here: who makes them (`changes`) evaluates those of all layers together, because
+  on a GPU each wait for the device costs a tenth of a millisecond.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +40,11 @@ class Part:
     def zeros(self, slots: int, columns: int) -> mx.array:
         """Return an empty array, lazy."""
         return mx.zeros((slots, self.heads, columns, self.width), dtype=self.dtype)
+
+    def blank(self, columns: int) -> mx.array:
+        """Return zeros to write over one slot, lazy: a view of one entry, which takes no room."""
+        entry = mx.zeros((1, 1, 1, self.width), dtype=self.dtype)
+        return mx.broadcast_to(entry, (1, self.heads, columns, self.width))
 
 
 class ArenaCache:
@@ -73,11 +78,9 @@ class ArenaCache:
         }
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
-        """Make an arena; its slots are zero."""
+        """Make an arena, lazy; its slots are zero."""
         columns = self._columns(capacity)
-        arrays = [part.zeros(slots, columns) for part in self._parts]
-        mx.eval(arrays)
-        self._arenas[arena] = arrays
+        self._arenas[arena] = [part.zeros(slots, columns) for part in self._parts]
 
     def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
         """Give an arena without rows another name; it stays as it is."""
@@ -87,17 +90,23 @@ class ArenaCache:
         """Release an arena."""
         del self._arenas[arena]
 
-    def move(self, source: Place, target: Place) -> None:
-        """Copy one row, column by column; the rest of a larger target keeps what it held."""
-        rows = [row_copy(array, source.slot) for array in self._arenas[source.arena]]
-        if source.arena == target.arena:
-            mx.eval(rows)  # written to while it is still read, an arena would be copied whole
-        self._put(target, 0, rows)
+    def lift(self, place: Place) -> tuple[mx.array, ...]:
+        """Return a whole row, each part `[1, heads, columns, width]`, as memory of its own, lazy.
+
+        Gathered, not sliced: a view would make the next write to its arena copy all of that.
+        """
+        slot = mx.array([place.slot])
+        return tuple(mx.take(array, slot, axis=0) for array in self._arenas[place.arena])
+
+    def move(self, source: Place, target: Place, lifted: tuple[mx.array, ...]) -> None:
+        """Put down a row that was lifted; the rest of a larger target keeps what it held. Lazy."""
+        del source
+        self._put(target, 0, lifted)
 
     def clear(self, place: Place) -> None:
-        """Zero one slot."""
+        """Zero one slot, lazy."""
         columns = self._columns(place.capacity)
-        self._put(place, 0, (part.zeros(1, columns) for part in self._parts))
+        self._put(place, 0, (part.blank(columns) for part in self._parts))
 
     def free(self, place: Place) -> None:
         """Do nothing: the slot stays, and is zeroed for its next row."""
@@ -107,10 +116,8 @@ class ArenaCache:
         return capacity
 
     def _put(self, place: Place, column: int, blocks: Iterable[mx.array]) -> None:
-        """Write a block a part from a slot's column on, at once."""
-        arrays = self._arenas[place.arena]
-        write_block(arrays, start_at(place.slot, column), blocks)
-        mx.eval(arrays)
+        """Write a block a part from a slot's column on, lazy."""
+        write_block(self._arenas[place.arena], start_at(place.slot, column), blocks)
 
 
 class SliceableCache(ArenaCache):
@@ -134,7 +141,7 @@ class SliceableCache(ArenaCache):
         return tuple(columns_copy(array, place.slot, start, count) for array in arrays)
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
-        """Put back what `read(_, start, stop)` returned, bit by bit.
+        """Put back what `read(_, start, stop)` returned, bit by bit, lazy.
 
         Raises:
             RowError: `state` is not that of [start, stop), or the place is too small for it.
@@ -173,12 +180,6 @@ def scatter(
     for array, new in zip(arrays, entries, strict=True):
         if new.size:  # to scatter nothing ends the process: MLX divides by its size
             array[at] = new.transpose(0, 2, 1, 3)
-
-
-def row_copy(array: mx.array, slot: int) -> mx.array:
-    """Return one row of an arena's array as memory of its own, lazy."""
-    # Gathered, not sliced: a view would make the next write to this arena copy all of it.
-    return mx.take(array, mx.array([slot]), axis=0)
 
 
 def columns_copy(array: mx.array, slot: int, first: int, count: int) -> mx.array:

@@ -27,7 +27,8 @@ class RecentTokens:
         window = sampling.repeat_last_n if sampling.penalises else 0
         self._window: deque[int] = deque(maxlen=None if window < 0 else window)
         self._counts: Counter[int] = Counter()
-        self._extend(prompt if window < 0 else prompt[len(prompt) - min(window, len(prompt)) :])
+        last = prompt if window < 0 else prompt[len(prompt) - min(window, len(prompt)) :]
+        _slide(self._window, self._counts, last)
 
     @property
     def counts(self) -> Mapping[int, int]:
@@ -36,7 +37,8 @@ class RecentTokens:
 
     def push(self, token_id: int) -> None:
         """Let the window slide over one more token."""
-        self._extend((token_id,))
+        if self._window.maxlen != 0:
+            _slide(self._window, self._counts, (token_id,))
 
     def ahead(self, token_ids: Sequence[int]) -> list[Mapping[int, int]]:
         """Return what `counts` would be after each of `token_ids`, of which none is taken."""
@@ -46,9 +48,6 @@ class RecentTokens:
             _slide(window, counts, (token_id,))
             counts_ahead.append(counts.copy())
         return counts_ahead
-
-    def _extend(self, token_ids: Iterable[int]) -> None:
-        _slide(self._window, self._counts, token_ids)
 
 
 def _slide(window: deque[int], counts: Counter[int], token_ids: Iterable[int]) -> None:

@@ -12,16 +12,18 @@ Invariants
 - Equal logits are ranked by id, lowest first, so every cut is deterministic.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Self
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.engine.masks.masks import AllowedTokens, mask_logits
+from mlxd_worker.engine.sampling.columns import Columns, KeptColumns, draw_keys, words_of
 from mlxd_worker.engine.sampling.penalties import penalise
 from mlxd_worker.engine.sampling.ranking import best_ids
 from mlxd_worker.engine.sampling.weights import unit_sum, unit_sums_before
@@ -49,9 +51,6 @@ NEAR_TIE_T_MIN: Final = 0.01
 
 SLICE_VALUES: Final = 1 << 19
 """How many logits are sampled from at once on a CPU; a row has as many as it has."""
-
-_MASK_64: Final = (1 << 64) - 1
-_GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 class Purpose(IntEnum):
@@ -85,26 +84,6 @@ class Draw:
     """Whether to find out if another token was too near to call (`drawing`)."""
 
 
-def mix64(value: int) -> int:
-    """Return SplitMix64's output function of a 64-bit value."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
-
-
-def draw_key(*, seed: int, choice: int, position: int, purpose: Purpose) -> tuple[int, int]:
-    """Return the two uint32 words (high, low) that key one draw's noise.
-
-    The hash is part of the product (a resumed stream relies on it): start from 0, and for each of
-    seed modulo 2^64, choice, position and purpose, in this order, `state = mix64((state ^ word) +
-    gamma)` with SplitMix64's gamma, modulo 2^64.
-    """
-    state = 0
-    for word in (seed & _MASK_64, choice, position, int(purpose)):
-        state = mix64(((state ^ word) + _GOLDEN_GAMMA) & _MASK_64)
-    return state >> 32, state & 0xFFFFFFFF
-
-
 def gumbel_noise(keys: mx.array, ids: mx.array) -> mx.array:
     """Return standard Gumbel noise, float32, for each pair of a row's key and a token id.
 
@@ -125,6 +104,7 @@ def sample(
     *,
     hopeful: bool = False,
     against: mx.array | None = None,
+    kept: KeptColumns | None = None,
 ) -> mx.array:
     """Return the chosen token of every row, int32 [N], not yet evaluated.
 
@@ -134,6 +114,7 @@ def sample(
     TOKEN_WIDE where that does not hold its nucleus. Else it gets the same token, for less.
     against: a token of every row, int32 [N], whose final score counts as lower by `NEAR_TIE`: one
     that is drawn all the same was no near tie. A negative one means nothing.
+    kept: where the same rows' last columns are.
     Runs on the engine thread; the caller evaluates, once a step. Option values are taken as
     validated (`mlxd_shared.domain.requests`); an id outside the vocabulary is a caller's bug.
     """
@@ -151,7 +132,8 @@ def sample(
     parts = [
         (path, some) for path, rows in groups.items() for some in _slices(path, rows, vocab_size)
     ]
-    chosen = [_sample_group(path, allowed, draws, rows) for path, rows in parts]
+    kept = KeptColumns() if kept is None else kept
+    chosen = [_sample_group(path, allowed, draws, rows, kept) for path, rows in parts]
     tokens = chosen[0] if len(parts) == 1 else _interleave(chosen, [rows for _, rows in parts])
     if allowed is not logits:
         tokens = mx.where(mx.max(allowed, axis=-1) > -mx.inf, tokens, TOKEN_NONE)
@@ -236,26 +218,33 @@ def _slices(path: str, rows: Sequence[int], vocab_size: int) -> list[Sequence[in
 
 
 def _sample_group(
-    path: str, logits: mx.array, draws: Sequence[Draw], rows: Sequence[int]
+    path: str,
+    logits: mx.array,
+    draws: Sequence[Draw],
+    rows: Sequence[int],
+    kept: KeptColumns,
 ) -> mx.array:
     """Return the tokens, int32 [S], of the rows that take one path, in the order given."""
     if len(rows) < len(draws):
         logits = logits[mx.array(list(rows))]
     if path == "greedy":
         return mx.argmax(logits, axis=-1).astype(mx.int32)
-    group = _Group.of([draws[row] for row in rows], logits)
+    own = [draws[row] for row in rows]
+    options = tuple(draw.sampling for draw in own)
+    columns = kept.of(path, rows[0], options, tuple(draw.choice for draw in own))
+    group = _Group.of(own, columns, logits)
     if path == "flat":
         return _draw_flat(logits, group)
-    ids = best_ids(logits, _width(path, group.options, logits.shape[1]))
-    total = unit_sum(mx.exp(_scale(logits, group.options))) if path == "nucleus" else None
+    ids = best_ids(logits, _width(path, options, logits.shape[1]))
+    total = unit_sum(mx.exp(_scale(logits, columns))) if path == "nucleus" else None
     return _draw_ranked(mx.take_along_axis(logits, ids, axis=-1), ids, group, total)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What the rows of one path ask for, as columns."""
+    """What the rows of one path ask for at their places."""
 
-    options: tuple[Sampling, ...]
+    columns: Columns
     keys: mx.array
     """uint32 [S, 2]: what the noise is keyed by."""
     thresholds: mx.array | None
@@ -263,17 +252,15 @@ class _Group:
     ends: Ends | None
 
     @classmethod
-    def of(cls, draws: Sequence[Draw], logits: mx.array) -> Self:
-        """Return the columns of `draws`, whose logits [S, V] are given."""
-        words = [
-            draw_key(seed=d.sampling.seed, choice=d.choice, position=d.position, purpose=d.purpose)
-            for d in draws
-        ]
-        thresholds = [_xtc_threshold(draw) for draw in draws]
-        acting = min(thresholds) < math.inf
+    def of(cls, draws: Sequence[Draw], columns: Columns, logits: mx.array) -> Self:
+        """Return what `draws` of these columns ask for; their logits [S, V] are given."""
+        positions = [draw.position for draw in draws]
+        keys = draw_keys(columns.states, positions, [draw.purpose for draw in draws])
+        thresholds = _xtc_thresholds(columns, positions)
+        acting = bool(np.any(thresholds < np.inf))
         return cls(
-            options=tuple(draw.sampling for draw in draws),
-            keys=mx.array(words, dtype=mx.uint32),
+            columns,
+            keys=mx.array(words_of(keys)),
             thresholds=mx.array(thresholds, dtype=mx.float32)[:, None] if acting else None,
             ends=_ends_of(draws, logits) if acting else None,
         )
@@ -285,19 +272,17 @@ class _Group:
         return without_top_choices(scores, logits, ids, thresholds=self.thresholds, ends=self.ends)
 
 
-def _xtc_threshold(draw: Draw) -> float:
-    """Return the probability from which on xtc drops tokens at this position; inf: it does not act.
+def _xtc_thresholds(columns: Columns, positions: Sequence[int]) -> NDArray[np.float64]:
+    """Return the probabilities from which on xtc drops tokens; inf: it does not act there.
 
     Whether it acts is a draw of its own purpose, so it depends on seed, choice and position alone.
     """
-    sampling = draw.sampling
-    if sampling.xtc_probability <= 0.0:
-        return math.inf
-    high, low = draw_key(
-        seed=sampling.seed, choice=draw.choice, position=draw.position, purpose=Purpose.XTC
-    )
-    uniform = ((high << 32 | low) >> 11) * 2.0**-53  # in [0, 1): a chance of 1 always acts
-    return sampling.xtc_threshold if uniform < sampling.xtc_probability else math.inf
+    if columns.xtc is None:
+        return np.full(len(positions), np.inf)
+    chances, thresholds = columns.xtc
+    keys = draw_keys(columns.states, positions, [Purpose.XTC] * len(positions))
+    uniform = (keys >> np.uint64(11)) * 2.0**-53  # in [0, 1): a chance of 1 always acts
+    return np.where(uniform < chances, thresholds, np.inf)
 
 
 def _ends_of(draws: Sequence[Draw], logits: mx.array) -> Ends:
@@ -320,18 +305,16 @@ def _width(path: str, options: Sequence[Sampling], vocab_size: int) -> int:
     return min(next(width for width in SUPPORT_WIDTHS if width >= widest), vocab_size)
 
 
-def _scale(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
+def _scale(logits: mx.array, columns: Columns) -> mx.array:
     """Return (logits - row maximum) / T: never above 0, so a tiny temperature cannot overflow."""
-    temperatures = mx.array([[option.temperature] for option in options], dtype=mx.float32)
-    return (logits - mx.max(logits, axis=-1, keepdims=True)) / temperatures
+    return (logits - mx.max(logits, axis=-1, keepdims=True)) / columns.temperatures
 
 
 def _draw_flat(logits: mx.array, group: _Group) -> mx.array:
     """Draw over the whole vocabulary, for rows that no cut by rank concerns."""
-    scores = _scale(logits, group.options)
-    if any(option.min_p > 0.0 for option in group.options):
-        floors = mx.array([[option.min_p] for option in group.options], dtype=mx.float32)
-        scores = mx.where(mx.exp(scores) >= floors, scores, -mx.inf)
+    scores = _scale(logits, group.columns)
+    if any(option.min_p > 0.0 for option in group.columns.options):
+        scores = mx.where(mx.exp(scores) >= group.columns.cuts[:, 2:3], scores, -mx.inf)
     ids = mx.arange(logits.shape[1], dtype=mx.uint32)[None]
     scores = group.exclude_top(scores, logits, ids)
     return mx.argmax(scores + gumbel_noise(group.keys, ids), axis=-1).astype(mx.int32)
@@ -345,18 +328,9 @@ def _draw_ranked(
     total: the weight [S, 1] of the whole vocabulary, where the support may lack a part of it; it is
     then TOKEN_WIDE where a token beyond the support might be drawn. None: nothing is lacking.
     """
-    width = logits.shape[1]
-    columns = [
-        (
-            float(_top_k(option, width)),
-            option.top_p if _has_top_p(option) else mx.inf,
-            option.min_p,
-        )
-        for option in group.options
-    ]
-    table = mx.array(columns, dtype=mx.float32)
-    ranks = mx.arange(width, dtype=mx.float32)[None]
-    scores = _scale(logits, group.options)
+    table = group.columns.cuts
+    ranks = mx.arange(logits.shape[1], dtype=mx.float32)[None]
+    scores = _scale(logits, group.columns)
     # Weights are relative to the best token's, which is 1, so min-p needs no normaliser.
     weights = mx.where(ranks < table[:, 0:1], mx.exp(scores), 0.0)
     before = unit_sums_before(weights)

@@ -14,6 +14,7 @@ Invariants:
 - A guess that was not run is still held against the token that was drawn, so what guesses are worth
   is known at no cost.
 - What is kept of a row goes with the first step without it.
+- Where no pass of several tokens could be run for any row, nobody looks anything up.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ class Speculator:
         for gone in self._guessers.keys() - {row.id for row in rows}:
             del self._guessers[gone]
         guesses: dict[RowId, Guess] = {}
+        if not self._may_widen(rows):
+            return guesses
         for row in rows:
             depth = self._depth(row)
             if depth <= 0 or not self._caches.contents.takes_back(row.id, 2):
@@ -224,6 +227,14 @@ class Speculator:
             row.offset + width <= table.context_max and contents.takes_back(row.id, width)
             for row in rows
         )
+
+    def _may_widen(self, rows: Sequence[Row]) -> bool:
+        """Tell whether any of the rows can guess at all: else nobody need look anything up."""
+        if self._shapes is None or len(rows) == 1:
+            return True
+        arenas = self._caches.table.arenas
+        wide = (AttentionShape(arena.capacity, arena.slots, WIDE_WIDTH) for arena in arenas)
+        return not self._shapes.isdisjoint(wide)
 
     def _is_warm(self, rows: Sequence[Row], width: int) -> bool:
         """Tell whether such a step takes no new shapes; a single row's is that of a chunk."""

@@ -7,9 +7,9 @@ Invariants:
   soon as the last one's tokens are read; they are told while it runs (decision 0041). Nowhere does
   it hold more bytes than the tokens under way.
 - A row is never ahead of anything that the host must decide first: a constraint, penalties,
-  log-probabilities, guesses, a second look at a nucleus, a move of its class. A row that draws its
-  last token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
-  first: what is under way refers to them.
+  log-probabilities, guesses, a second look at a nucleus, a larger class. A row that draws its last
+  token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
+  first: what is under way refers to them. A row that is moved then takes along what is ahead.
 - What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
   meanwhile leaves no trace of it.
 - The device is asked in the order in which its results are needed; nothing is asked twice.
@@ -27,6 +27,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
+from mlxd_worker.engine.sampling.columns import KeptColumns
 from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
@@ -65,6 +66,7 @@ class Ahead:
         self._caches = caches
         self._lead = lead
         self._under_way: _UnderWay | None = None
+        self._columns = KeptColumns()
 
     @property
     def ahead(self) -> bool:
@@ -92,6 +94,7 @@ class Ahead:
         """Forget what is under way, once it is done."""
         self.rest()
         self._under_way = None
+        self._columns.clear()
 
     def _draw(self, rows: Sequence[Row], *, ahead: bool) -> list[Drawn]:
         """Return what is drawn for each row, in the rows' order; they have reserved the token."""
@@ -145,7 +148,8 @@ class Ahead:
         offsets = {row.id: row.offset for row in going}
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets))
         logits = self._model.logits(self._model.forward(batch, self._caches))
-        drawn = sample(logits, [row.draw_after() for row in going], hopeful=False)
+        draws = [row.draw_after() for row in going]
+        drawn = sample(logits, draws, hopeful=False, kept=self._columns)
         for row in going:
             # It stands there once the step is taken up.
             self._caches.contents.cut_back(row.id, row.offset)
@@ -154,8 +158,6 @@ class Ahead:
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""
         table = self._caches.table
-        if table.moving:
-            return False
         if self._lead is Lead.MADE_UP and any(
             needs_second_look(row.request.sampling, self._model.vocab_size) for row in rows
         ):

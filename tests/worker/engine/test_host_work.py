@@ -1,0 +1,72 @@
+"""What a decode step costs the host for each row: calls of Python are counted, not time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxd_worker.engine.speculation.speculator import Speculator
+from mlxd_worker.models.base import Model
+from mlxd_worker.tokenizing.files import load_tokenizer
+from tests.support.counting import calls_of
+from tests.support.engines import TinyEngine, engine_on
+from tests.support.tiny_model import write_tiny_model
+from tests.worker.tiny import config_with, load, write_model
+
+FEW, MANY = 4, 24
+CALLS_A_ROW_MAX = 75
+"""Calls of Python functions for one more row of a step, its token's text and event included."""
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+def decoding(model: Model, folder: Path, rows: int, **options: Any) -> TinyEngine:
+    """Return an engine all of whose rows decode, in arenas that have room for many steps."""
+    tiny = engine_on(model, load_tokenizer(folder), rows_max=MANY, context_length=256)
+    for number in range(rows):
+        tiny.submit((1, 2, 3 + number), max_tokens=100, **options)
+    while len(tiny.caches.rows) < rows or tiny.caches.table.moving:
+        tiny.engine.step()
+    for _ in range(6):
+        tiny.engine.step()
+    return tiny
+
+
+def calls_a_row(model: Model, folder: Path, **options: Any) -> float:
+    """Return the calls that one more row costs a step."""
+    few, many = (
+        min(calls_of(tiny.engine.step) for _ in range(5))
+        for tiny in (decoding(model, folder, rows, **options) for rows in (FEW, MANY))
+    )
+    return (many - few) / (MANY - FEW)
+
+
+def test_a_row_costs_few_calls_however_many_layers(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> None:
+    """A row's share of a step does not grow with the model, and stays within a bound."""
+    shares = []
+    for layers in (1, 6):
+        config = config_with(num_hidden_layers=layers)
+        model = load(write_model(tmp_path_factory.mktemp("model"), config))
+        shares.append(calls_a_row(model, folder))
+
+    assert shares[0] == pytest.approx(shares[1], abs=1)
+    assert max(shares) < CALLS_A_ROW_MAX
+
+
+def test_nobody_looks_up_guesses_that_no_arena_could_run(tmp_path: Path, folder: Path) -> None:
+    """Where shapes are few and arenas large, rows that would guess cost what others do."""
+    model = load(write_model(tmp_path, config_with()))
+    tiny = decoding(model, folder, MANY, speculation_depth=4)
+    stepper = tiny.engine._stepper
+    assert isinstance(stepper, Speculator)
+
+    assert calls_of(tiny.engine.step, Speculator._guesser) == MANY
+    stepper._shapes = frozenset(tiny.caches.shapes())
+    assert calls_of(tiny.engine.step, Speculator._guesser) == 0

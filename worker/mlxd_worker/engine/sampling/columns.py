@@ -1,0 +1,124 @@
+"""What rows ask for when they draw, as columns: made anew only where the rows are others.
+
+Invariants:
+- What changes from token to token (positions, masks, penalties) is in no column.
+- Columns belong to rows in their order: the same options, object by object, are the same rows' for
+  all that a draw can tell.
+- Keys are reckoned for all rows at once; the hash is part of the product (`draw_keys`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxd_shared.domain.requests import Sampling
+
+Words = NDArray[np.uint64]
+
+_MASK_64: Final = (1 << 64) - 1
+_GAMMA: Final = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
+_FIRST: Final = np.array([0xBF58476D1CE4E5B9], dtype=np.uint64)
+_SECOND: Final = np.array([0x94D049BB133111EB], dtype=np.uint64)
+
+
+def stream_states(pairs: Iterable[tuple[int, int]]) -> Words:
+    """Return what `draw_keys` goes on from for each stream's seed and choice, uint64 [S]."""
+    pairs = list(pairs)
+    states = np.zeros(len(pairs), dtype=np.uint64)
+    for words in ([seed & _MASK_64 for seed, _ in pairs], [choice for _, choice in pairs]):
+        states = _mix64((states ^ np.array(words, dtype=np.uint64)) + _GAMMA)
+    return states
+
+
+def draw_keys(states: Words, positions: Sequence[int], purposes: Sequence[int]) -> Words:
+    """Return what keys each draw's noise, uint64 [S].
+
+    Start from 0, and for each of seed modulo 2^64, choice, position and purpose, in this order,
+    `state = mix64((state ^ word) + gamma)` modulo 2^64, with SplitMix64's gamma and output function
+    (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    for words in (positions, purposes):
+        states = _mix64((states ^ np.array(words, dtype=np.uint64)) + _GAMMA)
+    return states
+
+
+def words_of(keys: Words) -> NDArray[np.uint32]:
+    """Return the high and the low 32 bits of each, uint32 [S, 2]."""
+    halves = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1)
+    return halves.astype(np.uint32)
+
+
+def _mix64(value: Words) -> Words:
+    value = (value ^ (value >> np.uint64(30))) * _FIRST
+    value = (value ^ (value >> np.uint64(27))) * _SECOND
+    return value ^ (value >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the rows of one group ask for, whatever they have drawn."""
+
+    options: tuple[Sampling, ...]
+    choices: tuple[int, ...]
+    states: Words
+    """Of each row's seed and choice."""
+    temperatures: mx.array
+    """float32 [S, 1]."""
+    cuts: mx.array
+    """float32 [S, 3]: top-k and top-p, inf where they are off, and min-p."""
+    xtc: NDArray[np.float64] | None
+    """Probability and threshold of each, [2, S]; None where nobody asks for it."""
+
+    @classmethod
+    def of(cls, options: tuple[Sampling, ...], choices: tuple[int, ...]) -> Columns:
+        """Return the columns of rows with these options, each its choice of its request."""
+        cuts = [
+            (
+                one.top_k if one.top_k > 0 else mx.inf,
+                one.top_p if 0.0 < one.top_p < 1.0 else mx.inf,
+                one.min_p,
+            )
+            for one in options
+        ]
+        xtc = [(one.xtc_probability, one.xtc_threshold) for one in options]
+        return cls(
+            options,
+            choices,
+            stream_states((one.seed, choice) for one, choice in zip(options, choices, strict=True)),
+            mx.array([[one.temperature] for one in options], dtype=mx.float32),
+            mx.array(cuts, dtype=mx.float32),
+            np.array(xtc).T if any(chance > 0.0 for chance, _ in xtc) else None,
+        )
+
+    def is_of(self, options: tuple[Sampling, ...], choices: tuple[int, ...]) -> bool:
+        """Tell whether these are the very options that the columns were made of."""
+        same = len(options) == len(self.options) and choices == self.choices
+        return same and all(map(operator.is_, options, self.options))
+
+
+class KeptColumns:
+    """The columns of each group of the rows that drew last. One owner: whoever steps them."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self._kept: dict[tuple[str, int], Columns] = {}
+
+    def of(
+        self, path: str, first: int, options: tuple[Sampling, ...], choices: tuple[int, ...]
+    ) -> Columns:
+        """Return the columns of the group of one path whose first row is `first`."""
+        kept = self._kept.get((path, first))
+        if kept is None or not kept.is_of(options, choices):
+            kept = self._kept[path, first] = Columns.of(options, choices)
+        return kept
+
+    def clear(self) -> None:
+        """Give up what is kept."""
+        self._kept.clear()
