@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mlxd_shared.domain.cache_reasons import CacheReason
-from mlxd_shared.domain.chats import AnswerPart, ChatMessage
+from mlxd_shared.domain.chats import AnswerPart, ChatMessage, answer_of
 from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
@@ -130,6 +130,35 @@ class Completion:
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
     """The message that a chat's answer adds to it; None if the output was not parsed."""
+
+    @classmethod
+    def of(cls, events: Iterable[Delta | Finished]) -> Completion:
+        """Return what a whole stream's events come to; the last of them is Finished."""
+        texts: list[str] = []
+        token_ids: list[int] = []
+        positions: list[PositionLogprobs] = []
+        parts: list[AnswerPart] = []
+        finished: Finished | None = None
+        for event in events:
+            if isinstance(event, Finished):
+                finished = event
+            else:
+                texts.append(event.text)
+                token_ids += event.token_ids
+                positions += event.logprobs
+                parts += event.parts
+        assert finished is not None, "a stream that is not whole"
+        message = answer_of(parts) if parts else None
+        return cls("".join(texts), tuple(token_ids), finished, tuple(positions), message)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The vectors of texts, in their order, and the tokens of all texts together."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    prompt_tokens: int
+    model_digest: str
 
 
 class ModelState(enum.Enum):

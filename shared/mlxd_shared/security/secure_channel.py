@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,10 @@ class ChannelSecurity:
 PLAIN = ChannelSecurity()
 """Plain text, no token."""
 
+trace_context: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace_context", default=())
+"""What calls of the current task say of the request that they are for: the headers `traceparent`
+and `tracestate` of W3C's Trace Context, in lower case."""
+
 
 def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
     """Return a channel to `target`, for the running event loop; it dials with its first call.
@@ -54,10 +59,10 @@ def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
     else:
         opened = grpc.aio.secure_channel(address.target, credentials, options=options)
     if security.token_file is None:
-        return opened
+        return HeaderChannel(opened)
     if credentials is None and not address.loopback:
         raise InvalidRequest.of("token_file", f"needs tls_ca: {address.target} is not loopback")
-    return TokenChannel(opened, read_token(security.token_file))
+    return HeaderChannel(opened, read_token(security.token_file))
 
 
 def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
@@ -77,17 +82,18 @@ def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
     )
 
 
-class TokenChannel(grpc.aio.Channel):
-    """A channel whose every call carries the token."""
+class HeaderChannel(grpc.aio.Channel):
+    """A channel whose every call carries the token, if there is one, and `trace_context`."""
 
-    def __init__(self, inner: grpc.aio.Channel, token: Token) -> None:
+    def __init__(self, inner: grpc.aio.Channel, token: Token | None = None) -> None:
         """Own `inner`."""
         self._inner = inner
-        self._header = token.header
+        self._headers = () if token is None else (token.header,)
 
     def _guard(self, call: Callable[..., Any]) -> Any:  # noqa: ANN401 - four kinds, one wrapping
         def start(*args: Any, metadata: Any = None, **options: Any) -> Any:  # noqa: ANN401
-            return call(*args, metadata=(*(metadata or ()), self._header), **options)
+            headers = (*(metadata or ()), *self._headers, *trace_context.get())
+            return call(*args, metadata=headers, **options)
 
         return start
 

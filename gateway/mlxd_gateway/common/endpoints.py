@@ -1,0 +1,56 @@
+"""What a handler has beside its request: the client, and the id that the edge has given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from mlxd import Client, Embeddings, MlxdError
+from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.failures import Refused, failure_of
+from mlxd_gateway.common.generation import Generation, under_any_name
+from mlxd_gateway.common.responses import while_there
+from mlxd_shared import config
+
+REQUEST_ID = "mlxd.request_id"
+"""The key of the request's id in its ASGI scope."""
+_UNIQUE_CHARS = 8
+
+
+def client_of(request: Request) -> Client:
+    """Return the client of the controller."""
+    client: Client = request.app.state.client
+    return client
+
+
+def generation_of(request: Request, ask: Ask) -> Generation:
+    """Return a generation that is not begun.
+
+    Its id on mlxd's wire begins with the request's and is another each time: clients and proxies
+    send one id again, and two streams of one id are refused.
+    """
+    unique = uuid4().hex[:_UNIQUE_CHARS]
+    given = str(request.scope.get(REQUEST_ID, ""))[: config.REQUEST_ID_CHARS_MAX - len(unique) - 1]
+    return Generation(client_of(request), ask, request_id=f"{given}-{unique}")
+
+
+async def embed_texts(
+    request: Request, model: str, texts: Sequence[str], *, dimensions: int | None = None
+) -> Embeddings:
+    """Return the vectors of the field `input`'s texts.
+
+    Raises:
+        Refused: the request failed.
+        ClientDisconnect: the client has gone.
+    """
+    client = client_of(request)
+    work = under_any_name(
+        model, lambda name: client.embeddings(texts, model=name, dimensions=dimensions)
+    )
+    try:
+        return await while_there(request, work)
+    except MlxdError as error:
+        failure = failure_of(error, lambda field: field.replace("texts", "input", 1))
+        raise Refused(failure) from error
