@@ -6,9 +6,10 @@ python tools/http_table.py --check    # exit 1 where they are not what is writte
 
 from __future__ import annotations
 
+import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,7 @@ from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http.md"
+ROLE = re.compile(r"messages\[(?P<role>\w+)\]\.")
 BEGIN, END = "<!-- made by tools/http_table.py -->\n", "<!-- end of what is made -->\n"
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     openai.ChatRequest, openai.CompletionRequest, openai.EmbeddingRequest,
@@ -63,11 +65,23 @@ def reason_of(why: str, neutral: tuple[object, ...]) -> str:
     return f"{why} (good: {values})"
 
 
+def merge_roles(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return the rows, those in one that say the same of messages with several roles."""
+    roles: dict[tuple[str, str, str], list[str]] = {}
+    for path, fate, why in rows:
+        role = ROLE.match(path)
+        key = (path if role is None else ROLE.sub("messages[{}].", path), fate, why)
+        roles.setdefault(key, []).append("" if role is None else role["role"])
+    return [
+        (path.format(", ".join(names)), fate, why) for (path, fate, why), names in roles.items()
+    ]
+
+
 def tables() -> str:
     """Return all tables: what is plainly honoured in one line, the rest field by field."""
     lines: list[str] = []
     for kind in REQUESTS:
-        rows = list(fields_of(kind))
+        rows = merge_roles(fields_of(kind))
         plain = [path for path, fate, why in rows if (fate, why) == (HONOURED.kind.value, "")]
         lines += [f"### {(kind.__doc__ or '').partition(';')[0].rstrip('.')}", ""]
         lines += ["| field | | |", "|---|---|---|"]

@@ -58,7 +58,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
     security = settings.files.load()
     address = parse_address(settings.listen)
     security.check(address, anywhere=settings.allow_remote)
-    with _listen(address, anywhere=settings.allow_remote) as listener:
+    with listen_on(address, anywhere=settings.allow_remote) as listener:
         async with Client(settings.address, security=settings.channel) as client:
             app = make_app(client, token=security.token, origins=settings.origins)
             server = make_server(app, security)
@@ -101,7 +101,7 @@ def make_server(
 
 
 @contextlib.contextmanager
-def _listen(address: Address, *, anywhere: bool) -> Iterator[socket.socket]:
+def listen_on(address: Address, *, anywhere: bool) -> Iterator[socket.socket]:
     """Listen around the body; a Unix socket's file is gone afterwards.
 
     Raises:

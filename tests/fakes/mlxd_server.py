@@ -69,6 +69,8 @@ class FakeServer(
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
         self.requests: list[Message] = []
+        self.metadata: list[dict[str, str | bytes]] = []
+        """What each call of Generate came with."""
         self.held = asyncio.Event()
         self.left = asyncio.Event()
         self.address = ""
@@ -89,6 +91,7 @@ class FakeServer(
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         later = self.answers.generate_again
         before = sum(isinstance(r, inference_pb2.GenerateRequest) for r in self.requests)
         script = later[before - 1] if 0 < before <= len(later) else self.answers.generate

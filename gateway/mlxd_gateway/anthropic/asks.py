@@ -10,7 +10,7 @@ import msgspec
 from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
 from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
-from mlxd_gateway.common.texts import join_objects
+from mlxd_gateway.common.texts import ABSENT, join_objects, json_of
 
 FIELDS = MappingProxyType(
     {
@@ -145,7 +145,7 @@ def _tool(tool: r.Tool) -> str:
     function: dict[str, object] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    if tool.input_schema is not None:
+    if json_of(tool.input_schema):
         function["parameters"] = tool.input_schema
     return msgspec.json.encode({"type": "function", "function": function}).decode()
 
@@ -156,4 +156,4 @@ def _variables(request: r.MessageRequest | r.CountRequest) -> str:
         variables["enable_thinking"] = isinstance(request.thinking, r.ThinkingOn)
     if request.output_config is not None and request.output_config.effort is not None:
         variables["reasoning_effort"] = request.output_config.effort
-    return join_objects(variables, None, "thinking")
+    return join_objects(variables, ABSENT, "thinking")

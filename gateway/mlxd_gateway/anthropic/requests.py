@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.texts import ABSENT
 
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
@@ -96,7 +97,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     description: str | None = None
-    input_schema: msgspec.Raw | None = None
+    input_schema: msgspec.Raw = ABSENT
     type: Annotated[str | None, refused(OF_SERVER, neutral=("custom",))] = None
     strict: Annotated[
         bool | None, refused("calls are not held to their schema by this version", neutral=(False,))

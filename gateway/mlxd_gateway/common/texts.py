@@ -9,18 +9,28 @@ import msgspec
 
 from mlxd_gateway.common.failures import BadField
 
+ABSENT = msgspec.Raw()
+"""The default of a field that holds any JSON."""
 
-def join_objects(own: Mapping[str, object], given: msgspec.Raw | None, field: str) -> str:
+
+def json_of(raw: msgspec.Raw) -> str:
+    """Return the JSON of a field, as it was sent; empty where there is none, or null."""
+    text = bytes(raw).decode()
+    return "" if text == "null" else text
+
+
+def join_objects(own: Mapping[str, object], given: msgspec.Raw, field: str) -> str:
     """Return the JSON object of both, of which `own` yields to `given`; empty where there is none.
 
     Raises:
         BadField: `given` is no object; names `field`.
     """
-    if given is None or bytes(given) == b"null":
+    text = json_of(given)
+    if not text:
         return json.dumps(own) if own else ""
     if not own:
-        return bytes(given).decode()
-    value = msgspec.json.decode(given)
+        return text
+    value = msgspec.json.decode(text)
     if not isinstance(value, dict):
         raise BadField(field, "is no object")
     return json.dumps({**own, **value})

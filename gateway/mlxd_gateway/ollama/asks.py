@@ -10,6 +10,7 @@ import msgspec
 from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.texts import json_of
 from mlxd_gateway.ollama import requests as r
 from mlxd_shared.domain.units import parse_duration
 
@@ -130,10 +131,10 @@ def _message(message: r.Message) -> ChatMessage:
     )
 
 
-def _format(given: msgspec.Raw | None) -> ResponseFormat | None:
-    text = "" if given is None else bytes(given).decode()
+def _format(given: msgspec.Raw) -> ResponseFormat | None:
+    text = json_of(given)
     match text:
-        case "" | "null" | '""':
+        case "" | '""':
             return None
         case '"json"':
             return ResponseFormat(FormatKind.JSON_OBJECT)

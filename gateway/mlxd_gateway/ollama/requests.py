@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.texts import ABSENT
 
 NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
@@ -80,12 +81,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     images: Annotated[Any, refused(NO_SIGHT, neutral=([],))] = None
 
 
-class Function(msgspec.Struct, forbid_unknown_fields=True):
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A function on offer."""
 
     name: str | None = None
     description: str | None = None
-    parameters: msgspec.Raw | None = None
+    parameters: msgspec.Raw = ABSENT
     strict: Annotated[
         bool | None, refused("calls are not held to their schema by this version", neutral=(False,))
     ] = None
@@ -102,7 +103,7 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     stream: bool | None = None
     options: Options | None = None
-    format: Annotated[msgspec.Raw | None, honoured('"json", or a JSON schema')] = None
+    format: Annotated[msgspec.Raw, honoured('"json", or a JSON schema')] = ABSENT
     keep_alive: Annotated[float | str | None, honoured("seconds, or such as 5m; -1 for ever")] = (
         None
     )

@@ -9,7 +9,7 @@ import msgspec
 from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
-from mlxd_gateway.common.texts import join_objects
+from mlxd_gateway.common.texts import join_objects, json_of
 from mlxd_gateway.openai import requests as r
 
 FIELDS = MappingProxyType(
@@ -141,10 +141,10 @@ def _format(
     match given:
         case r.FormatObject():
             return ResponseFormat(FormatKind.JSON_OBJECT)
-        case r.FormatSchema(r.JsonSchema(schema=None)):
-            raise BadField("response_format.json_schema.schema", "is needed")
-        case r.FormatSchema(r.JsonSchema(schema=msgspec.Raw() as schema)):
-            return ResponseFormat(FormatKind.JSON_SCHEMA, bytes(schema).decode())
+        case r.FormatSchema(r.JsonSchema(schema=schema)):
+            if not json_of(schema):
+                raise BadField("response_format.json_schema.schema", "is needed")
+            return ResponseFormat(FormatKind.JSON_SCHEMA, json_of(schema))
         case _:
             return None
 

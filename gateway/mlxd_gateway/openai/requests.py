@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.texts import ABSENT
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
@@ -105,12 +106,12 @@ class Assistant(_Message, tag="assistant", kw_only=True):
     function_call: Annotated[Any, refused("the older form of tool_calls")] = None
 
 
-class Function(msgspec.Struct, forbid_unknown_fields=True):
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A function on offer. `parameters` is a JSON schema."""
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw | None = None
+    parameters: msgspec.Raw = ABSENT
     strict: Annotated[
         bool | None, refused("calls are not held to their schema by this version", neutral=(False,))
     ] = None
@@ -127,7 +128,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A schema that the answer matches; always strictly."""
 
     name: Annotated[str, passed_over("models are not shown it")]
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = ABSENT
     description: Annotated[Any, passed_over("models are not shown it")] = None
     strict: Annotated[bool | None, honoured("answers match in any case")] = None
 
@@ -194,8 +195,8 @@ class ChatRequest(_Sampling, kw_only=True):
         honoured("a variable of the chat's template; none also sets enable_thinking to false"),
     ] = None
     chat_template_kwargs: Annotated[
-        msgspec.Raw | None, honoured("not of OpenAI's: variables of the chat's template")
-    ] = None
+        msgspec.Raw, honoured("not of OpenAI's: variables of the chat's template")
+    ] = ABSENT
     audio: Annotated[Any, refused(NO_SOUND)] = None
     modalities: Annotated[list[str] | None, refused(NO_SOUND, neutral=(["text"],))] = None
     function_call: Annotated[
