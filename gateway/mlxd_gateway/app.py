@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlxd import Client, MlxdError
+from mlxd import MlxdError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
 from mlxd_gateway.common.responses import json_response
@@ -29,9 +30,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    client: Client, *, token: Token | None = None, origins: tuple[str, ...] = ()
+    clients: Clients, *, token: Token | None = None, origins: tuple[str, ...] = ()
 ) -> ASGIApp:
-    """Return the application of a client that is open for as long as it serves.
+    """Return the application over connections that are open for as long as it serves.
 
     token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
     """
@@ -52,7 +53,7 @@ def make_app(
         },
         middleware=[_cors(origins)] if origins else [],
     )
-    app.state.client = client
+    app.state.clients = clients
     return Edge(app, token=token)
 
 

@@ -22,6 +22,7 @@ import uvicorn
 
 from mlxd import Client
 from mlxd_gateway.app import make_app
+from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.settings import Settings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
@@ -59,8 +60,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
     address = parse_address(settings.listen)
     security.check(address, anywhere=settings.allow_remote)
     with listen_on(address, anywhere=settings.allow_remote) as listener:
-        async with Client(settings.address, security=settings.channel) as client:
-            app = make_app(client, token=security.token, origins=settings.origins)
+        async with Clients(lambda: Client(settings.address, security=settings.channel)) as clients:
+            app = make_app(clients, token=security.token, origins=settings.origins)
             server = make_server(app, security)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -183,10 +183,13 @@ class FakeServer(
 
 
 @asynccontextmanager
-async def serving(answers: Answers) -> AsyncIterator[FakeServer]:
-    """Serve on a port of the system's choice while the block lasts."""
+async def serving(answers: Answers, *, calls_max: int | None = None) -> AsyncIterator[FakeServer]:
+    """Serve on a port of the system's choice while the block lasts.
+
+    calls_max: bounds calls and streams as a controller does; None: no bound.
+    """
     fake = FakeServer(answers)
-    server = make_server(Health(), ())
+    server = make_server(Health(), (), calls_max=calls_max)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(fake, server)

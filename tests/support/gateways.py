@@ -15,6 +15,7 @@ import httpx2
 from mlxd import Client
 from mlxd_controller.gateway import LISTENING
 from mlxd_gateway.app import make_app
+from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.process import listen_on, make_server
 from mlxd_shared.security.bearer import Token
 from mlxd_shared.security.listeners import OPEN
@@ -22,6 +23,7 @@ from mlxd_shared.security.net import parse_address
 from tests.support.cli import LIMIT_S
 from tests.support.served import Served, serve
 
+ANY = httpx2.Limits(max_connections=None)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -56,12 +58,12 @@ async def gateway_over(
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
     where = parse_address("127.0.0.1:0")
     with listen_on(where, anywhere=False) as listener:
-        async with Client(address) as client:
-            server = make_server(make_app(client, token=token, origins=origins), OPEN)
+        async with Clients(lambda: Client(address)) as clients:
+            server = make_server(make_app(clients, token=token, origins=origins), OPEN)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:
-                async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_S) as http:
+                async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_S, limits=ANY) as http:
                     yield Web(url, http)
             finally:
                 server.should_exit = True

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from mlxd import Client, Embeddings, MlxdError
 from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.failures import Refused, failure_of
 from mlxd_gateway.common.generation import Generation, under_any_name
 from mlxd_gateway.common.responses import while_there
@@ -19,10 +20,15 @@ REQUEST_ID = "mlxd.request_id"
 _UNIQUE_CHARS = 8
 
 
+def clients_of(request: Request) -> Clients:
+    """Return the connections to the controller."""
+    clients: Clients = request.app.state.clients
+    return clients
+
+
 def client_of(request: Request) -> Client:
-    """Return the client of the controller."""
-    client: Client = request.app.state.client
-    return client
+    """Return the client for what is answered at once."""
+    return clients_of(request).shared
 
 
 def generation_of(request: Request, ask: Ask) -> Generation:
@@ -33,7 +39,7 @@ def generation_of(request: Request, ask: Ask) -> Generation:
     """
     unique = uuid4().hex[:_UNIQUE_CHARS]
     given = str(request.scope.get(REQUEST_ID, ""))[: config.REQUEST_ID_CHARS_MAX - len(unique) - 1]
-    return Generation(client_of(request), ask, request_id=f"{given}-{unique}")
+    return Generation(clients_of(request), ask, request_id=f"{given}-{unique}")
 
 
 async def embed_texts(
@@ -45,12 +51,15 @@ async def embed_texts(
         Refused: the request failed.
         ClientDisconnect: the client has gone.
     """
-    client = client_of(request)
-    work = under_any_name(
-        model, lambda name: client.embeddings(texts, model=name, dimensions=dimensions)
-    )
+
+    async def embed() -> Embeddings:
+        async with clients_of(request).lend() as client:
+            return await under_any_name(
+                model, lambda name: client.embeddings(texts, model=name, dimensions=dimensions)
+            )
+
     try:
-        return await while_there(request, work)
+        return await while_there(request, embed())
     except MlxdError as error:
         failure = failure_of(error, lambda field: field.replace("texts", "input", 1))
         raise Refused(failure) from error

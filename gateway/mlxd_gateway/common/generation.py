@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from mlxd import (
     Stream,
 )
 from mlxd_gateway.common.asks import Ask, name_candidates
+from mlxd_gateway.common.clients import Clients
 
 Event = Delta | Finished
 _T = TypeVar("_T")
@@ -51,10 +53,11 @@ async def under_any_name(name: str, call: Callable[[str], Awaitable[_T]]) -> _T:
 class Generation:
     """Begin it, then read its events, then close it, on one event loop."""
 
-    def __init__(self, client: Client, ask: Ask, *, request_id: str = "") -> None:
+    def __init__(self, clients: Clients, ask: Ask, *, request_id: str = "") -> None:
         """Prepare `ask`; nothing is sent yet. request_id: empty leaves it to the server."""
         self.ask = ask
-        self._client = client
+        self._clients = clients
+        self._lent = AsyncExitStack()
         self._request_id = request_id
         self._stream: Stream[Event] | None = None
         self._first: asyncio.Task[Event] | None = None
@@ -70,7 +73,7 @@ class Generation:
         Raises:
             MlxdError: the request failed within that time.
         """
-        self._first = asyncio.create_task(under_any_name(self.ask.model, self._open))
+        self._first = asyncio.create_task(self._begin())
         done, _ = await asyncio.wait({self._first}, timeout=wait_s)
         if done:
             self._first.result()
@@ -98,7 +101,7 @@ class Generation:
         if self.has_begun:
             return "generating"
         try:
-            model = await under_any_name(self.ask.model, self._client.model)
+            model = await under_any_name(self.ask.model, self._clients.shared.model)
         except MlxdError:
             return "waiting"
         if model.state is not ModelState.LOADING or not model.progress.bytes_total:
@@ -113,16 +116,22 @@ class Generation:
             await asyncio.wait({self._first})
         if self._stream is not None:
             await self._stream.aclose()
+        await self._lent.aclose()
 
-    async def _open(self, name: str) -> Event:
-        """Return the first event of a stream with the model of this name."""
-        try:
-            return await self._open_once(self.ask, name)
-        except NoChatTemplate:
-            if self.ask.plain is None:
-                raise
-        return await self._open_once(replace(self.ask, prompt=self.ask.plain), name)
+    async def _begin(self) -> Event:
+        """Return the first event of a stream with the model, under whichever name there is one."""
+        client = await self._lent.enter_async_context(self._clients.lend())
 
-    async def _open_once(self, ask: Ask, name: str) -> Event:
-        self._stream = ask.start(self._client, name, self._request_id)
+        async def open_stream(name: str) -> Event:
+            try:
+                return await self._open(client, self.ask, name)
+            except NoChatTemplate:
+                if self.ask.plain is None:
+                    raise
+            return await self._open(client, replace(self.ask, prompt=self.ask.plain), name)
+
+        return await under_any_name(self.ask.model, open_stream)
+
+    async def _open(self, client: Client, ask: Ask, name: str) -> Event:
+        self._stream = ask.start(client, name, self._request_id)
         return await anext(self._stream)
