@@ -42,8 +42,8 @@ def check_installed() -> None:
 
 def command_of(options: Mapping[str, object]) -> list[str]:
     """Return the command of a gateway; the options are the fields of its Settings."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return [sys.executable, "-m", MODULE, json.dumps(given, default=str)]
+    settings = {name: value for name, value in options.items() if value is not None}
+    return [sys.executable, "-m", MODULE, json.dumps(settings, default=str)]
 
 
 class Gateway:

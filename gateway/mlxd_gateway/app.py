@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from mlxd import MlxdError
 from mlxd_gateway.anthropic import handlers as anthropic
 from mlxd_gateway.common.clients import Clients
-from mlxd_gateway.common.endpoints import client_of
+from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
 from mlxd_gateway.common.responses import json_response
 from mlxd_gateway.edge import Edge
@@ -26,6 +26,7 @@ from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
 from mlxd_shared.security.bearer import Token
 
+CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -50,6 +51,8 @@ def make_app(
             Refused: _refuse,
             MlxdError: _tell,
             HTTPException: _tell_status,
+            ClientDisconnect: _note_gone,
+            Exception: _tell_bug,
         },
         middleware=[_cors(origins)] if origins else [],
     )
@@ -100,6 +103,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _tell(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlxdError)
     return render(failure_of(error), request.scope)
+
+
+async def _note_gone(_: Request, __: Exception) -> Response:
+    """Answer nobody, under the status that proxies use for it."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _tell_bug(request: Request, _: Exception) -> Response:
+    """Name the id under which the log has the cause."""
+    error_id = request.scope[REQUEST_ID]
+    return render(Failure(FailureKind.BUG, f"internal error {error_id}"), request.scope)
 
 
 async def _tell_status(request: Request, error: Exception) -> Response:

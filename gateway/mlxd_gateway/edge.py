@@ -3,7 +3,7 @@
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
 - A request without the token reaches no handler. What is refused here has the API's own shape.
-- An exception of ours is in the log under an id; the client is told the id alone.
+- An exception of ours is in the log under the request's id; the client is told the id alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxd import trace_context
@@ -50,8 +49,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _ID.fullmatch(given) else uuid4().hex
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if _ID.fullmatch(sent_id) else uuid4().hex
         scope[REQUEST_ID] = request_id
         marked = trace_context.set(_trace(headers))
         self._under_way += 1
@@ -71,20 +70,15 @@ class Edge:
                 await render(failure, scope)(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
-        except ClientDisconnect:
-            send.status = send.status or "gone"
         except Exception as error:  # noqa: BLE001 - a bug in one request ends no other
             _log.error("a request failed", request_id=send.request_id, exc_info=error)
-            failure = Failure(FailureKind.BUG, f"internal error {send.request_id}")
-            if not send.status:
-                await render(failure, scope)(scope, receive, send)
         finally:
             seconds = round(time.monotonic() - begun_s, 4)
             _log.info(
                 "request",
                 method=scope["method"],
                 path=scope["path"],
-                status=send.status or "gone",
+                status=send.status,
                 seconds=seconds,
                 request_id=send.request_id,
             )
@@ -96,8 +90,8 @@ class Edge:
         if self._token is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         key = headers.get("x-api-key")
-        given = headers.get("authorization", "") if key is None else f"Bearer {key}"
-        if self._token.accepts(given):
+        header = headers.get("authorization", "") if key is None else f"Bearer {key}"
+        if self._token.accepts(header):
             return None
         self._refusals.note(str(scope.get("client")))
         return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
@@ -109,7 +103,8 @@ class _Sender:
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self.request_id = request_id
-        self.status: int | str = ""
+        self.status = 0
+        """0: none was sent."""
 
     async def __call__(self, message: Message) -> None:
         """Send one message of ASGI."""

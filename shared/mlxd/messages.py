@@ -134,22 +134,17 @@ class Completion:
     @classmethod
     def of(cls, events: Iterable[Delta | Finished]) -> Completion:
         """Return what a whole stream's events come to; the last of them is Finished."""
-        texts: list[str] = []
-        token_ids: list[int] = []
-        positions: list[PositionLogprobs] = []
-        parts: list[AnswerPart] = []
-        finished: Finished | None = None
-        for event in events:
-            if isinstance(event, Finished):
-                finished = event
-            else:
-                texts.append(event.text)
-                token_ids += event.token_ids
-                positions += event.logprobs
-                parts += event.parts
-        assert finished is not None, "a stream that is not whole"
-        message = answer_of(parts) if parts else None
-        return cls("".join(texts), tuple(token_ids), finished, tuple(positions), message)
+        *begun, finished = events
+        assert isinstance(finished, Finished), "a stream that is not whole"
+        deltas = [event for event in begun if isinstance(event, Delta)]
+        parts = [part for delta in deltas for part in delta.parts]
+        return cls(
+            "".join(delta.text for delta in deltas),
+            tuple(token for delta in deltas for token in delta.token_ids),
+            finished,
+            tuple(each for delta in deltas for each in delta.logprobs),
+            answer_of(parts) if parts else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 
+from mlxd import Client
 from mlxd.v1 import inference_pb2
+from mlxd_gateway.app import make_app
+from mlxd_gateway.common.clients import Clients
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InternalError,
@@ -112,8 +117,8 @@ async def test_pages_of_named_origins_alone() -> None:
         gateway_over(fake.address, origins=("https://chat.example",)) as web,
     ):
         for origin, allowed in (("https://chat.example", True), ("https://else.example", False)):
-            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-            answer = await web.http.options(CHATS[0], headers=asked)
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            answer = await web.http.options(CHATS[0], headers=headers)
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 
@@ -127,9 +132,9 @@ async def test_bounds_of_a_body() -> None:
             yield body[start : start + config.MIB]
 
     async with serving(Answers()) as fake, gateway_over(fake.address) as web:
-        told = await web.post(CHATS[0], body)
-        untold = await web.http.post(CHATS[0], content=pieces())
-        assert (told.status_code, untold.status_code) == (413, 413)
+        with_length = await web.post(CHATS[0], body)
+        without = await web.http.post(CHATS[0], content=pieces())
+        assert (with_length.status_code, without.status_code) == (413, 413)
         assert fake.requests == []
 
 
@@ -185,3 +190,36 @@ async def test_a_client_that_goes_ends_its_stream(path: str) -> None:
     async with serving(answers) as fake, gateway_over(fake.address) as web:
         await leave_early(web, path, {**body_for(path), "stream": True})
         await fake.left.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_bug_is_in_the_log_and_its_id_in_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The client learns the request's id and nothing of the cause; the next request is served."""
+
+    def make() -> Client:
+        raise ZeroDivisionError("the cause")
+
+    async with serving(Answers(generate=answer_with_text())) as fake:
+        clients = Clients(lambda: Client(fake.address))
+        async with clients:
+            app = make_app(Broken(clients, make))
+            transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
+                for path in CHATS:
+                    answer = await http.post(path, json=body_for(path))
+                    request_id = answer.headers["x-request-id"]
+                    assert answer.status_code == 500
+                    message = message_of(path, answer.json())
+                    assert message == f"internal error {request_id}"
+                    assert request_id in capsys.readouterr().out
+                assert (await http.get("/v1/models")).status_code == 200
+
+
+class Broken(Clients):
+    """Connections of which those for streams cannot be made."""
+
+    def __init__(self, good: Clients, make: Callable[[], Client]) -> None:
+        super().__init__(lambda: good.shared)
+        self._make = make

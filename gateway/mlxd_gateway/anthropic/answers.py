@@ -60,8 +60,8 @@ def _message(message_id: str, model: str, content: list[Object], **more: object)
 
 
 def _call_block(call: ToolCall, *, is_open: bool) -> Object:
-    given: object = {} if is_open else raw_json(call.arguments_json)
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    arguments: object = {} if is_open else raw_json(call.arguments_json)
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
 def whole_message(message_id: str, model: str, done: Completion) -> Object:

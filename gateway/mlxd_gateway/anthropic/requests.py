@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
 NO_SIGHT = "no model here sees: text alone"
@@ -16,27 +16,27 @@ OF_ACCOUNT = "concerns an account with Anthropic"
 
 
 class _Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
-    cache_control: Annotated[Any, passed_over(OF_CACHE)] = None
+    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
 
 
 class Text(_Block, tag="text"):
     """Text."""
 
     text: str
-    citations: Annotated[Any, passed_over("models are not shown them")] = None
+    citations: Annotated[Any, pass_over("models are not shown them")] = None
 
 
 class Thinking(_Block, tag="thinking"):
     """What the model thought before it answered."""
 
     thinking: str
-    signature: Annotated[str, passed_over("nothing here is signed")] = ""
+    signature: Annotated[str, pass_over("nothing here is signed")] = ""
 
 
 class RedactedThinking(_Block, tag="redacted_thinking"):
     """What another service's model thought, which nobody else can read."""
 
-    data: Annotated[str, passed_over("only who wrote it can read it")]
+    data: Annotated[str, pass_over("only who wrote it can read it")]
 
 
 class ToolUse(_Block, tag="tool_use"):
@@ -45,20 +45,20 @@ class ToolUse(_Block, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw
-    caller: Annotated[Any, passed_over("models are not shown it")] = None
-    toolset_name: Annotated[str | None, refused(OF_SERVER)] = None
+    caller: Annotated[Any, pass_over("models are not shown it")] = None
+    toolset_name: Annotated[str | None, turn_down(OF_SERVER)] = None
 
 
 class Image(_Block, tag="image", forbid_unknown_fields=False):
     """An image."""
 
-    source: Annotated[Any, refused(NO_SIGHT)]
+    source: Annotated[Any, turn_down(NO_SIGHT)]
 
 
 class Document(_Block, tag="document", forbid_unknown_fields=False):
     """A document."""
 
-    source: Annotated[Any, refused(NO_SIGHT)]
+    source: Annotated[Any, turn_down(NO_SIGHT)]
 
 
 class ToolResult(_Block, tag="tool_result"):
@@ -66,8 +66,8 @@ class ToolResult(_Block, tag="tool_result"):
 
     tool_use_id: str
     content: str | list[Text | Image | Document] | None = None
-    is_error: Annotated[bool, passed_over("the content says it")] = False
-    toolset_name: Annotated[str | None, refused(OF_SERVER)] = None
+    is_error: Annotated[bool, pass_over("the content says it")] = False
+    toolset_name: Annotated[str | None, turn_down(OF_SERVER)] = None
 
 
 class _Message(msgspec.Struct, tag_field="role", forbid_unknown_fields=True):
@@ -98,15 +98,16 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
     description: str | None = None
     input_schema: msgspec.Raw = ABSENT
-    type: Annotated[str | None, refused(OF_SERVER, neutral=("custom",))] = None
+    type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
     strict: Annotated[
-        bool | None, refused("calls are not held to their schema by this version", neutral=(False,))
+        bool | None,
+        turn_down("calls are not held to their schema by this version", neutral=(False,)),
     ] = None
-    allowed_callers: Annotated[list[str] | None, refused(OF_SERVER, neutral=(["direct"],))] = None
-    cache_control: Annotated[Any, passed_over(OF_CACHE)] = None
-    defer_loading: Annotated[bool | None, refused("every tool is shown", neutral=(False,))] = None
-    eager_input_streaming: Annotated[Any, passed_over("a call comes when it is whole")] = None
-    input_examples: Annotated[Any, passed_over("models are not shown them")] = None
+    allowed_callers: Annotated[list[str] | None, turn_down(OF_SERVER, neutral=(["direct"],))] = None
+    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
+    defer_loading: Annotated[bool | None, turn_down("every tool is shown", neutral=(False,))] = None
+    eager_input_streaming: Annotated[Any, pass_over("a call comes when it is whole")] = None
+    input_examples: Annotated[Any, pass_over("models are not shown them")] = None
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,20 +115,20 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Annotated[
         Literal["auto", "none", "any", "tool"],
-        refused("auto and none alone in this version", neutral=("auto", "none")),
+        turn_down("auto and none alone in this version", neutral=("auto", "none")),
     ]
     name: str | None = None
     disable_parallel_tool_use: Annotated[
         bool | None,
-        refused("models call as many as they like in this version", neutral=(False,)),
+        turn_down("models call as many as they like in this version", neutral=(False,)),
     ] = None
 
 
 class ThinkingOn(msgspec.Struct, tag="enabled", tag_field="type", forbid_unknown_fields=True):
     """The model is to think."""
 
-    budget_tokens: Annotated[int, passed_over("thinking has no bound of its own")]
-    display: Annotated[Any, passed_over("what a model thinks is shown")] = None
+    budget_tokens: Annotated[int, pass_over("thinking has no bound of its own")]
+    display: Annotated[Any, pass_over("what a model thinks is shown")] = None
 
 
 class ThinkingOff(msgspec.Struct, tag="disabled", tag_field="type", forbid_unknown_fields=True):
@@ -137,7 +138,7 @@ class ThinkingOff(msgspec.Struct, tag="disabled", tag_field="type", forbid_unkno
 class ThinkingFree(msgspec.Struct, tag="adaptive", tag_field="type", forbid_unknown_fields=True):
     """The model thinks as it likes."""
 
-    display: Annotated[Any, passed_over("what a model thinks is shown")] = None
+    display: Annotated[Any, pass_over("what a model thinks is shown")] = None
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,11 +151,11 @@ class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """How the answer is to be."""
 
-    effort: Annotated[
-        str | None, honoured("reasoning_effort, a variable of the chat's template")
-    ] = None
+    effort: Annotated[str | None, honour("reasoning_effort, a variable of the chat's template")] = (
+        None
+    )
     format: OutputFormat | None = None
-    task_budget: Annotated[Any, passed_over("models are not shown it")] = None
+    task_budget: Annotated[Any, pass_over("models are not shown it")] = None
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -165,14 +166,14 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Annotated[
         ThinkingOn | ThinkingOff | ThinkingFree | None,
-        honoured("enable_thinking, a variable of the chat's template"),
+        honour("enable_thinking, a variable of the chat's template"),
     ] = None
     output_config: OutputConfig | None = None
-    cache_control: Annotated[Any, passed_over(OF_CACHE)] = None
-    context_management: Annotated[Any, passed_over("nothing is cut here")] = None
-    speed: Annotated[str | None, refused("there is one speed", neutral=("standard",))] = None
-    user_profile_id: Annotated[Any, passed_over(OF_ACCOUNT)] = None
-    workspace_id: Annotated[Any, passed_over(OF_ACCOUNT)] = None
+    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
+    context_management: Annotated[Any, pass_over("nothing is cut here")] = None
+    speed: Annotated[str | None, turn_down("there is one speed", neutral=("standard",))] = None
+    user_profile_id: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    workspace_id: Annotated[Any, pass_over(OF_ACCOUNT)] = None
 
 
 class MessageRequest(_Conversation, kw_only=True):
@@ -184,11 +185,11 @@ class MessageRequest(_Conversation, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: Annotated[Any, passed_over("names an end user to Anthropic")] = None
-    service_tier: Annotated[Any, passed_over(OF_ACCOUNT)] = None
-    container: Annotated[Any, refused(OF_SERVER)] = None
-    diagnostics: Annotated[Any, passed_over(OF_ACCOUNT)] = None
-    inference_geo: Annotated[Any, passed_over(OF_ACCOUNT)] = None
+    metadata: Annotated[Any, pass_over("names an end user to Anthropic")] = None
+    service_tier: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    container: Annotated[Any, turn_down(OF_SERVER)] = None
+    diagnostics: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    inference_geo: Annotated[Any, pass_over(OF_ACCOUNT)] = None
 
 
 class CountRequest(_Conversation, kw_only=True):

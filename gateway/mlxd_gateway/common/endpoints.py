@@ -38,8 +38,10 @@ def generation_of(request: Request, ask: Ask) -> Generation:
     send one id again, and two streams of one id are refused.
     """
     unique = uuid4().hex[:_UNIQUE_CHARS]
-    given = str(request.scope.get(REQUEST_ID, ""))[: config.REQUEST_ID_CHARS_MAX - len(unique) - 1]
-    return Generation(clients_of(request), ask, request_id=f"{given}-{unique}")
+    sent_id = str(request.scope.get(REQUEST_ID, ""))[
+        : config.REQUEST_ID_CHARS_MAX - len(unique) - 1
+    ]
+    return Generation(clients_of(request), ask, request_id=f"{sent_id}-{unique}")
 
 
 async def embed_texts(

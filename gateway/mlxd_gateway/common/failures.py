@@ -68,9 +68,9 @@ def failure_of(error: mlxd.MlxdError, rename: Callable[[str], str] = _keep) -> F
     """
     match error:
         case mlxd.InvalidRequest(violations) if violations:
-            told = [(rename(each.field), each.description) for each in violations]
-            message = "; ".join(f"{field}: {problem}" for field, problem in told)
-            return Failure(FailureKind.INVALID, message, told[0][0])
+            problems = [(rename(each.field), each.description) for each in violations]
+            message = "; ".join(f"{field}: {problem}" for field, problem in problems)
+            return Failure(FailureKind.INVALID, message, problems[0][0])
         case mlxd.FieldNotServed(field):
             name = rename(field)
             return Failure(FailureKind.INVALID, f"{name} is not served by this version", name)

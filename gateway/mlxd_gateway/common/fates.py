@@ -37,17 +37,17 @@ class Fate:
 HONOURED = Fate(Kind.HONOURED)
 
 
-def honoured(why: str) -> Fate:
+def honour(why: str) -> Fate:
     """Return the fate of a field of which there is something to say."""
     return Fate(Kind.HONOURED, why)
 
 
-def passed_over(why: str) -> Fate:
+def pass_over(why: str) -> Fate:
     """Return the fate of a field that clients send though nothing here depends on it."""
     return Fate(Kind.PASSED_OVER, why)
 
 
-def refused(why: str, *, neutral: tuple[object, ...] = ()) -> Fate:
+def turn_down(why: str, *, neutral: tuple[object, ...] = ()) -> Fate:
     """Return the fate of a field that cannot be honoured; null and `neutral` ask for nothing."""
     return Fate(Kind.REFUSED, why, neutral)
 
@@ -67,7 +67,7 @@ def _fate(hint: object) -> Fate:
 
 
 @functools.cache
-def _watched(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Fate], ...]:
+def _list_refusable(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Fate], ...]:
     """Return those fields of a struct that may be refused: attribute, name in JSON, fate."""
     names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
     fates = fates_of(kind)
@@ -91,7 +91,7 @@ def refuse(request: msgspec.Struct) -> None:
 def _find_refused(value: object, path: str) -> Iterator[tuple[str, Fate]]:
     if isinstance(value, msgspec.Struct):
         kind = type(value)
-        for name, encoded, fate in _watched(kind):
+        for name, encoded, fate in _list_refusable(kind):
             content = _plain(getattr(value, name))
             if content is not None and content not in fate.neutral:
                 yield _join(path, encoded), fate

@@ -19,13 +19,13 @@ def json_of(raw: msgspec.Raw) -> str:
     return "" if text == "null" else text
 
 
-def join_objects(own: Mapping[str, object], given: msgspec.Raw, field: str) -> str:
-    """Return the JSON object of both, of which `own` yields to `given`; empty where there is none.
+def join_objects(own: Mapping[str, object], sent: msgspec.Raw, field: str) -> str:
+    """Return the JSON object of both, of which `own` yields to `sent`; empty where there is none.
 
     Raises:
-        BadField: `given` is no object; names `field`.
+        BadField: `sent` is no object; names `field`.
     """
-    text = json_of(given)
+    text = json_of(sent)
     if not text:
         return json.dumps(own) if own else ""
     if not own:

@@ -131,8 +131,8 @@ def _message(message: r.Message) -> ChatMessage:
     )
 
 
-def _format(given: msgspec.Raw) -> ResponseFormat | None:
-    text = json_of(given)
+def _format(sent: msgspec.Raw) -> ResponseFormat | None:
+    text = json_of(sent)
     match text:
         case "" | '""':
             return None

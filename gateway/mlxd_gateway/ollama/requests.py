@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
 NO_SIGHT = "no model here sees: text alone"
@@ -20,7 +20,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     """How tokens are drawn."""
 
     seed: int | None = None
-    num_predict: Annotated[int | None, honoured("below 1: until the context is full")] = None
+    num_predict: Annotated[int | None, honour("below 1: until the context is full")] = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -30,26 +30,28 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: str | list[str] | None = None
-    typical_p: Annotated[float | None, refused(NO_SAMPLER, neutral=(1.0,))] = None
-    tfs_z: Annotated[float | None, refused(NO_SAMPLER, neutral=(1.0,))] = None
-    mirostat: Annotated[int | None, refused(NO_SAMPLER, neutral=(0,))] = None
-    mirostat_tau: Annotated[Any, passed_over("means nothing without mirostat")] = None
-    mirostat_eta: Annotated[Any, passed_over("means nothing without mirostat")] = None
-    penalize_newline: Annotated[bool | None, refused(NO_SAMPLER, neutral=(True,))] = None
-    num_ctx: Annotated[Any, passed_over(AT_LOAD)] = None
-    num_keep: Annotated[Any, passed_over("no prompt is cut")] = None
-    num_batch: Annotated[Any, passed_over(AT_LOAD)] = None
-    num_gpu: Annotated[Any, passed_over(AT_LOAD)] = None
-    main_gpu: Annotated[Any, passed_over(AT_LOAD)] = None
-    num_thread: Annotated[Any, passed_over(AT_LOAD)] = None
-    numa: Annotated[Any, passed_over(AT_LOAD)] = None
-    low_vram: Annotated[Any, passed_over(AT_LOAD)] = None
-    f16_kv: Annotated[Any, passed_over(AT_LOAD)] = None
-    logits_all: Annotated[Any, passed_over(AT_LOAD)] = None
-    vocab_only: Annotated[bool | None, refused("models are loaded whole", neutral=(False,))] = None
-    use_mmap: Annotated[Any, passed_over(AT_LOAD)] = None
-    use_mlock: Annotated[Any, passed_over(AT_LOAD)] = None
-    embedding_only: Annotated[Any, passed_over(AT_LOAD)] = None
+    typical_p: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
+    tfs_z: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
+    mirostat: Annotated[int | None, turn_down(NO_SAMPLER, neutral=(0,))] = None
+    mirostat_tau: Annotated[Any, pass_over("means nothing without mirostat")] = None
+    mirostat_eta: Annotated[Any, pass_over("means nothing without mirostat")] = None
+    penalize_newline: Annotated[bool | None, turn_down(NO_SAMPLER, neutral=(True,))] = None
+    num_ctx: Annotated[Any, pass_over(AT_LOAD)] = None
+    num_keep: Annotated[Any, pass_over("no prompt is cut")] = None
+    num_batch: Annotated[Any, pass_over(AT_LOAD)] = None
+    num_gpu: Annotated[Any, pass_over(AT_LOAD)] = None
+    main_gpu: Annotated[Any, pass_over(AT_LOAD)] = None
+    num_thread: Annotated[Any, pass_over(AT_LOAD)] = None
+    numa: Annotated[Any, pass_over(AT_LOAD)] = None
+    low_vram: Annotated[Any, pass_over(AT_LOAD)] = None
+    f16_kv: Annotated[Any, pass_over(AT_LOAD)] = None
+    logits_all: Annotated[Any, pass_over(AT_LOAD)] = None
+    vocab_only: Annotated[bool | None, turn_down("models are loaded whole", neutral=(False,))] = (
+        None
+    )
+    use_mmap: Annotated[Any, pass_over(AT_LOAD)] = None
+    use_mlock: Annotated[Any, pass_over(AT_LOAD)] = None
+    embedding_only: Annotated[Any, pass_over(AT_LOAD)] = None
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,8 +59,8 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: msgspec.Raw
-    index: Annotated[Any, passed_over("part of an answer that is sent back")] = None
-    description: Annotated[Any, passed_over("models are not shown it")] = None
+    index: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    description: Annotated[Any, pass_over("models are not shown it")] = None
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +68,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
 
     function: CalledFunction
     id: str = ""
-    type: Annotated[Any, passed_over("there are functions alone")] = None
+    type: Annotated[Any, pass_over("there are functions alone")] = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,7 +80,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[Any, refused(NO_SIGHT, neutral=([],))] = None
+    images: Annotated[Any, turn_down(NO_SIGHT, neutral=([],))] = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -88,7 +90,8 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
     strict: Annotated[
-        bool | None, refused("calls are not held to their schema by this version", neutral=(False,))
+        bool | None,
+        turn_down("calls are not held to their schema by this version", neutral=(False,)),
     ] = None
 
 
@@ -103,16 +106,14 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     stream: bool | None = None
     options: Options | None = None
-    format: Annotated[msgspec.Raw, honoured('"json", or a JSON schema')] = ABSENT
-    keep_alive: Annotated[float | str | None, honoured("seconds, or such as 5m; -1 for ever")] = (
-        None
-    )
-    think: Annotated[bool | str | None, honoured(THINK)] = None
+    format: Annotated[msgspec.Raw, honour('"json", or a JSON schema')] = ABSENT
+    keep_alive: Annotated[float | str | None, honour("seconds, or such as 5m; -1 for ever")] = None
+    think: Annotated[bool | str | None, honour(THINK)] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    truncate: Annotated[bool | None, refused("no prompt is cut", neutral=(False,))] = None
+    truncate: Annotated[bool | None, turn_down("no prompt is cut", neutral=(False,))] = None
     shift: Annotated[
-        bool | None, refused("an answer ends where the context does", neutral=(False,))
+        bool | None, turn_down("an answer ends where the context does", neutral=(False,))
     ] = None
 
 
@@ -129,17 +130,17 @@ class GenerateRequest(_Generating, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Annotated[str | None, refused("no model here fills in", neutral=("",))] = None
+    suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
     template: Annotated[
-        str | None, refused("a chat's template is the model's own", neutral=("",))
+        str | None, turn_down("a chat's template is the model's own", neutral=("",))
     ] = None
-    context: Annotated[list[int] | None, refused("send messages to /api/chat", neutral=([],))] = (
+    context: Annotated[list[int] | None, turn_down("send messages to /api/chat", neutral=([],))] = (
         None
     )
-    images: Annotated[Any, refused(NO_SIGHT, neutral=([],))] = None
-    width: Annotated[int | None, refused(NO_PICTURES, neutral=(0,))] = None
-    height: Annotated[int | None, refused(NO_PICTURES, neutral=(0,))] = None
-    steps: Annotated[int | None, refused(NO_PICTURES, neutral=(0,))] = None
+    images: Annotated[Any, turn_down(NO_SIGHT, neutral=([],))] = None
+    width: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None
+    height: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None
+    steps: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -149,10 +150,10 @@ class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str]
     dimensions: int | None = None
     truncate: Annotated[
-        bool | None, honoured("true is not: a text that is too long is refused in any case")
+        bool | None, honour("true is not: a text that is too long is refused in any case")
     ] = None
-    options: Annotated[Any, passed_over("nothing is drawn")] = None
-    keep_alive: Annotated[Any, passed_over("in force as the last generation said")] = None
+    options: Annotated[Any, pass_over("nothing is drawn")] = None
+    keep_alive: Annotated[Any, pass_over("in force as the last generation said")] = None
 
 
 class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -160,13 +161,13 @@ class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     prompt: str
-    options: Annotated[Any, passed_over("nothing is drawn")] = None
-    keep_alive: Annotated[Any, passed_over("in force as the last generation said")] = None
+    options: Annotated[Any, pass_over("nothing is drawn")] = None
+    keep_alive: Annotated[Any, pass_over("in force as the last generation said")] = None
 
 
 class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show."""
 
     model: str = ""
-    name: Annotated[str, honoured("the older name of model")] = ""
-    verbose: Annotated[Any, passed_over("nothing is left out")] = None
+    name: Annotated[str, honour("the older name of model")] = ""
+    verbose: Annotated[Any, pass_over("nothing is left out")] = None

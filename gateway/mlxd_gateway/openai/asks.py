@@ -76,9 +76,9 @@ def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
     Raises:
         BadField: tokens instead of texts.
     """
-    given = [request.input] if isinstance(request.input, str) else request.input
-    texts = tuple(text for text in given if isinstance(text, str))
-    if len(texts) < len(given):
+    sent = [request.input] if isinstance(request.input, str) else request.input
+    texts = tuple(text for text in sent if isinstance(text, str))
+    if len(texts) < len(sent):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
 
@@ -136,9 +136,9 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _format(
-    given: r.FormatText | r.FormatObject | r.FormatSchema | None,
+    sent: r.FormatText | r.FormatObject | r.FormatSchema | None,
 ) -> ResponseFormat | None:
-    match given:
+    match sent:
         case r.FormatObject():
             return ResponseFormat(FormatKind.JSON_OBJECT)
         case r.FormatSchema(r.JsonSchema(schema=schema)):

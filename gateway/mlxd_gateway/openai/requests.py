@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mlxd_gateway.common.fates import honoured, passed_over, refused
+from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
 NO_SOUND = "no model here speaks"
@@ -22,7 +22,7 @@ class Text(msgspec.Struct, tag="text", forbid_unknown_fields=True):
     """A part of a message: text."""
 
     text: str
-    prompt_cache_breakpoint: Annotated[Any, passed_over("prefixes are kept by themselves")] = None
+    prompt_cache_breakpoint: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
 
 
 class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
@@ -34,19 +34,19 @@ class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
 class Image(msgspec.Struct, tag="image_url"):
     """A part of a message that is no text."""
 
-    image_url: Annotated[Any, refused(NO_SIGHT)]
+    image_url: Annotated[Any, turn_down(NO_SIGHT)]
 
 
 class Audio(msgspec.Struct, tag="input_audio"):
     """A part of a message that is no text."""
 
-    input_audio: Annotated[Any, refused(NO_SIGHT)]
+    input_audio: Annotated[Any, turn_down(NO_SIGHT)]
 
 
 class File(msgspec.Struct, tag="file"):
     """A part of a message that is no text."""
 
-    file: Annotated[Any, refused(NO_SIGHT)]
+    file: Annotated[Any, turn_down(NO_SIGHT)]
 
 
 Prompts = str | list[str | int | list[int]]
@@ -90,7 +90,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: Annotated[Any, passed_over("part of an answer that is sent back")] = None
+    index: Annotated[Any, pass_over("part of an answer that is sent back")] = None
 
 
 class Assistant(_Message, tag="assistant", kw_only=True):
@@ -98,12 +98,12 @@ class Assistant(_Message, tag="assistant", kw_only=True):
 
     content: Content | None = None  # type: ignore[assignment]
     tool_calls: list[Call] | None = None
-    reasoning_content: Annotated[str | None, honoured("the reasoning before the content")] = None
-    reasoning: Annotated[str | None, honoured("another name of reasoning_content")] = None
-    refusal: Annotated[Any, passed_over("part of an answer that is sent back")] = None
-    annotations: Annotated[Any, passed_over("part of an answer that is sent back")] = None
-    audio: Annotated[Any, refused(NO_SOUND)] = None
-    function_call: Annotated[Any, refused("the older form of tool_calls")] = None
+    reasoning_content: Annotated[str | None, honour("the reasoning before the content")] = None
+    reasoning: Annotated[str | None, honour("another name of reasoning_content")] = None
+    refusal: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    annotations: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    audio: Annotated[Any, turn_down(NO_SOUND)] = None
+    function_call: Annotated[Any, turn_down("the older form of tool_calls")] = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,7 +113,8 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
     strict: Annotated[
-        bool | None, refused("calls are not held to their schema by this version", neutral=(False,))
+        bool | None,
+        turn_down("calls are not held to their schema by this version", neutral=(False,)),
     ] = None
 
 
@@ -127,10 +128,10 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A schema that the answer matches; always strictly."""
 
-    name: Annotated[str, passed_over("models are not shown it")]
+    name: Annotated[str, pass_over("models are not shown it")]
     schema: msgspec.Raw = ABSENT
-    description: Annotated[Any, passed_over("models are not shown it")] = None
-    strict: Annotated[bool | None, honoured("answers match in any case")] = None
+    description: Annotated[Any, pass_over("models are not shown it")] = None
+    strict: Annotated[bool | None, honour("answers match in any case")] = None
 
 
 class FormatText(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -152,7 +153,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[
-        Any, passed_over("hides lengths from who watches the network; nothing is added here")
+        Any, pass_over("hides lengths from who watches the network; nothing is added here")
     ] = None
 
 
@@ -168,11 +169,11 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
-    n: Annotated[int | None, refused("one choice a request in this version", neutral=(1,))] = None
-    user: Annotated[Any, passed_over("names an end user to OpenAI")] = None
-    top_k: Annotated[int | None, honoured("not of OpenAI's: keep the k likeliest tokens")] = None
-    min_p: Annotated[float | None, honoured("not of OpenAI's: as mlxd's own")] = None
-    repetition_penalty: Annotated[float | None, honoured("not of OpenAI's: as mlxd's own")] = None
+    n: Annotated[int | None, turn_down("one choice a request in this version", neutral=(1,))] = None
+    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
+    min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
+    repetition_penalty: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
 
 
 class ChatRequest(_Sampling, kw_only=True):
@@ -185,56 +186,56 @@ class ChatRequest(_Sampling, kw_only=True):
     response_format: FormatText | FormatObject | FormatSchema | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Annotated[
-        Any, refused("auto and none alone in this version", neutral=("auto", "none"))
+        Any, turn_down("auto and none alone in this version", neutral=("auto", "none"))
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, refused("models call as many as they like in this version", neutral=(True,))
+        bool | None, turn_down("models call as many as they like in this version", neutral=(True,))
     ] = None
     reasoning_effort: Annotated[
         str | None,
-        honoured("a variable of the chat's template; none also sets enable_thinking to false"),
+        honour("a variable of the chat's template; none also sets enable_thinking to false"),
     ] = None
     chat_template_kwargs: Annotated[
-        msgspec.Raw, honoured("not of OpenAI's: variables of the chat's template")
+        msgspec.Raw, honour("not of OpenAI's: variables of the chat's template")
     ] = ABSENT
-    audio: Annotated[Any, refused(NO_SOUND)] = None
-    modalities: Annotated[list[str] | None, refused(NO_SOUND, neutral=(["text"],))] = None
+    audio: Annotated[Any, turn_down(NO_SOUND)] = None
+    modalities: Annotated[list[str] | None, turn_down(NO_SOUND, neutral=(["text"],))] = None
     function_call: Annotated[
-        Any, refused("the older form of tool_choice", neutral=("auto", "none"))
+        Any, turn_down("the older form of tool_choice", neutral=("auto", "none"))
     ] = None
-    functions: Annotated[Any, refused("the older form of tools", neutral=([],))] = None
-    moderation: Annotated[Any, refused("nothing here moderates")] = None
+    functions: Annotated[Any, turn_down("the older form of tools", neutral=([],))] = None
+    moderation: Annotated[Any, turn_down("nothing here moderates")] = None
     verbosity: Annotated[
-        str | None, refused("no model here has such a dial", neutral=("medium",))
+        str | None, turn_down("no model here has such a dial", neutral=("medium",))
     ] = None
-    web_search_options: Annotated[Any, refused("nothing here searches the web")] = None
-    metadata: Annotated[Any, passed_over(OF_ACCOUNT)] = None
-    prediction: Annotated[Any, passed_over("changes the speed alone")] = None
-    prompt_cache_key: Annotated[Any, passed_over("prefixes are kept by themselves")] = None
-    prompt_cache_options: Annotated[Any, passed_over("prefixes are kept by themselves")] = None
-    prompt_cache_retention: Annotated[Any, passed_over("prefixes are kept by themselves")] = None
-    safety_identifier: Annotated[Any, passed_over("names an end user to OpenAI")] = None
-    service_tier: Annotated[Any, passed_over(OF_ACCOUNT)] = None
-    store: Annotated[bool | None, refused("nothing is stored", neutral=(False,))] = None
+    web_search_options: Annotated[Any, turn_down("nothing here searches the web")] = None
+    metadata: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    prediction: Annotated[Any, pass_over("changes the speed alone")] = None
+    prompt_cache_key: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    prompt_cache_options: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    prompt_cache_retention: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    safety_identifier: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    service_tier: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    store: Annotated[bool | None, turn_down("nothing is stored", neutral=(False,))] = None
 
 
 class CompletionRequest(_Sampling, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Annotated[Prompts | None, honoured("one prompt a request")]
-    logprobs: Annotated[int | None, honoured("with so many of the best tokens, 0 to 20")] = None
+    prompt: Annotated[Prompts | None, honour("one prompt a request")]
+    logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
     best_of: Annotated[
-        int | None, refused("one choice a request in this version", neutral=(1,))
+        int | None, turn_down("one choice a request in this version", neutral=(1,))
     ] = None
-    echo: Annotated[bool | None, refused("not in this version", neutral=(False,))] = None
-    suffix: Annotated[str | None, refused("no model here fills in", neutral=("",))] = None
+    echo: Annotated[bool | None, turn_down("not in this version", neutral=(False,))] = None
+    suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/embeddings."""
 
-    input: Annotated[Prompts, honoured("texts, not tokens")]
+    input: Annotated[Prompts, honour("texts, not tokens")]
     model: str = ""
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    user: Annotated[Any, passed_over("names an end user to OpenAI")] = None
+    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None

@@ -8,21 +8,21 @@ import msgspec
 import pytest
 
 from mlxd_gateway.common.failures import BadField
-from mlxd_gateway.common.fates import Kind, fates_of, passed_over, refuse, refused
+from mlxd_gateway.common.fates import Kind, fates_of, pass_over, refuse, turn_down
 
 
 class Inner(msgspec.Struct):
     """A part of a request."""
 
-    loud: Annotated[Any, refused("nothing here is loud", neutral=(False,))] = None
+    loud: Annotated[Any, turn_down("nothing here is loud", neutral=(False,))] = None
 
 
 class Outer(msgspec.Struct, rename={"kind": "type"}):
     """A request."""
 
-    kind: Annotated[str | None, refused("there is one kind", neutral=("plain", "simple"))] = None
+    kind: Annotated[str | None, turn_down("there is one kind", neutral=("plain", "simple"))] = None
     parts: list[Inner] | None = None
-    tag: Annotated[Any, passed_over("for others")] = None
+    tag: Annotated[Any, pass_over("for others")] = None
 
 
 @pytest.mark.parametrize("kind", [None, "plain", "simple"])
