@@ -137,14 +137,11 @@ class Completion:
         *begun, finished = events
         assert isinstance(finished, Finished), "a stream that is not whole"
         deltas = [event for event in begun if isinstance(event, Delta)]
+        text = "".join(delta.text for delta in deltas)
+        token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+        positions = tuple(each for delta in deltas for each in delta.logprobs)
         parts = [part for delta in deltas for part in delta.parts]
-        return cls(
-            "".join(delta.text for delta in deltas),
-            tuple(token for delta in deltas for token in delta.token_ids),
-            finished,
-            tuple(each for delta in deltas for each in delta.logprobs),
-            answer_of(parts) if parts else None,
-        )
+        return cls(text, token_ids, finished, positions, answer_of(parts) if parts else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
+NOT_HELD = "calls are not held to their schema by this version"
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
 OF_SERVER = "tools run with the client, not here"
@@ -101,7 +102,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
     strict: Annotated[
         bool | None,
-        turn_down("calls are not held to their schema by this version", neutral=(False,)),
+        turn_down(NOT_HELD, neutral=(False,)),
     ] = None
     allowed_callers: Annotated[list[str] | None, turn_down(OF_SERVER, neutral=(["direct"],))] = None
     cache_control: Annotated[Any, pass_over(OF_CACHE)] = None

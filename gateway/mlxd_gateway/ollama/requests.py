@@ -9,6 +9,7 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
+NOT_HELD = "calls are not held to their schema by this version"
 NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
 NO_SAMPLER = "no model here is sampled so"
@@ -46,9 +47,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     low_vram: Annotated[Any, pass_over(AT_LOAD)] = None
     f16_kv: Annotated[Any, pass_over(AT_LOAD)] = None
     logits_all: Annotated[Any, pass_over(AT_LOAD)] = None
-    vocab_only: Annotated[bool | None, turn_down("models are loaded whole", neutral=(False,))] = (
-        None
-    )
+    vocab_only: Annotated[bool | None, turn_down("models come whole", neutral=(False,))] = None
     use_mmap: Annotated[Any, pass_over(AT_LOAD)] = None
     use_mlock: Annotated[Any, pass_over(AT_LOAD)] = None
     embedding_only: Annotated[Any, pass_over(AT_LOAD)] = None
@@ -91,7 +90,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameters: msgspec.Raw = ABSENT
     strict: Annotated[
         bool | None,
-        turn_down("calls are not held to their schema by this version", neutral=(False,)),
+        turn_down(NOT_HELD, neutral=(False,)),
     ] = None
 
 

@@ -13,6 +13,7 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
+NOT_HELD = "calls are not held to their schema by this version"
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
 OF_ACCOUNT = "concerns an account with OpenAI"
@@ -114,7 +115,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameters: msgspec.Raw = ABSENT
     strict: Annotated[
         bool | None,
-        turn_down("calls are not held to their schema by this version", neutral=(False,)),
+        turn_down(NOT_HELD, neutral=(False,)),
     ] = None
 
 
