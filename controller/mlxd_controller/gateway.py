@@ -113,6 +113,8 @@ class Gateway:
                 return
             _log.error("the gateway has ended; it is started again", code=code)
             await asyncio.sleep(config.HTTP_RESTART_S)
+            if self._leaving:
+                return
             try:
                 await self.start()
             except (InvalidRequest, OSError) as error:

@@ -95,6 +95,7 @@ def make_server(
         server_header=False,
         backlog=BACKLOG,
         h11_max_incomplete_event_size=config.HTTP_HEAD_BYTES_MAX,
+        timeout_keep_alive=round(config.HTTP_KEEP_ALIVE_S),
         timeout_graceful_shutdown=round(config.SHUTDOWN_GRACE_S),
         ssl_context_factory=None if context is None else keep,
     )

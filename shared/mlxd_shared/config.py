@@ -99,6 +99,7 @@ DEFAULT_HTTP_ADDRESS = "127.0.0.1:8556"
 HTTP_BODY_BYTES_MAX = 16 * MIB  # of a request; as JSON it is larger than what goes to a controller
 HTTP_HEAD_BYTES_MAX = 64 * KIB
 HTTP_BODY_S = 60.0  # from a request's head to the end of its body
+HTTP_KEEP_ALIVE_S = 75.0  # between two requests of a connection
 HTTP_REQUESTS_MAX = 2048  # under way, of all clients
 HTTP_RETRY_S = 1.0
 HTTP_FIRST_S = 1.0  # so long a stream's status waits for its first token; then it begins without

@@ -15,6 +15,7 @@ from mlxd_gateway.common.clients import Clients
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InternalError,
+    MlxdError,
     ModelNotFound,
     NoChatTemplate,
     QueueFull,
@@ -26,6 +27,7 @@ from tests.fakes.mlxd_server import Answers, serving
 from tests.support.gateways import Web, gateway_over
 from tests.support.spoken import answer_with_text
 
+Said = inference_pb2.GenerateResponse | MlxdError
 SECRET = "a-token-of-sixteen-letters"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 CHATS = ("/v1/chat/completions", "/v1/messages", "/api/chat")
@@ -153,13 +155,13 @@ async def test_paths_and_methods_that_there_are_not() -> None:
 @pytest.mark.asyncio
 async def test_an_error_in_the_middle_is_an_event_of_its_api() -> None:
     """The head is sent by then: the stream tells of it in its own way, and ends."""
-    script = [*answer_with_text()[:1], InternalError("e-2")]
+    broken: list[Said] = [*answer_with_text()[:1], InternalError("e-2")]
     ends = {
         "/v1/chat/completions": 'data: {"error":',
         "/v1/messages": 'event: error\ndata: {"type":"error"',
         "/api/chat": '{"error":',
     }
-    async with serving(Answers(generate=script)) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers(generate=broken)) as fake, gateway_over(fake.address) as web:
         for path, end in ends.items():
             text = (await web.post(path, {**body_for(path), "stream": True})).text
             assert end in text
