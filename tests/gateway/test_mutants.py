@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.mlxd_server import Answers, serving
+from tests.fakes.replies import model
 from tests.support.effort import examples
 from tests.support.gateways import gateway_over
 from tests.support.json_mutants import mutant
@@ -93,7 +94,7 @@ def mutate(path: str, rng: random.Random) -> bytes:
 async def test_no_body_is_our_error(path: str) -> None:
     """200 or a status of 4xx with an error that is JSON; the next good request is answered."""
     rng = random.Random(path)
-    answers = Answers(generate=answer_with_text())
+    answers = Answers(generate=answer_with_text(), models=[model()])
     async with serving(answers) as fake, gateway_over(fake.address) as web:
         for _ in range(ROUNDS):
             body = mutate(path, rng)
