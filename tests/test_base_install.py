@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 CHILD_TIMEOUT_S = 60
 OURS = {"mlxd", "mlxd_controller", "mlxd_models", "mlxd_shared"}
+GATEWAY = {"mlxd_gateway"}
 PROGRAM = """
 import importlib, importlib.abc, pkgutil, sys
 
@@ -44,10 +45,10 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def base_distributions() -> set[str]:
-    """The base dependencies of mlxd and all that they need, on this platform."""
+def base_distributions(*extras: str) -> set[str]:
+    """The dependencies of mlxd and all that they need, with these extras, on this platform."""
     names: set[str] = set()
-    waiting: list[tuple[str, frozenset[str]]] = [("mlxd", frozenset())]
+    waiting: list[tuple[str, frozenset[str]]] = [("mlxd", frozenset(extras) | {""})]
     while waiting:
         name, extras = waiting.pop()
         names.add(normal(name))
@@ -60,16 +61,17 @@ def base_distributions() -> set[str]:
     return names
 
 
-def allowed_modules() -> set[str]:
-    """Top-level modules that the base install brings, ours but the worker included."""
-    base = base_distributions()
+def allowed_modules(*extras: str) -> set[str]:
+    """Top-level modules that an install brings, ours but the worker included."""
+    base = base_distributions(*extras)
     brought = metadata.packages_distributions().items()
-    return OURS | {module for module, dists in brought if base & set(map(normal, dists))}
+    return OURS | GATEWAY | {module for module, dists in brought if base & set(map(normal, dists))}
 
 
-def import_all(packages: set[str]) -> subprocess.CompletedProcess[str]:
+def import_all(packages: set[str], *extras: str) -> subprocess.CompletedProcess[str]:
     """Import every module of the packages in a child that refuses the rest of the world."""
-    command = [sys.executable, "-c", PROGRAM, ",".join(packages), ",".join(allowed_modules())]
+    allowed = ",".join(allowed_modules(*extras))
+    command = [sys.executable, "-c", PROGRAM, ",".join(packages), allowed]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
     )
@@ -82,6 +84,14 @@ def test_the_controller_and_the_client_need_no_extra() -> None:
     assert done.returncode == 0, done.stderr
     imported = set(done.stdout.split())
     assert {"mlxd.client", "mlxd_controller.cli", "mlxd_shared.domain.errors"} <= imported
+
+
+def test_the_gateway_needs_the_extra_http_and_no_more() -> None:
+    """Every module of the gateway imports with that extra, and not without it."""
+    assert import_all(GATEWAY, "http").returncode == 0
+    done = import_all(GATEWAY)
+    assert done.returncode != 0
+    assert "not in the base install" in done.stderr
 
 
 @pytest.mark.parametrize("module", ["mlx", "tokenizers", "mlxd_worker", "mlx_lm", "numpy"])

@@ -18,7 +18,9 @@ from tests.tidy import tree
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_TIMEOUT_S = 120
-PACKAGES = {"mlxd", "mlxd_controller", "mlxd_models", "mlxd_shared", "mlxd_worker"}
+PACKAGES = {
+    "mlxd", "mlxd_controller", "mlxd_gateway", "mlxd_models", "mlxd_shared", "mlxd_worker",
+}  # fmt: skip
 DEMO_MODEL_NBYTES_MAX = 12 * 10**6
 
 
@@ -56,7 +58,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
     """Nothing that the packages need is left behind by a build setting."""
-    tops = ("controller/", "worker/", "shared/")
+    tops = ("controller/", "gateway/", "worker/", "shared/")
     wanted = {name.partition("/")[2] for name in tree.names() if name.startswith(tops)}
 
     assert wanted

@@ -16,6 +16,7 @@ from pathlib import Path
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
 from mlxd_controller.crew import crew_of, list_held
+from mlxd_controller.gateway import Gateway
 from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
@@ -48,10 +49,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
 
 
-async def serve(settings: ServeSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+Ready = Callable[[str, str | None], None]
+
+
+async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> None:
     """Serve until SIGTERM or SIGINT, or until cancelled; then stop gracefully.
 
-    `on_ready` is called once, with the target that clients dial, when requests are taken.
+    `on_ready` is called once when requests are taken, with the target that clients dial, and the
+    gateway's URL where there is one.
 
     Raises:
         InvalidRequest: an address, a name or a folder in the settings is wrong.
@@ -62,10 +67,10 @@ async def serve(settings: ServeSettings, *, on_ready: Callable[[str], None] | No
     logs.configure(level=settings.log_level, fmt=settings.log_format)
     stopping = asyncio.Event()
     with _signals(stopping):
-        async with _running(settings) as target:
-            _log.info("serving", address=target)
+        async with _running(settings) as (target, url):
+            _log.info("serving", address=target, url=url)
             if on_ready is not None:
-                on_ready(target)
+                on_ready(target, url)
             await stopping.wait()
             _log.info("stopping", grace_s=settings.shutdown_grace_s)
     _log.info("stopped")
@@ -85,8 +90,8 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _running(settings: ServeSettings) -> AsyncIterator[str]:
-    """Run a controller around the body; yields what clients dial."""
+async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | None]]:
+    """Run a controller around the body; yields what clients dial, and the gateway's URL."""
     security = settings.security.load()
     clock = SystemClock()
     models = settings.models or ((DEMO_NAME, demo_model()),)
@@ -112,11 +117,11 @@ async def _running(settings: ServeSettings) -> AsyncIterator[str]:
                 tasks.create_task(_preload(runtime, ref, spec))
             async with _listening(
                 settings, runtime, store, clock, tasks=tasks, running=running, security=security
-            ) as target:
+            ) as served:
                 for ref in preloaded:
                     tasks.create_task(_preload(runtime, ref, LoadSpec()))
                 try:
-                    yield target
+                    yield served
                 finally:
                     if crew.attached is not None:
                         crew.attached.leave()
@@ -132,7 +137,7 @@ async def _listening(
     tasks: asyncio.TaskGroup,
     running: asyncio.Task[None],
     security: ListenerSecurity,
-) -> AsyncIterator[str]:
+) -> AsyncIterator[tuple[str, str | None]]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
     health = Health()
     # An operator who lets more streams wait has room for as many more calls.
@@ -144,6 +149,7 @@ async def _listening(
     servicers = (streams, ModelService(catalog, runtime, clock), figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
+    gateway = None if settings.http is None else Gateway(settings)
     following = tasks.create_task(follow_health(health, catalog, runtime))
     trimming = tasks.create_task(keep_heap_trimmed())
     try:
@@ -153,11 +159,18 @@ async def _listening(
             security=security,
             anywhere=settings.allow_remote,
         )
+        if gateway is not None:
+            listen(server, parse_address(gateway.private_address))
         await server.start()
         await announce(health, _SERVICES)
         async with _metrics(settings, security, figures):
-            yield target
+            url = None if gateway is None else await gateway.start()
+            if gateway is not None:
+                tasks.create_task(gateway.watch())
+            yield target, url
     finally:
+        if gateway is not None:
+            gateway.leave()
         following.cancel()
         trimming.cancel()
         await health.leave()
@@ -167,6 +180,8 @@ async def _listening(
         await asyncio.wait({running})
         await server.stop(FLUSH_GRACE_S)
         await stopping
+        if gateway is not None:
+            await gateway.close()
 
 
 @asynccontextmanager

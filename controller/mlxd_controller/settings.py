@@ -50,10 +50,11 @@ class ServeSettings:
     stopped answering; `orphan_grace_s` is how long ready workers outlive a controller that is
     killed. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and
     records; None is the default of `address`. `preload` names models to load before the first
-    request. `security` protects `address` and `metrics`, the HOST:PORT of the endpoint for
-    Prometheus (None: there is none); `allow_remote` serves others without it. `workers` are (name,
-    address) of workers that somebody else started, to be used in place of processes of our own.
-    `log_content` puts prompts and outputs into the log, which otherwise never has them.
+    request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
+    and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use;
+    `allow_remote` serves others without it. `workers` are (name, address) of workers that somebody
+    else started, to be used in place of processes of our own. `log_content` puts prompts and
+    outputs into the log, which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -73,6 +74,8 @@ class ServeSettings:
     worker_security: ChannelSecurity = PLAIN
     metrics: str | None = None
     metrics_vllm_aliases: bool = False
+    http: str | None = None
+    http_origins: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
     log_content: bool = False

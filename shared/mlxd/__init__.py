@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Completion,
         Delta,
         DeviceStatus,
+        Embeddings,
         Finished,
         FitReport,
         FitTerm,
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
         SamplingOptions,
         Weights,
     )
-    from mlxd_shared.security.secure_channel import ChannelSecurity
+    from mlxd_shared.security.secure_channel import ChannelSecurity, trace_context
     from mlxd_shared.wire.status import RemoteError
 
 __version__ = version("mlxd")
@@ -88,17 +89,16 @@ __version__ = version("mlxd")
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
     "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
-    "DeviceStatus",
-    "DuplicateRequest", "FieldNotServed", "FieldViolation", "FinishReason", "Finished",
-    "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory", "InternalError",
-    "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress", "LoadSpec",
-    "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily", "MetricKind",
-    "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading", "ModelNotFound",
-    "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom", "PoisonPrompt",
-    "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError", "ResponseFormat",
-    "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob", "ToolCall", "Unloaded",
-    "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed",
-    "WorkerStatus", "WorkerTimedOut", "WrongWorker",
+    "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed", "FieldViolation",
+    "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory",
+    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress",
+    "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily",
+    "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading",
+    "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
+    "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError",
+    "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
+    "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
+    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "trace_context",
 ]
 # fmt: on
 

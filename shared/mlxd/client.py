@@ -30,11 +30,11 @@ from mlxd._wire import text_to_pb
 from mlxd.messages import (
     Completion,
     Delta,
+    Embeddings,
     Finished,
     FitReport,
     LoadUpdate,
     Model,
-    PositionLogprobs,
     Status,
     Unloaded,
 )  # fmt: skip
@@ -43,7 +43,7 @@ from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, answer_of
+from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.requests import LoadSpec, Pooling
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
@@ -148,24 +148,9 @@ class Client:
         **options: Unpack[_wire.GenerateOptions],
     ) -> Completion:
         """Return the whole completion; the arguments are those of `generate`."""
-        texts: list[str] = []
-        token_ids: list[int] = []
-        positions: list[PositionLogprobs] = []
-        parts: list[AnswerPart] = []
         stream = self.generate(prompt, reconnect=reconnect, timeout_s=timeout_s, **options)
-        finished: Finished | None = None
         async with stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    finished = event
-                else:
-                    texts.append(event.text)
-                    token_ids += event.token_ids
-                    positions += event.logprobs
-                    parts += event.parts
-        assert finished is not None  # the stream would have raised
-        message = answer_of(parts) if parts else None
-        return Completion("".join(texts), tuple(token_ids), finished, tuple(positions), message)
+            return Completion.of([event async for event in stream])
 
     async def tokenize(
         self,
@@ -213,7 +198,31 @@ class Client:
         normalize: bool | None = None,
         timeout_s: float | None = None,
     ) -> tuple[tuple[float, ...], ...]:
-        """Return a vector for each of `texts`; the model is loaded if need be."""
+        """Return a vector for each of `texts`; the arguments are those of `embeddings`."""
+        made = await self.embeddings(
+            texts,
+            model=model,
+            dimensions=dimensions,
+            pooling=pooling,
+            normalize=normalize,
+            timeout_s=timeout_s,
+        )
+        return made.vectors
+
+    async def embeddings(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Return a vector for each of `texts`, with what they cost; the model is loaded if need be.
+
+        `dimensions` keeps so many of each vector's; `pooling` and `normalize` None are the model's.
+        """
         request = inference_pb2.EmbedRequest(
             model=text_to_pb("model", model),
             texts=[text_to_pb("texts", text) for text in texts],
@@ -221,8 +230,9 @@ class Client:
             pooling=POOLING_TO_PB[pooling],
             normalize=normalize,
         )
-        call = InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s)
-        return tuple(tuple(vector.values) for vector in (await _answer(call)).embeddings)
+        pb = await _answer(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
+        vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
+        return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
 
     def load(
         self,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mlxd_shared.domain.cache_reasons import CacheReason
-from mlxd_shared.domain.chats import AnswerPart, ChatMessage
+from mlxd_shared.domain.chats import AnswerPart, ChatMessage, answer_of
 from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
@@ -130,6 +130,27 @@ class Completion:
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
     """The message that a chat's answer adds to it; None if the output was not parsed."""
+
+    @classmethod
+    def of(cls, events: Iterable[Delta | Finished]) -> Completion:
+        """Return what a whole stream's events come to; the last of them is Finished."""
+        *begun, finished = events
+        assert isinstance(finished, Finished), "a stream that is not whole"
+        deltas = [event for event in begun if isinstance(event, Delta)]
+        text = "".join(delta.text for delta in deltas)
+        token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+        positions = tuple(each for delta in deltas for each in delta.logprobs)
+        parts = [part for delta in deltas for part in delta.parts]
+        return cls(text, token_ids, finished, positions, answer_of(parts) if parts else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The vectors of texts, in their order, and the tokens of all texts together."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    prompt_tokens: int
+    model_digest: str
 
 
 class ModelState(enum.Enum):

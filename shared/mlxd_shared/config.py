@@ -97,6 +97,19 @@ RECONNECT_WINDOW_S = 60.0  # so long a stream that reconnects goes without a tok
 RECONNECT_PAUSE_MIN_S = 0.1  # after a call that was lost; each further one is twice as long
 RECONNECT_PAUSE_MAX_S = 5.0
 
+# --- the gateway ------------------------------------------------------------------------------
+DEFAULT_HTTP_ADDRESS = "127.0.0.1:8556"
+HTTP_BODY_BYTES_MAX = 16 * MIB  # of a request; as JSON it is larger than what goes to a controller
+HTTP_HEAD_BYTES_MAX = 64 * KIB
+HTTP_BODY_S = 60.0  # from a request's head to the end of its body
+HTTP_KEEP_ALIVE_S = 75.0  # between two requests of a connection
+HTTP_REQUESTS_MAX = 2048  # under way, of all clients
+HTTP_RETRY_S = 1.0
+HTTP_FIRST_S = 1.0  # so long a stream's status waits for its first token; then it begins without
+HTTP_PING_S = 5.0  # a stream that says nothing for so long says that it is alive
+HTTP_START_S = 30.0  # what a gateway gets to begin to listen
+HTTP_RESTART_S = 1.0  # before a gateway that has ended by itself is started again
+
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
 ROWS_MAX_LIMIT = 256

@@ -69,6 +69,8 @@ class FakeServer(
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
         self.requests: list[Message] = []
+        self.metadata: list[dict[str, str | bytes]] = []
+        """What each call of Generate came with."""
         self.held = asyncio.Event()
         self.left = asyncio.Event()
         self.address = ""
@@ -89,6 +91,7 @@ class FakeServer(
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         later = self.answers.generate_again
         before = sum(isinstance(r, inference_pb2.GenerateRequest) for r in self.requests)
         script = later[before - 1] if 0 < before <= len(later) else self.answers.generate
@@ -180,10 +183,13 @@ class FakeServer(
 
 
 @asynccontextmanager
-async def serving(answers: Answers) -> AsyncIterator[FakeServer]:
-    """Serve on a port of the system's choice while the block lasts."""
+async def serving(answers: Answers, *, calls_max: int | None = None) -> AsyncIterator[FakeServer]:
+    """Serve on a port of the system's choice while the block lasts.
+
+    calls_max: bounds calls and streams as a controller does; None: no bound.
+    """
     fake = FakeServer(answers)
-    server = make_server(Health(), ())
+    server = make_server(Health(), (), calls_max=calls_max)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(fake, server)

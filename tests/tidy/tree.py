@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE_FOLDERS = ("controller", "worker", "shared")
+PACKAGE_FOLDERS = ("controller", "gateway", "worker", "shared")
 CODE_SUFFIXES = {".py", ".pyi", ".proto", ".sh", ".js", ".mjs", ".cjs", ".ts", ".go", ".java"}
 PROSE_SUFFIXES = {".md", ".toml", ".yaml", ".yml", ".cfg", ".ini"}
 LOCKS = {"package-lock.json", "go.sum"}

@@ -10,6 +10,7 @@ import typer
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.alias import alias
 from mlxd_controller.cli.commands.embed import embed
+from mlxd_controller.cli.commands.gateway import gateway
 from mlxd_controller.cli.commands.generate import generate, tokenize
 from mlxd_controller.cli.commands.health import health
 from mlxd_controller.cli.commands.load import fit, load
@@ -20,6 +21,7 @@ from mlxd_controller.cli.commands.run import run
 from mlxd_controller.cli.commands.serve import serve
 from mlxd_controller.cli.commands.status import status
 from mlxd_controller.cli.grouping import spread_groups
+from mlxd_controller.cli.http import ServeCommand
 from mlxd_controller.cli.output import Commands
 from mlxd_controller.cli.security import Credentials
 from mlxd_shared import config
@@ -70,8 +72,9 @@ def version() -> None:
     typer.echo(_version())
 
 
+app.command(cls=ServeCommand)(serve)
 for command in (
-    serve, pull, alias, load, unload, forget, ps, models, run, generate, embed, tokenize, status,
+    gateway, pull, alias, load, unload, forget, ps, models, run, generate, embed, tokenize, status,
     health, fit, protos, version,
 ):  # fmt: skip
     app.command()(command)

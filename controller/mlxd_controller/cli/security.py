@@ -116,6 +116,23 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayListener:
+    """How `mlxd gateway` protects what it listens on."""
+
+    listen_tls_cert: Annotated[
+        Path | None, _file("Serve TLS: the gateway's certificates as PEM.")
+    ] = None
+    listen_tls_key: Annotated[Path | None, _file("The key of --listen-tls-cert, as PEM.")] = None
+    listen_tls_client_ca: Annotated[
+        Path | None,
+        _file("Serve only clients with a certificate that these authorities signed."),
+    ] = None
+    listen_token_file: Annotated[
+        Path | None, _file("Serve only clients that send the token in this file.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """Workers that run already, and how to reach them."""
 

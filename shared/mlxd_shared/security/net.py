@@ -66,6 +66,8 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", config.CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),
+    # By default all channels of a process to one server share a connection, and its streams.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -9,14 +9,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import Token, read_token
+from mlxd_shared.security.bearer import read_token
 from mlxd_shared.security.certificates import load_authorities, load_identity
 from mlxd_shared.security.net import CHANNEL_OPTIONS, parse_address
 
@@ -33,6 +34,12 @@ class ChannelSecurity:
 
 PLAIN = ChannelSecurity()
 """Plain text, no token."""
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+trace_context: ContextVar[Headers] = ContextVar("trace_context", default=())
+"""What calls of the current task say of the request that they are for: the headers `traceparent`
+and `tracestate` of W3C's Trace Context, in lower case."""
 
 
 def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
@@ -53,10 +60,10 @@ def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
     else:
         opened = grpc.aio.secure_channel(address.target, credentials, options=options)
     if security.token_file is None:
-        return opened
+        return _carry_headers(opened, ())
     if credentials is None and not address.loopback:
         raise InvalidRequest.of("token_file", f"needs tls_ca: {address.target} is not loopback")
-    return _carry_token(opened, read_token(security.token_file))
+    return _carry_headers(opened, (read_token(security.token_file).header,))
 
 
 def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
@@ -76,21 +83,22 @@ def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
     )
 
 
-def _carry_token(opened: grpc.aio.Channel, token: Token) -> grpc.aio.Channel:
-    """Have every call of a channel carry the token."""
+def _carry_headers(opened: grpc.aio.Channel, headers: Headers) -> grpc.aio.Channel:
+    """Have every call of a channel carry these headers, and those of `trace_context`."""
     for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-        setattr(opened, kind, _with_header(getattr(opened, kind), token.header))
+        setattr(opened, kind, _with_headers(getattr(opened, kind), headers))
     return opened
 
 
-def _with_header(make: Callable[..., Any], header: tuple[str, str]) -> Callable[..., Any]:
-    """Return what makes the methods that `make` does, each of which sends the header."""
+def _with_headers(make: Callable[..., Any], headers: Headers) -> Callable[..., Any]:
+    """Return what makes the methods that `make` does, each of which sends the headers."""
 
     def make_method(*names: Any, **codecs: Any) -> Any:  # noqa: ANN401 - four kinds, one wrapping
         call = make(*names, **codecs)
 
         def start(*args: Any, metadata: Any = None, **options: Any) -> Any:  # noqa: ANN401
-            return call(*args, metadata=(*(metadata or ()), header), **options)
+            sent = (*(metadata or ()), *headers, *trace_context.get())
+            return call(*args, metadata=sent, **options)
 
         return start
 

@@ -19,16 +19,20 @@ from mlxd_controller.cli.environment import (
     load_timeout_s,
 )
 from mlxd_controller.cli.grouping import spread_groups
+from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import Stores
+from mlxd_controller.gateway import LISTENING as GATEWAY_LISTENING
+from mlxd_controller.gateway import check_installed
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.units import format_duration, parse_bytes
 from mlxd_shared.ops import logs
 
 LISTENING = "mlxd listens on "
-"""What the one line on stdout begins with; the address follows."""
+"""What the first line on stdout begins with; the address follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ def serve(
     serving: Serving,
     stores: Stores,
     listener: Listener,
+    http: Http,
     attached: Attached,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
@@ -186,6 +191,8 @@ def serve(
         worker_security=channel,
         metrics=serving.metrics,
         metrics_vllm_aliases=serving.metrics_vllm_aliases,
+        http=http.http,
+        http_origins=tuple(http.http_origin or ()),
         preload=tuple(serving.preload or ()),
         orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
         run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
@@ -218,6 +225,13 @@ def _check(settings: ServeSettings) -> None:
     """Refuse options that do not go together."""
     if settings.metrics_vllm_aliases and settings.metrics is None:
         usage_error("--metrics-vllm-aliases needs --metrics")
+    if settings.http_origins and settings.http is None:
+        usage_error("--http-origin needs --http")
+    if settings.http is not None:
+        try:
+            check_installed()
+        except InvalidRequest as error:
+            usage_error(error.describe())
     if settings.workers and settings.waiting_max is not None:
         usage_error(
             "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
@@ -290,9 +304,11 @@ async def _serve(settings: ServeSettings) -> ExitCode:
     return ExitCode.OK
 
 
-def _announce(address: str) -> None:
+def _announce(address: str, url: str | None) -> None:
     # What start-up made stays to the end: a full collection would look through all of it, and
     # every stream would wait for that, a tenth of a second.
     gc.collect()
     gc.freeze()
     typer.echo(f"{LISTENING}{address}")
+    if url is not None:
+        typer.echo(f"{GATEWAY_LISTENING}{url}")

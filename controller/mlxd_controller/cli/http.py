@@ -1,0 +1,63 @@
+"""The HTTP gateway on the command line: `mlxd serve --http`, and what `mlxd gateway` shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mlxd_shared import config
+
+PANEL = "HTTP"
+FLAG = "--http"
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--http-origin",
+        metavar="ORIGIN",
+        help="Let pages of this origin, such as https://chat.example, use the HTTP APIs from a"
+        " browser; repeatable.  [default: none]",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """The gateway beside a controller."""
+
+    http: Annotated[
+        str | None,
+        typer.Option(
+            FLAG,
+            metavar="[HOST:PORT]",
+            help="Serve the APIs of OpenAI, Anthropic and Ollama over HTTP too, with the same TLS"
+            f" and token; without an address at {config.DEFAULT_HTTP_ADDRESS}. Needs the extra"
+            " http.",
+            show_default=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    http_origin: Origins = None
+
+
+class ServeCommand(TyperCommand):
+    """`mlxd serve`, whose --http may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own
+        """Read the command line."""
+        return super().parse_args(ctx, complete_flag(args))
+
+
+def complete_flag(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with the default address behind an --http that has none."""
+    completed: list[str] = []
+    for index, argument in enumerate(arguments):
+        completed.append(argument)
+        following = arguments[index + 1 : index + 2]
+        if argument == FLAG and (not following or following[0].startswith("-")):
+            completed.append(config.DEFAULT_HTTP_ADDRESS)
+    return completed

@@ -1,0 +1,147 @@
+"""The gateway that a controller has beside it: a process of its own, started, watched and ended.
+
+Invariants:
+- It ends with the controller, however that ends: asked to first, killed after its grace, and by the
+  end of its standard input where the controller was killed.
+- One that ends by itself is started again at the same address; the controller serves on meanwhile.
+- What it is told stands in its command line: paths and addresses, never a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+
+from mlxd_controller.launcher.run_dir import RunDir
+from mlxd_controller.settings import ServeSettings
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.logs import get_logger
+
+MODULE = "mlxd_gateway"
+LISTENING = "mlxd gateway listens on "
+"""What its one line on stdout begins with; the URL follows."""
+NEEDS = ("msgspec", "starlette", "uvicorn")
+STOP_S = config.SHUTDOWN_GRACE_S + 5.0
+_log = get_logger("gateway")
+
+
+def check_installed() -> None:
+    """Refuse to serve HTTP where the extra is not installed.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if any(find_spec(name) is None for name in (MODULE, *NEEDS)):
+        raise InvalidRequest.of("http", "needs the extra http: pip install 'mlxd[http]'")
+
+
+def command_of(options: Mapping[str, object]) -> list[str]:
+    """Return the command of a gateway; the options are the fields of its Settings."""
+    settings = {name: value for name, value in options.items() if value is not None}
+    return [sys.executable, "-m", MODULE, json.dumps(settings, default=str)]
+
+
+class Gateway:
+    """The gateway of one controller, process after process.
+
+    It dials a private socket: what protects the controller's address is for others, but for the
+    token, which every call needs.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Prepare the gateway that `settings.http` asks for; `private_address` is where it dials.
+
+        The controller listens there before the gateway is started.
+        """
+        self._folder = RunDir.temporary()
+        self.private_address = f"unix:{self._folder.path}/http.sock"
+        files = settings.security
+        self._options: dict[str, object] = {
+            "listen": settings.http,
+            "tls_cert": files.tls_cert,
+            "tls_key": files.tls_key,
+            "tls_client_ca": files.tls_client_ca,
+            "token_file": files.token_file,
+            "allow_remote": settings.allow_remote,
+            "origins": list(settings.http_origins),
+            "address": self.private_address,
+            "controller_token_file": files.token_file,
+            "follow_parent": True,
+            "log_level": settings.log_level,
+            "log_format": settings.log_format,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self._leaving = False
+
+    async def start(self) -> str:
+        """Start it; return its URL once it takes requests.
+
+        Raises:
+            InvalidRequest: it did not start; its own line on stderr says why.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *command_of(self._options),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        line = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(config.HTTP_START_S):
+                line = await self._process.stdout.readline()
+        url = line.decode().strip()
+        if not url.startswith(LISTENING):
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._end()
+            raise InvalidRequest.of("http", f"no gateway starts at {self._options['listen']}")
+        url = url.removeprefix(LISTENING)
+        self._options["listen"] = url.rpartition("//")[2]  # with the port that the system chose
+        return url
+
+    async def watch(self) -> None:
+        """Start it again whenever it ends by itself; returns once it has left."""
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            if self._leaving:
+                return
+            _log.error("the gateway has ended; it is started again", code=code)
+            await asyncio.sleep(config.HTTP_RESTART_S)
+            if self._leaving:
+                return
+            try:
+                await self.start()
+            except (InvalidRequest, OSError) as error:
+                _log.error("the gateway does not start", reason=str(error))
+            if self._leaving:
+                self.leave()
+
+    def leave(self) -> None:
+        """Have it take no request from now on; what it works on has a grace."""
+        self._leaving = True
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    async def close(self) -> None:
+        """End it, and remove what it dialled. Idempotent."""
+        self.leave()
+        await self._end()
+        self._folder.close()
+
+    async def _end(self) -> None:
+        """End the process: it was asked to, or is killed."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

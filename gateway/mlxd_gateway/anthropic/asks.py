@@ -1,0 +1,159 @@
+"""What Anthropic's requests ask of a model: pure translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+
+import msgspec
+
+from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd_gateway.anthropic import requests as r
+from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.texts import ABSENT, join_objects, json_of
+
+FIELDS = MappingProxyType(
+    {
+        "stop": "stop_sequences",
+        "response_format.json_schema": "output_config.format.schema",
+        "chat.template_variables_json": "thinking",
+        "chat.messages": "messages",
+        "chat.tools_json": "tools",
+    }
+)
+Placed = tuple[ChatMessage, str]
+"""A message, and the request's field that it comes from."""
+
+
+def ask_message(request: r.MessageRequest) -> Ask:
+    """Return what a request for a message asks."""
+    chat, places = _chat(request)
+    config = request.output_config
+    schema = None if config is None or config.format is None else bytes(config.format.schema)
+    return Ask(
+        model=request.model,
+        prompt=chat,
+        sampling=SamplingOptions(
+            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
+        ),
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop_sequences or ()),
+        response_format=(
+            None if schema is None else ResponseFormat(FormatKind.JSON_SCHEMA, schema.decode())
+        ),
+        fields=FIELDS,
+        places=places,
+    )
+
+
+def ask_count(request: r.CountRequest) -> Ask:
+    """Return what counts a conversation's tokens: an answer of one token, which tells the prompt's.
+
+    What is evaluated for it is kept, and not evaluated again for the message itself.
+    """
+    chat, places = _chat(request)
+    greedy = SamplingOptions(temperature=0.0)
+    return Ask(request.model, chat, greedy, max_tokens=1, fields=FIELDS, places=places)
+
+
+def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, ...]]:
+    """Return the conversation, and the request's field of each of its messages."""
+    placed = [
+        *_system(request.system),
+        *(
+            one
+            for index, message in enumerate(request.messages)
+            for one in _messages(message, f"messages[{index}]")
+        ),
+    ]
+    is_offered = request.tool_choice is None or request.tool_choice.type != "none"
+    tools = (request.tools or ()) if is_offered else ()
+    chat = Chat(
+        tuple(message for message, _ in placed),
+        tools_json=tuple(map(_tool, tools)),
+        variables_json=_variables(request),
+    )
+    return chat, tuple(place for _, place in placed)
+
+
+def _system(system: str | list[r.Text] | None) -> Iterator[Placed]:
+    if system:
+        yield ChatMessage("system", _text(system)), "system"
+
+
+def _messages(message: r.User | r.Assistant | r.System, place: str) -> Iterator[Placed]:
+    """Yield the messages that one of the API's is: a tool's answers are messages of their own."""
+    content = message.content
+    match message:
+        case r.Assistant():
+            yield _assistant(message), place
+        case r.User() if isinstance(content, list):
+            yield from _user_blocks(message, place)
+        case _:
+            role = str(message.__struct_config__.tag)
+            assert isinstance(content, str) or isinstance(message, r.System)
+            yield ChatMessage(role, _text(message.content)), place  # type: ignore[arg-type]
+
+
+def _user_blocks(message: r.User, place: str) -> Iterator[Placed]:
+    """Yield runs of text, and the answers of tools between them, in their order."""
+    run: list[r.Text] = []
+    for index, block in enumerate(message.content):
+        if isinstance(block, r.Text):
+            run.append(block)
+        elif isinstance(block, r.ToolResult):
+            if run:
+                yield ChatMessage("user", _text(run)), place
+                run = []
+            content = _text(_texts_in(block.content))
+            answer = ChatMessage("tool", content, tool_call_id=block.tool_use_id)
+            yield answer, f"{place}.content[{index}]"
+    if run or not message.content:
+        yield ChatMessage("user", _text(run)), place
+
+
+def _texts_in(content: str | list[r.Text | r.Image | r.Document] | None) -> str | list[r.Text]:
+    """Return a tool's answer; what is no text was refused before."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [block for block in content if isinstance(block, r.Text)]
+
+
+def _assistant(message: r.Assistant) -> ChatMessage:
+    if isinstance(message.content, str):
+        return ChatMessage("assistant", message.content)
+    blocks = message.content
+    return ChatMessage(
+        "assistant",
+        _text([block for block in blocks if isinstance(block, r.Text)]),
+        reasoning="".join(block.thinking for block in blocks if isinstance(block, r.Thinking)),
+        tool_calls=tuple(
+            ToolCall(block.name, bytes(block.input).decode(), block.id)
+            for block in blocks
+            if isinstance(block, r.ToolUse)
+        ),
+    )
+
+
+def _text(content: str | Iterable[r.Text]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content)
+
+
+def _tool(tool: r.Tool) -> str:
+    function: dict[str, object] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if json_of(tool.input_schema):
+        function["parameters"] = tool.input_schema
+    return msgspec.json.encode({"type": "function", "function": function}).decode()
+
+
+def _variables(request: r.MessageRequest | r.CountRequest) -> str:
+    variables: dict[str, object] = {}
+    if isinstance(request.thinking, r.ThinkingOn | r.ThinkingOff):
+        variables["enable_thinking"] = isinstance(request.thinking, r.ThinkingOn)
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    return join_objects(variables, ABSENT, "thinking")

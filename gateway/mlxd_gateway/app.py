@@ -1,0 +1,127 @@
+"""The application: every endpoint of every API, and what becomes of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from mlxd import MlxdError
+from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
+from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
+from mlxd_gateway.common.responses import json_response
+from mlxd_gateway.edge import Edge
+from mlxd_gateway.ollama import handlers as ollama
+from mlxd_gateway.openai import handlers as openai
+from mlxd_gateway.shapes import Api, api_of, render
+from mlxd_shared.security.bearer import Token
+
+CLIENT_GONE = 499
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    clients: Clients, *, token: Token | None = None, origins: tuple[str, ...] = ()
+) -> ASGIApp:
+    """Return the application over connections that are open for as long as it serves.
+
+    token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
+    """
+    app = Starlette(
+        routes=[
+            Route("/", show_root),
+            Route("/health", check_health),
+            *openai.ROUTES,
+            *anthropic.ROUTES,
+            *ollama.ROUTES,
+            Route("/v1/models", _by_api(openai.list_models, anthropic.list_models)),
+            Route("/v1/models/{name:path}", _by_api(openai.show_model, anthropic.show_model)),
+        ],
+        exception_handlers={
+            Refused: _refuse,
+            MlxdError: _tell,
+            HTTPException: _tell_status,
+            ClientDisconnect: _note_gone,
+            Exception: _tell_bug,
+        },
+        middleware=[_cors(origins)] if origins else [],
+    )
+    app.state.clients = clients
+    return Edge(app, token=token)
+
+
+def _cors(origins: tuple[str, ...]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+def _by_api(openai_handler: Handler, anthropic_handler: Handler) -> Handler:
+    """Return a handler of a path that two APIs share."""
+
+    async def choose(request: Request) -> Response:
+        is_anthropic = api_of(request.scope) is Api.ANTHROPIC
+        return await (anthropic_handler if is_anthropic else openai_handler)(request)
+
+    return choose
+
+
+async def show_root(_: Request) -> Response:
+    """GET /: what this is, as clients of Ollama's API look for."""
+    return PlainTextResponse("mlxd is running")
+
+
+async def check_health(request: Request) -> Response:
+    """GET /health: whether the controller serves."""
+    try:
+        healthy = await client_of(request).healthy()
+    except MlxdError:
+        healthy = False
+    status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    return json_response({"status": "ok" if healthy else "no controller answers"}, status)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return render(error.failure, request.scope)
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MlxdError)
+    return render(failure_of(error), request.scope)
+
+
+async def _note_gone(_: Request, __: Exception) -> Response:
+    """Answer nobody, under the status that proxies use for it."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _tell_bug(request: Request, _: Exception) -> Response:
+    """Name the id under which the log has the cause."""
+    error_id = request.scope[REQUEST_ID]
+    return render(Failure(FailureKind.BUG, f"internal error {error_id}"), request.scope)
+
+
+async def _tell_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {request.url.path}")
+    else:
+        failure = Failure(FailureKind.NOT_FOUND, f"there is no {request.url.path}")
+    response = render(failure, request.scope)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,1 @@
+"""What all APIs have in common: bodies, what becomes of fields, questions, answers, failures."""

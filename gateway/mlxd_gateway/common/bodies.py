@@ -1,0 +1,97 @@
+"""From a request's bytes to its struct: within bounds, strictly, naming what is wrong.
+
+Invariants:
+- A body is never longer in memory than HTTP_BODY_BYTES_MAX, whatever its head says, and has all
+  come within HTTP_BODY_S.
+- What is not JSON, not of the struct's types, or a field that the struct has not is BadField.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from mlxd_gateway.common.failures import BadField, Failure, FailureKind, Refused
+from mlxd_gateway.common.fates import refuse
+from mlxd_shared import config
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(?P<name>.*)`")
+
+
+def reader_of(kind: type[_T]) -> Callable[[Request], Coroutine[Any, Any, _T]]:
+    """Return a function that reads a request's body as `kind`.
+
+    It raises Refused where the body is too large, too slow or not JSON, BadField for a field, and
+    starlette's ClientDisconnect where the client goes.
+    """
+    decoder = msgspec.json.Decoder(kind)
+
+    async def read(request: Request) -> _T:
+        struct = decode(decoder, await read_body(request))
+        refuse(struct)
+        return struct
+
+    return read
+
+
+async def read_body(request: Request) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        Refused: it is too long, or does not come.
+        ClientDisconnect: the client has gone.
+    """
+    limit = config.HTTP_BODY_BYTES_MAX
+    too_large = Refused(Failure(FailureKind.TOO_LARGE, f"a body has at most {limit} bytes"))
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    nbytes = 0
+    try:
+        async with asyncio.timeout(config.HTTP_BODY_S):
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                nbytes += len(chunk)
+                if nbytes > limit:
+                    raise too_large
+    except TimeoutError as error:
+        message = f"the body did not come within {config.HTTP_BODY_S:.0f} s"
+        raise Refused(Failure(FailureKind.SLOW_BODY, message)) from error
+    return b"".join(chunks)
+
+
+def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """Return the struct that `body` spells.
+
+    Raises:
+        BadField: it spells none; names the field where there is one.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise describe_violation(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(Failure(FailureKind.INVALID, f"the body is not JSON: {error}")) from error
+    except RecursionError as error:
+        raise Refused(Failure(FailureKind.INVALID, "the body is nested too deep")) from error
+
+
+def describe_violation(text: str) -> BadField:
+    """Return the error that msgspec describes as `PROBLEM - at `$.PATH``, which names the field."""
+    match = _PATH.match(text)
+    assert match is not None  # it matches any text
+    path = (match["path"] or "").removeprefix(".")
+    problem = match["problem"]
+    named = _NAMED.fullmatch(problem)
+    if named is None:
+        return BadField(path or "body", problem[:1].lower() + problem[1:])
+    path = f"{path}.{named['name']}" if path else named["name"]
+    return BadField(path, "is no field" if "unknown" in problem else "is needed")

@@ -1,0 +1,111 @@
+"""What becomes of each field of a request: honoured, passed over, or refused by name.
+
+Requests are `msgspec` structs. A field is honoured unless its annotation says otherwise; one that
+no struct has is refused too. docs/http.md is made from these annotations.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from mlxd_gateway.common.failures import BadField
+
+
+class Kind(enum.Enum):
+    """What a gateway does with a field that has a value."""
+
+    HONOURED = "honoured"
+    PASSED_OVER = "passed over"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a field, and why. `neutral` values ask for nothing and are never refused."""
+
+    kind: Kind
+    why: str = ""
+    neutral: tuple[object, ...] = ()
+
+
+HONOURED = Fate(Kind.HONOURED)
+
+
+def honour(why: str) -> Fate:
+    """Return the fate of a field of which there is something to say."""
+    return Fate(Kind.HONOURED, why)
+
+
+def pass_over(why: str) -> Fate:
+    """Return the fate of a field that clients send though nothing here depends on it."""
+    return Fate(Kind.PASSED_OVER, why)
+
+
+def turn_down(why: str, *, neutral: tuple[object, ...] = ()) -> Fate:
+    """Return the fate of a field that cannot be honoured; null and `neutral` ask for nothing."""
+    return Fate(Kind.REFUSED, why, neutral)
+
+
+@functools.cache
+def fates_of(kind: type[msgspec.Struct]) -> Mapping[str, Fate]:
+    """Return the fate of each field of a struct, under the field's name in JSON."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return {encoded: _fate(hints[name]) for name, encoded in names}
+
+
+def _fate(hint: object) -> Fate:
+    if get_origin(hint) is Annotated:
+        return next((note for note in get_args(hint) if isinstance(note, Fate)), HONOURED)
+    return HONOURED
+
+
+@functools.cache
+def _list_refusable(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Fate], ...]:
+    """Return those fields of a struct that may be refused: attribute, name in JSON, fate."""
+    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    fates = fates_of(kind)
+    return tuple(
+        (name, encoded, fates[encoded])
+        for name, encoded in names
+        if fates[encoded].kind is Kind.REFUSED
+    )
+
+
+def refuse(request: msgspec.Struct) -> None:
+    """Refuse a request with a field that cannot be honoured, at any depth.
+
+    Raises:
+        BadField: naming the first such field by its path, and why.
+    """
+    for path, fate in _find_refused(request, ""):
+        raise BadField(path, fate.why)
+
+
+def _find_refused(value: object, path: str) -> Iterator[tuple[str, Fate]]:
+    if isinstance(value, msgspec.Struct):
+        kind = type(value)
+        for name, encoded, fate in _list_refusable(kind):
+            content = _plain(getattr(value, name))
+            if content is not None and content not in fate.neutral:
+                yield _join(path, encoded), fate
+        names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        for name, encoded in names:
+            yield from _find_refused(getattr(value, name), _join(path, encoded))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from _find_refused(entry, f"{path}[{index}]")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - whatever JSON has
+    return None if value is msgspec.UNSET else value

@@ -1,0 +1,123 @@
+"""What every request passes: its id, its trace, who may come in, how many at once, and bugs.
+
+Invariants:
+- Every answer carries X-Request-Id, the client's own where that is a short printable text.
+- A request without the token reaches no handler. What is refused here has the API's own shape.
+- An exception of ours is in the log under the request's id; the client is told the id alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxd import trace_context
+from mlxd_gateway.common.endpoints import REQUEST_ID
+from mlxd_gateway.common.failures import Failure, FailureKind
+from mlxd_gateway.shapes import render
+from mlxd_shared import config
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.bearer import REFUSAL, Refusals, Token
+
+OPEN_PATHS = ("/health",)
+_ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
+_TRACESTATE = re.compile(r"[ -~]{1,512}")
+_log = get_logger("gateway")
+
+
+class Edge:
+    """ASGI middleware around everything."""
+
+    def __init__(
+        self, app: ASGIApp, *, token: Token | None, requests_max: int = config.HTTP_REQUESTS_MAX
+    ) -> None:
+        """Let requests with `token` through (None: all), and `requests_max` at once."""
+        self._app = app
+        self._token = token
+        self._requests_max = requests_max
+        self._under_way = 0
+        self._refusals = Refusals()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if _ID.fullmatch(sent_id) else uuid4().hex
+        scope[REQUEST_ID] = request_id
+        marked = trace_context.set(_trace(headers))
+        self._under_way += 1
+        try:
+            await self._answer(scope, receive, _Sender(send, request_id), headers)
+        finally:
+            self._under_way -= 1
+            trace_context.reset(marked)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: _Sender, headers: Headers
+    ) -> None:
+        failure = self._refuse(scope, headers)
+        begun_s = time.monotonic()
+        try:
+            if failure is not None:
+                await render(failure, scope)(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - a bug in one request ends no other
+            _log.error("a request failed", request_id=send.request_id, exc_info=error)
+        finally:
+            seconds = round(time.monotonic() - begun_s, 4)
+            _log.info(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=send.status,
+                seconds=seconds,
+                request_id=send.request_id,
+            )
+
+    def _refuse(self, scope: Scope, headers: Headers) -> Failure | None:
+        if self._under_way > self._requests_max:
+            message = f"{self._requests_max} requests are under way"
+            return Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S)
+        if self._token is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return None
+        key = headers.get("x-api-key")
+        header = headers.get("authorization", "") if key is None else f"Bearer {key}"
+        if self._token.accepts(header):
+            return None
+        self._refusals.note(str(scope.get("client")))
+        return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
+
+
+class _Sender:
+    """Sends an answer, with the request's id in its head; knows the status once it is sent."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status = 0
+        """0: none was sent."""
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message of ASGI."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        await self._send(message)
+
+
+def _trace(headers: Headers) -> tuple[tuple[str, str], ...]:
+    """Return what W3C's Trace Context says of a request; nothing where it says it wrongly."""
+    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
+    if not _TRACEPARENT.fullmatch(parent):
+        return ()
+    own = (("traceparent", parent),)
+    return (*own, ("tracestate", state)) if _TRACESTATE.fullmatch(state) else own

@@ -1,0 +1,1 @@
+"""OpenAI's API: its requests, what they ask of a model, and how its answers are written."""

@@ -1,0 +1,191 @@
+"""What OpenAI's requests ask of a model: pure translation."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import msgspec
+
+from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.texts import join_objects, json_of
+from mlxd_gateway.openai import requests as r
+
+FIELDS = MappingProxyType(
+    {
+        "response_format.json_schema": "response_format.json_schema.schema",
+        "text": "prompt",
+        "tokens.ids": "prompt",
+        "chat.template_variables_json": "chat_template_kwargs",
+        "chat.messages": "messages",
+        "chat.tools_json": "tools",
+    }
+)
+_encode = msgspec.json.encode
+
+
+def ask_chat(request: r.ChatRequest) -> Ask:
+    """Return what a chat's request asks.
+
+    Raises:
+        BadField: two fields contradict each other, or one is not what it should be.
+    """
+    if request.logprobs is not True and request.top_logprobs is not None:
+        raise BadField("top_logprobs", "needs logprobs to be true")
+    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
+    places = tuple(f"messages[{index}]" for index in range(len(request.messages)))
+    chat = Chat(
+        tuple(map(_message, request.messages, places)),
+        tools_json=tuple(_encode(tool).decode() for tool in tools),
+        variables_json=_variables(request),
+    )
+    return Ask(
+        model=request.model,
+        prompt=chat,
+        sampling=_sampling(request),
+        max_tokens=_most_tokens(request),
+        stop=_stop(request.stop),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        response_format=_format(request.response_format),
+        fields={**FIELDS, "max_tokens": _max_tokens_name(request)},
+        places=places,
+    )
+
+
+def ask_completion(request: r.CompletionRequest) -> Ask:
+    """Return what a completion's request asks.
+
+    Raises:
+        BadField: more than one prompt, or one field is not what it should be.
+    """
+    return Ask(
+        model=request.model,
+        prompt=_prompt(request.prompt),
+        sampling=_sampling(request),
+        max_tokens=request.max_tokens,
+        stop=_stop(request.stop),
+        logprobs=request.logprobs,
+        fields={**FIELDS, "top_logprobs": "logprobs"},
+    )
+
+
+def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
+    """Return the texts to turn into vectors.
+
+    Raises:
+        BadField: tokens instead of texts.
+    """
+    sent = [request.input] if isinstance(request.input, str) else request.input
+    texts = tuple(text for text in sent if isinstance(text, str))
+    if len(texts) < len(sent):
+        raise BadField("input", "texts, not tokens, in this version")
+    return texts
+
+
+def _prompt(prompt: r.Prompts | None) -> str | tuple[int, ...]:
+    match prompt:
+        case None:
+            raise BadField("prompt", "is needed")
+        case str() | [str()]:
+            return prompt if isinstance(prompt, str) else str(prompt[0])
+        case [list(ids)]:
+            return tuple(ids)
+        case [int(), *_]:
+            ids = [token for token in prompt if isinstance(token, int)]
+            if len(ids) == len(prompt):
+                return tuple(ids)
+    raise BadField("prompt", f"one prompt a request in this version, not {len(prompt)}")
+
+
+def _sampling(request: r.ChatRequest | r.CompletionRequest) -> SamplingOptions:
+    return SamplingOptions(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        seed=request.seed,
+        logit_bias=tuple(
+            (_token_id(name), bias) for name, bias in (request.logit_bias or {}).items()
+        ),
+    )
+
+
+def _token_id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise BadField("logit_bias", f"{text[:20]!r} is no token id")
+    return int(text)
+
+
+def _max_tokens_name(request: r.ChatRequest) -> str:
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _most_tokens(request: r.ChatRequest) -> int | None:
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        raise BadField("max_tokens", "max_completion_tokens says something else")
+    return old if new is None else new
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _format(
+    sent: r.FormatText | r.FormatObject | r.FormatSchema | None,
+) -> ResponseFormat | None:
+    match sent:
+        case r.FormatObject():
+            return ResponseFormat(FormatKind.JSON_OBJECT)
+        case r.FormatSchema(r.JsonSchema(schema=schema)):
+            if not json_of(schema):
+                raise BadField("response_format.json_schema.schema", "is needed")
+            return ResponseFormat(FormatKind.JSON_SCHEMA, json_of(schema))
+        case _:
+            return None
+
+
+def _variables(request: r.ChatRequest) -> str:
+    effort = request.reasoning_effort
+    own: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        own["enable_thinking"] = False
+    return join_objects(own, request.chat_template_kwargs, "chat_template_kwargs")
+
+
+def _message(
+    message: r.Developer | r.System | r.User | r.Assistant | r.Tool, place: str
+) -> ChatMessage:
+    role = str(message.__struct_config__.tag)
+    content = _text(message.content)
+    match message:
+        case r.Assistant():
+            if message.reasoning and message.reasoning_content:
+                raise BadField(f"{place}.reasoning", "reasoning_content says it too")
+            calls = (
+                ToolCall(call.function.name, call.function.arguments or "{}", call.id)
+                for call in message.tool_calls or ()
+            )
+            return ChatMessage(
+                role,
+                content,
+                reasoning=message.reasoning_content or message.reasoning or "",
+                tool_calls=tuple(calls),
+                name=message.name or "",
+            )
+        case r.Tool():
+            name = message.name or ""
+            return ChatMessage(role, content, tool_call_id=message.tool_call_id, name=name)
+        case _:
+            return ChatMessage(role, content, name=message.name or "")
+
+
+def _text(content: r.Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = (part.refusal if isinstance(part, r.Refusal) else part for part in content)
+    return "\n".join(part.text if isinstance(part, r.Text) else str(part) for part in parts)

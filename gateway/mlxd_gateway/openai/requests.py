@@ -1,0 +1,242 @@
+"""The requests of OpenAI's API: each field once, with what becomes of it.
+
+Beside OpenAI's own fields stand those that clients of other servers of this API send (`top_k`,
+`chat_template_kwargs`, `reasoning_content`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from mlxd_gateway.common.fates import honour, pass_over, turn_down
+from mlxd_gateway.common.texts import ABSENT
+
+NOT_HELD = "calls are not held to their schema by this version"
+NO_SOUND = "no model here speaks"
+NO_SIGHT = "no model here sees or hears: text alone"
+OF_ACCOUNT = "concerns an account with OpenAI"
+
+
+class Text(msgspec.Struct, tag="text", forbid_unknown_fields=True):
+    """A part of a message: text."""
+
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+
+
+class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
+    """A part of an assistant's message: what it said instead of an answer."""
+
+    refusal: str
+
+
+class Image(msgspec.Struct, tag="image_url"):
+    """A part of a message that is no text."""
+
+    image_url: Annotated[Any, turn_down(NO_SIGHT)]
+
+
+class Audio(msgspec.Struct, tag="input_audio"):
+    """A part of a message that is no text."""
+
+    input_audio: Annotated[Any, turn_down(NO_SIGHT)]
+
+
+class File(msgspec.Struct, tag="file"):
+    """A part of a message that is no text."""
+
+    file: Annotated[Any, turn_down(NO_SIGHT)]
+
+
+Prompts = str | list[str | int | list[int]]
+"""One text, several, or the same as token ids."""
+Content = str | list[Text | Refusal | Image | Audio | File]
+
+
+class _Message(msgspec.Struct, tag_field="role", forbid_unknown_fields=True, kw_only=True):
+    content: Content
+    name: str | None = None
+
+
+class Developer(_Message, tag="developer"):
+    """What the application says."""
+
+
+class System(_Message, tag="system"):
+    """What the application says."""
+
+
+class User(_Message, tag="user"):
+    """What the user says."""
+
+
+class Tool(_Message, tag="tool"):
+    """What a tool answers."""
+
+    tool_call_id: str
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """The function of a call; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that an assistant made."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+
+
+class Assistant(_Message, tag="assistant", kw_only=True):
+    """What the model said."""
+
+    content: Content | None = None  # type: ignore[assignment]
+    tool_calls: list[Call] | None = None
+    reasoning_content: Annotated[str | None, honour("the reasoning before the content")] = None
+    reasoning: Annotated[str | None, honour("another name of reasoning_content")] = None
+    refusal: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    annotations: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    audio: Annotated[Any, turn_down(NO_SOUND)] = None
+    function_call: Annotated[Any, turn_down("the older form of tool_calls")] = None
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function on offer. `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = ABSENT
+    strict: Annotated[
+        bool | None,
+        turn_down(NOT_HELD, neutral=(False,)),
+    ] = None
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool on offer."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema that the answer matches; always strictly."""
+
+    name: Annotated[str, pass_over("models are not shown it")]
+    schema: msgspec.Raw = ABSENT
+    description: Annotated[Any, pass_over("models are not shown it")] = None
+    strict: Annotated[bool | None, honour("answers match in any case")] = None
+
+
+class FormatText(msgspec.Struct, tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class FormatObject(msgspec.Struct, tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class FormatSchema(msgspec.Struct, tag="json_schema", forbid_unknown_fields=True):
+    """What a schema allows."""
+
+    json_schema: JsonSchema
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How a stream is written."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[
+        Any, pass_over("hides lengths from who watches the network; nothing is added here")
+    ] = None
+
+
+class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    n: Annotated[int | None, turn_down("one choice a request in this version", neutral=(1,))] = None
+    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
+    min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
+    repetition_penalty: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
+
+
+class ChatRequest(_Sampling, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Developer | System | User | Assistant | Tool]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: FormatText | FormatObject | FormatSchema | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Annotated[
+        Any, turn_down("auto and none alone in this version", neutral=("auto", "none"))
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, turn_down("models call as many as they like in this version", neutral=(True,))
+    ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        honour("a variable of the chat's template; none also sets enable_thinking to false"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        msgspec.Raw, honour("not of OpenAI's: variables of the chat's template")
+    ] = ABSENT
+    audio: Annotated[Any, turn_down(NO_SOUND)] = None
+    modalities: Annotated[list[str] | None, turn_down(NO_SOUND, neutral=(["text"],))] = None
+    function_call: Annotated[
+        Any, turn_down("the older form of tool_choice", neutral=("auto", "none"))
+    ] = None
+    functions: Annotated[Any, turn_down("the older form of tools", neutral=([],))] = None
+    moderation: Annotated[Any, turn_down("nothing here moderates")] = None
+    verbosity: Annotated[
+        str | None, turn_down("no model here has such a dial", neutral=("medium",))
+    ] = None
+    web_search_options: Annotated[Any, turn_down("nothing here searches the web")] = None
+    metadata: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    prediction: Annotated[Any, pass_over("changes the speed alone")] = None
+    prompt_cache_key: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    prompt_cache_options: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    prompt_cache_retention: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    safety_identifier: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    service_tier: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    store: Annotated[bool | None, turn_down("nothing is stored", neutral=(False,))] = None
+
+
+class CompletionRequest(_Sampling, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[Prompts | None, honour("one prompt a request")]
+    logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
+    best_of: Annotated[
+        int | None, turn_down("one choice a request in this version", neutral=(1,))
+    ] = None
+    echo: Annotated[bool | None, turn_down("not in this version", neutral=(False,))] = None
+    suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Annotated[Prompts, honour("texts, not tokens")]
+    model: str = ""
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None

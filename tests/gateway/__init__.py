@@ -1,0 +1,1 @@
+"""Tests of the HTTP gateway: its APIs over a scripted controller, and each part alone."""

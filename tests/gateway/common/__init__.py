@@ -1,0 +1,1 @@
+"""Tests of what all APIs of the gateway have in common."""

@@ -1,0 +1,123 @@
+"""OpenAI's requests in mlxd's words, and what contradicts itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.openai import requests as r
+from mlxd_gateway.openai.asks import ask_chat, ask_completion, texts_of
+
+T = TypeVar("T")
+TEXT = {"type": "text", "text": "a"}
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n"}}
+USER = {"role": "user", "content": "hi"}
+
+
+def chat_of(**fields: Any) -> Chat:
+    """Return the conversation of a request with these fields."""
+    prompt = ask_chat(read(r.ChatRequest, {"messages": [USER], **fields})).prompt
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def read(kind: type[T], body: object) -> T:
+    """Return the request that a body spells."""
+    return msgspec.json.decode(json.dumps(body), type=kind)
+
+
+def test_every_sampling_field_is_passed_on() -> None:
+    """Under mlxd's names; biases by token id."""
+    body = {
+        "messages": [USER], "temperature": 0.5, "top_p": 0.4, "top_k": 3, "min_p": 0.1, "seed": 9,
+        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
+        "logit_bias": {"7": -1}, "max_completion_tokens": 5, "stop": "x", "logprobs": True,
+        "top_logprobs": 2, "response_format": {"type": "json_object"},
+    }  # fmt: skip
+    ask = ask_chat(read(r.ChatRequest, body))
+    assert ask.sampling == SamplingOptions(
+        temperature=0.5, top_p=0.4, top_k=3, min_p=0.1, seed=9, repetition_penalty=1.1,
+        presence_penalty=0.2, frequency_penalty=0.3, logit_bias=((7, -1.0),),
+    )  # fmt: skip
+    assert (ask.max_tokens, ask.stop, ask.logprobs) == (5, ("x",), 2)
+    assert ask.response_format == ResponseFormat(FormatKind.JSON_OBJECT)
+    assert ask.rename("max_tokens") == "max_completion_tokens"
+
+
+def test_messages_keep_their_place_and_their_parts() -> None:
+    """Parts are joined; reasoning and calls go with the assistant's message."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": "u", "name": "Ann"},
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    assert chat_of(messages=messages).messages == (
+        ChatMessage("system", "a\nb"),
+        ChatMessage("developer", "d"),
+        ChatMessage("user", "u", name="Ann"),
+        ChatMessage("assistant", "", "hm", (ToolCall("f", "{}", "c1"),)),
+        ChatMessage("tool", "done", tool_call_id="c1"),
+    )
+
+
+def test_variables_of_a_template() -> None:
+    """What a client names itself comes before what reasoning_effort means."""
+    assert chat_of().variables_json == ""
+    none = json.loads(chat_of(reasoning_effort="none").variables_json)
+    assert none == {"reasoning_effort": "none", "enable_thinking": False}
+    named = chat_of(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    assert json.loads(named.variables_json)["enable_thinking"] is True
+
+
+def test_prompts_of_a_completion() -> None:
+    """A text, or token ids, alone or as the only entry of a list."""
+    prompts = [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))]
+    for prompt, expected in prompts:
+        assert ask_completion(read(r.CompletionRequest, {"prompt": prompt})).prompt == expected
+
+
+REFUSED = [
+    ("top_logprobs", {"messages": [USER], "top_logprobs": 2}),
+    ("max_tokens", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 2}),
+    ("logit_bias", {"messages": [USER], "logit_bias": {"x": 1}}),
+    ("chat_template_kwargs", {"messages": [USER], "chat_template_kwargs": 1,
+                              "reasoning_effort": "low"}),
+    ("response_format.json_schema.schema",
+     {"messages": [USER], "response_format": NO_SCHEMA}),
+    ("messages[0].reasoning",
+     {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "body"), REFUSED)
+def test_what_contradicts_itself_is_refused(field: str, body: dict[str, Any]) -> None:
+    """By the name of the field."""
+    with pytest.raises(BadField) as caught:
+        ask_chat(read(r.ChatRequest, body))
+    assert caught.value.failure.field == field
+
+
+@pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"]])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    """One prompt a request, and no mixture."""
+    with pytest.raises(BadField) as caught:
+        ask_completion(read(r.CompletionRequest, {"prompt": prompt}))
+    assert caught.value.failure.field == "prompt"
+
+
+def test_tokens_are_no_texts_to_embed() -> None:
+    """Texts alone are turned into vectors."""
+    assert texts_of(read(r.EmbeddingRequest, {"input": ["a", "b"]})) == ("a", "b")
+    with pytest.raises(BadField):
+        texts_of(read(r.EmbeddingRequest, {"input": [1, 2]}))

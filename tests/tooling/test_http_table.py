@@ -1,0 +1,12 @@
+"""The table of docs/http.md is what the code says."""
+
+from __future__ import annotations
+
+import http_table
+
+
+def test_the_table_is_made_from_the_code() -> None:
+    """`python tools/http_table.py` would change nothing."""
+    text = http_table.DOCUMENT.read_text(encoding="utf-8")
+    assert http_table.with_tables(text) == text
+    assert "| `n` | refused | one choice a request" in text
