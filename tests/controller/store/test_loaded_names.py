@@ -129,7 +129,7 @@ async def test_only_what_a_load_gave_is_forgotten(tmp_path: Path) -> None:
     set_alias(tmp_path / "models", "other", "stored")
     folder = write_tiny_model(tmp_path / "folder", seed=2)
     library = library_of([("fixed", folder)], StorePlaces(tmp_path / "models", None, None))
-    origins = {"fixed": "when the server began", "other": "alias", "stored": "store models"}
+    origins = {"fixed": "stays until the server ends", "other": "alias", "stored": "store models"}
     for name, words in origins.items():
         with pytest.raises(InvalidRequest, match=words):
             await library.forget(name)

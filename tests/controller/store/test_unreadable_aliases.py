@@ -86,7 +86,7 @@ async def test_no_name_is_called_an_alias_since_aliases_cannot_be_read(
     with pytest.raises(ModelNotFound, match="no load has given"):
         await library.forget("nobody")
     spoil(tmp_path / "models" / ALIASES_FILE)
-    for name, words in (("stored", "store models"), ("fixed", "when the server began")):
+    for name, words in (("stored", "store models"), ("fixed", "stays until the server ends")):
         with pytest.raises(InvalidRequest, match=words):
             await library.forget(name)
     for name in ("short", "nobody"):
