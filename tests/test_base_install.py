@@ -50,11 +50,11 @@ def base_distributions(*extras: str) -> set[str]:
     names: set[str] = set()
     waiting: list[tuple[str, frozenset[str]]] = [("mlxd", frozenset(extras) | {""})]
     while waiting:
-        name, extras = waiting.pop()
+        name, its_extras = waiting.pop()
         names.add(normal(name))
         for line in metadata.requires(name) or []:
             needed = Requirement(line)
-            markers = [{"extra": extra} for extra in extras or {""}]
+            markers = [{"extra": extra} for extra in its_extras or {""}]
             wanted = needed.marker is None or any(map(needed.marker.evaluate, markers))
             if wanted and normal(needed.name) not in names:
                 waiting.append((needed.name, frozenset(needed.extras)))

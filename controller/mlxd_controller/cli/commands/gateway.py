@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from mlxd_controller.cli.commands.serve import LogFormat, LogLevel, allow_open_files
+from mlxd_controller.cli.commands.serve import allow_open_files
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Origins
 from mlxd_controller.cli.options import Address
@@ -16,6 +16,7 @@ from mlxd_controller.cli.security import GatewayListener, server
 from mlxd_controller.gateway import check_installed, command_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.logs import LogFormat
 
 
 @spread_groups
@@ -38,8 +39,8 @@ def gateway(
             help="Serve everyone who can reach the address, without TLS or a token.",
         ),
     ] = False,
-    log_level: LogLevel = LogLevel.INFO,
-    log_format: LogFormat = LogFormat.AUTO,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_format: LogFormat = "auto",
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic and Ollama over HTTP, as a client of a server.
 
@@ -65,8 +66,8 @@ def gateway(
             "controller_tls_cert": channel.tls_cert,
             "controller_tls_key": channel.tls_key,
             "controller_token_file": channel.token_file,
-            "log_level": log_level.value,
-            "log_format": log_format.value,
+            "log_level": log_level,
+            "log_format": log_format,
         }
     )
     allow_open_files()
