@@ -15,6 +15,7 @@ import grpc
 
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2
+from mlxd_shared.domain.chats import AnswerPart
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.wire.convert import FINISH_FROM_PB
 from mlxd_shared.wire.records import read
@@ -143,7 +144,7 @@ class GenerationReader:
         self._next_offset += len(message.token_ids)
         items: list[m.Delta | m.Finished] = []
         if message.text or message.token_ids or message.parts:
-            items.append(read(m.Delta, message))
+            items.append(_read_delta(message))
         if message.HasField("finish"):
             items.append(self._finish(message))
         return items
@@ -177,6 +178,18 @@ class GenerationReader:
         """Refuse a stream without Finished."""
         if not self._finished:
             raise BrokenStream(f"it ended after {self._next_offset} tokens without a finish")
+
+
+def _read_delta(message: inference_pb2.GenerateResponse) -> m.Delta:
+    """Return a message's delta; by hand, because one comes with every token of every stream."""
+    return m.Delta(
+        offset=message.offset,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple([read(m.PositionLogprobs, pb) for pb in message.logprobs]),
+        parts=tuple([read(AnswerPart, pb) for pb in message.parts]),
+        seed=message.seed if message.HasField("seed") else None,
+    )
 
 
 class LoadReader:

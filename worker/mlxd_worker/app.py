@@ -121,13 +121,14 @@ async def serve(
         stack.push_async_callback(worker.formats.close)
         stack.push_async_callback(worker.chats.close)
         stack.push_async_callback(worker.tokens.close)
+        # Before the ready line: a parent that ends right after it is missed by nobody.
+        if options.life_fd is not None:
+            worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
+            stack.callback(worker.lifeline.close)
         add_services(server, worker)
         await server.start()
         await announce(health, SERVICES)
         _say_ready(options, identity, proof)
-        if options.life_fd is not None:
-            worker.lifeline = Lifeline(options.life_fd, lost=on_lost, over=stopping.set)
-            stack.callback(worker.lifeline.close)
         trimming = asyncio.create_task(keep_heap_trimmed(idle=worker.streams.idle.is_set))
         stack.callback(trimming.cancel)
         loading = asyncio.create_task(_load_own(worker, options, end))

@@ -8,9 +8,9 @@ RemoteError: nobody cancelled its caller.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
+from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -55,7 +55,7 @@ class GrpcRawStream:
 
     async def read(self) -> bytes | None:
         """Return the next message, None at the end; see the port."""
-        with _own_errors():
+        with _own_errors:
             message = await self._call.read()
         return message if isinstance(message, bytes) else None
 
@@ -114,7 +114,7 @@ class GrpcLink:
             timeout=config.LOAD_TOTAL_TIMEOUT_S,
         )
         try:
-            with _own_errors():
+            with _own_errors:
                 async for message in call:
                     yield read(LoadProgress, message.progress)
         finally:
@@ -145,7 +145,7 @@ class GrpcLink:
         request = status_pb2.WatchStatusRequest(interval=duration_to_pb(interval_s))
         call = self._status.WatchStatus(request)
         try:
-            with _own_errors():
+            with _own_errors:
                 async for message in call:
                     yield process_from_pb(message.status)
         finally:
@@ -204,20 +204,32 @@ class GrpcLink:
         timeout_s: float | None,
     ) -> _T:
         self._check_open()
-        with _own_errors():
+        with _own_errors:
             return await method(request, timeout=timeout_s)
 
 
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Turn gRPC's errors into ours, also its CancelledError where nobody cancelled the task."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_call(error) from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling() == 0:
-            message = "the call was ended here"
-            raise RemoteError(grpc.StatusCode.CANCELLED, message) from None
-        raise
+class _OwnErrors:
+    """Turns gRPC's errors into ours, also its CancelledError where nobody cancelled the task.
+
+    Has no state: every message of every stream comes through it.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, grpc.RpcError):
+            raise from_call(error) from error
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling() == 0:
+                message = "the call was ended here"
+                raise RemoteError(grpc.StatusCode.CANCELLED, message) from None
+
+
+_own_errors = _OwnErrors()

@@ -38,9 +38,21 @@ from tests.support.worker_process import (
 LONG_CONTEXT = 32_768
 PARENT = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-m", "mlxd_worker", *sys.argv[1:]], close_fds=False)
+subprocess.Popen([sys.executable, *sys.argv[1:]], close_fds=False)
 sys.stdin.read()
 """
+READY_AND_ORPHANED = """
+import os, time
+from mlxd_worker import __main__, app
+say, parent = app.write_ready, os.getppid()
+def say_and_lose_the_parent(fd, line):
+    say(fd, line)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+app.write_ready = say_and_lose_the_parent
+__main__.main()
+"""
+"""A worker that does nothing more after its ready line until its parent has ended."""
 SERVICES = ("mlxd.v1.InferenceService", "mlxd.v1.StatusService", "mlxd.v1.WorkerService")
 
 
@@ -164,12 +176,15 @@ async def test_an_orphan_ends() -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_orphan_whose_pipe_is_still_held_ends() -> None:
+@pytest.mark.parametrize(
+    "program", [("-m", "mlxd_worker"), ("-c", READY_AND_ORPHANED)], ids=["later", "at once"]
+)
+async def test_an_orphan_whose_pipe_is_still_held_ends(program: tuple[str, str]) -> None:
     """A leaked end of the pipe keeps no worker alive: its parent's process id tells, too."""
     ready, life = Pipe.make(), Pipe.make()
     fds = (ready.write_fd, life.read_fd)
     parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PARENT, "--orphan-grace", "0.1"),
+        *(sys.executable, "-c", PARENT, *program, "--orphan-grace", "0.1"),
         *("--ready-fd", str(fds[0]), "--life-fd", str(fds[1])),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
