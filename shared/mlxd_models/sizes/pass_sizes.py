@@ -24,6 +24,12 @@ SCORES_BEYOND = 3
 """Times more that they may be there: MLX looks at its limit once in ten dispatches, within which a
 block's exponentials, these joined, and the next block's products can all be begun."""
 
+TOGETHER_QUERIES = BLOCK_QUERIES // 2
+"""Several rows' chunks that go through the layers together have at most so many scores a head for
+each position of the context, and read no more positions than it has: half of a block's scores and a
+copy of what is read are less than a prompt's blocks may take, with `SCORES_BEYOND`, in any model
+whose heads have up to 192 values."""
+
 PIECE_TOKENS_MIN = 64
 """A chunk that wraps in a sliding window is attended in pieces of a window, and of so many tokens
 at least. A piece reads the window before it and itself: on a CPU 512 tokens in a window of 128 take

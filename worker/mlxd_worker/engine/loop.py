@@ -39,6 +39,7 @@ from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, settle
+from mlxd_worker.engine.stepping.choose import reads_together
 from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.engine.waiting import WaitingQueue
 from mlxd_worker.models.base import Passes
@@ -117,7 +118,13 @@ class Engine:
         self._decoded_s = 0.0
         """When the last decode step was told: one that is ahead counts from then."""
         self._prefill = Prefill(
-            model, caches, self._prefix, self._pacer, clock, joins=stepper.joins
+            model,
+            caches,
+            self._prefix,
+            self._pacer,
+            clock,
+            joins=stepper.joins,
+            together=reads_together(model.capabilities, caches),
         )
 
     @property

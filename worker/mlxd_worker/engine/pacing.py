@@ -86,6 +86,8 @@ class Pacer:
         self._prefill = Rate()
         self._decode = Rate()
         self._left_tokens = 0
+        self._unread_tokens = 0
+        """Given out in this step, and not evaluated yet."""
         self._until_s: float | None = None
         self._gentle = False
 
@@ -112,6 +114,7 @@ class Pacer:
     def begin_step(self, now_s: float, *, decoding: bool, waiting_tokens: int) -> None:
         """Begin a step, in which rows decode or none does; so many prompt tokens wait."""
         self._left_tokens = self._chunk_tokens
+        self._unread_tokens = 0
         self._until_s = None
         self._gentle = False
         if decoding:
@@ -124,13 +127,15 @@ class Pacer:
             self._until_s = now_s + min(max(wanted_s, piece_s), most_s)
 
     def over(self, now_s: float) -> bool:
-        """Whether there is no time left for this step's prefill."""
-        return self._until_s is not None and now_s >= self._until_s
+        """Whether there is no time left for prompts, once what was given out has been read."""
+        read_s = now_s + self._unread_tokens * self.prefill_token_s
+        return self._until_s is not None and read_s >= self._until_s
 
     def chunk(self, wanted: int, now_s: float) -> int:
         """Return how many of a prompt's `wanted` tokens come next in this step; 0 ends its prefill.
 
-        What is returned is taken as given out.
+        What is returned is taken as given out, and to be read in one pass with all that was given
+        out before it; `learn_prefill` says that it was.
         """
         assert wanted > 0
         untouched = self._left_tokens == self._chunk_tokens
@@ -145,10 +150,12 @@ class Pacer:
         if self._quantised and tokens < wanted:
             tokens = max((width for width in self._widths if width <= tokens), default=tokens)
         self._left_tokens -= tokens
+        self._unread_tokens += tokens
         return tokens
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn what one pass over `tokens` prompt tokens took."""
+        """Learn what one pass over `tokens` prompt tokens took, those given out last or others."""
+        self._unread_tokens = max(self._unread_tokens - tokens, 0)
         self._prefill.add(tokens, max(seconds, 0.0))
 
     def learn_step(self, seconds: float) -> None:
@@ -156,14 +163,14 @@ class Pacer:
         self._decode.add(1.0, max(seconds, 0.0))
 
     def _fitting(self, now_s: float) -> int:
-        """Return how many tokens there is time for."""
+        """Return how many tokens there is time for beside those that are still to be read."""
         if self._until_s is None:
             return self._chunk_tokens
         token_s = self.prefill_token_s
         if token_s <= 0.0:
             spent = self._chunk_tokens - self._left_tokens
             return max(CHUNK_FLOOR_TOKENS - spent, 0)
-        return int(max(self._until_s - now_s, 0.0) / token_s)
+        return max(int((self._until_s - now_s) / token_s) - self._unread_tokens, 0)
 
 
 def chunk_widths(chunk_tokens: int) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
 """The prefill of one step: whose prompt is evaluated next, and how much of it.
 
 Invariants:
-- A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several, each in
-  a pass of its own: a batch of passes would pad, and costs as much on a CPU. Where little waits, a
-  few tokens go along in the decode step's pass, which then reads the weights for both.
+- A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several. Several
+  are read in one pass, as one list of tokens, where the model and its caches can do that, up to
+  what a prompt alone may take of memory; elsewhere each has a pass of its own. Where little waits,
+  a few tokens go along in the decode step's pass, which then reads the weights for both.
 - Rows go by priority, then by what is left to evaluate over how long they have waited, then by
   deadline and age. So few tokens do not wait for many, a prompt that is known but for a few waits
   for nobody's long one, and a long one's turn comes nearer while it waits. In any case the oldest
@@ -20,6 +21,7 @@ from functools import partial
 from typing import Final
 
 from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.arenas.chunks import chunks_fit
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
@@ -58,10 +60,12 @@ class Prefill:
         clock: Callable[[], float],
         *,
         joins: bool,
+        together: bool,
     ) -> None:
         """Read the prompts of rows of `caches`.
 
-        joins: whether a step's pass takes a prompt's tokens along.
+        joins: whether a step's pass takes a prompt's tokens along. together: whether one pass reads
+        several prompts.
         """
         self._model = model
         self._caches = caches
@@ -72,6 +76,7 @@ class Prefill:
         self._known: dict[RowId, int] = {}
         self._known_version = -1
         self._joins = joins
+        self._together = together
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
     def run(self, rows: Sequence[Row]) -> list[Carried]:
@@ -80,6 +85,13 @@ class Prefill:
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
         joined: list[Carried] = []
+        company: list[Carried] = []
+        self._choose(rows, joined, company)
+        self._read(company)
+        return joined
+
+    def _choose(self, rows: Sequence[Row], joined: list[Carried], company: list[Carried]) -> None:
+        """Choose whose tokens go along, and whose are read next; read those that fill a pass."""
         waiting = [row for row in rows if not row.decoding]
         self._pacer.begin_step(
             self._clock(),
@@ -91,21 +103,20 @@ class Prefill:
         while waiting:
             able = [row for row in waiting if row.begun or not self._shares(row, rows)]
             if not able:
-                return joined
+                return
             row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
             self.begin(row)
             if self._joins and self._pacer.gentle and not row.embeds and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
-            elif not row.decoding and row.prefill_left and not self._advance(row):
-                return joined
+            elif not row.decoding and row.prefill_left and not self._add_next(row, company):
+                return
             self._turns.note_turn(by_oldest=row is able[0])
             if self._pacer.over(self._clock()):  # a restore takes time as well
-                return joined
+                return
             if len(joined) == JOINED_PROMPTS_MAX or self._left_to_join(joined) <= 0:
-                return joined
+                return
             waiting = [entry for entry in waiting if not entry.decoding and entry is not row]
-        return joined
 
     def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated."""
@@ -115,7 +126,7 @@ class Prefill:
     def evaluate(self, alone: Sequence[Carried]) -> None:
         """Evaluate what `run` returned in passes of their own: no row decodes after all."""
         for entry in alone:
-            prefill(self._model, self._caches, entry.row, entry.tokens)
+            prefill(self._model, self._caches, [entry])
         self.carry(alone)
 
     def _left_to_join(self, joined: Sequence[Carried]) -> int:
@@ -156,17 +167,38 @@ class Prefill:
         stop = self._prefix.next_stop(row.id)
         return row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
 
-    def _advance(self, row: Row) -> bool:
-        """Evaluate the row's next chunk; False where the step may do no more."""
-        wanted = self._wanted_count(row)
-        started_s = self._clock()
-        tokens = self._pacer.chunk(wanted, started_s)
+    def _add_next(self, row: Row, company: list[Carried]) -> bool:
+        """Put the row's next chunk among those to be read; False where the step may do no more."""
+        tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
         if not tokens:
             return False
-        prefill(self._model, self._caches, row, row.next_chunk(tokens))
-        self._prefix.advance(row.id)
-        self._pacer.learn_prefill(tokens, self._clock() - started_s)
+        part = Carried(row, row.next_chunk(tokens))
+        if not self._fits([*company, part]):
+            self._read(company)
+        company.append(part)
+        if not self._together:
+            self._read(company)
         return True
+
+    def _fits(self, company: Sequence[Carried]) -> bool:
+        """Tell whether one pass over them takes no more memory than one prompt's may."""
+        return chunks_fit(
+            [len(part.tokens) for part in company],
+            [part.row.offset + len(part.tokens) for part in company],
+            context=self._caches.table.context_max,
+        )
+
+    def _read(self, company: list[Carried]) -> None:
+        """Evaluate the chunks in one pass, and forget them."""
+        if not company:
+            return
+        started_s = self._clock()
+        prefill(self._model, self._caches, company)
+        for part in company:
+            self._prefix.advance(part.row.id)
+        tokens = sum(len(part.tokens) for part in company)
+        self._pacer.learn_prefill(tokens, self._clock() - started_s)
+        company.clear()
 
     def _rank(self, row: Row, *, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left

@@ -20,11 +20,12 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    attend_group,
     attend_row,
-    attend_slots,
     by_slot,
     folded_sinks,
     members,
+    seen_of,
     shares_of,
     visible_by_slot,
 )
@@ -168,16 +169,16 @@ class QuantizedKVCache(SliceableCache):
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        arrays, slots, span = self._arenas[group.arena], group.slots_used, group.span
+        arrays = self._arenas[group.arena]
         tokens = (members(array, group) for array in new.arrays)
         scatter(arrays, group.write_slots, group.write_positions, tokens)
-        seen = Packed(*(array[:slots, :, :span] for array in arrays))
-        mask = visible_by_slot(group, span, plan)
-        grouped = by_slot(queries, group)
-        if not self.packed_products:
+        seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
+        # A prompt's product, with many queries, is faster unpacked.
+        if not self.packed_products or group.chunks is not None:
             keys, values = self._unpack(seen)
-            return attend_slots(grouped, keys, values, mask, scale=scale, sinks=sinks)
-        return self._attend_packed(grouped, seen, mask, scale=scale, sinks=sinks)
+            return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
+        mask = visible_by_slot(group, group.span, plan)
+        return self._attend_packed(by_slot(queries, group), seen, mask, scale=scale, sinks=sinks)
 
     def _attend_packed(
         self,

@@ -1,7 +1,7 @@
-"""What a step evaluates: one prompt chunk of one row, or one token of every decoding row.
+"""What a step evaluates: chunks of prompts, or one token of every decoding row.
 
 Invariants:
-- A prefill chunk evaluates the caches alone: no head, no logits.
+- A pass over prompts evaluates the caches alone: no head, no logits.
 - A decode step syncs with the host once, for all rows together (`drawing`).
 - Nothing of a step outlives it: no array, view or plan is kept.
 - A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
@@ -16,16 +16,34 @@ import mlx.core as mx
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
+from mlxd_worker.engine.stepping.base import Carried
 from mlxd_worker.models.base import Batch, Passes
 
 
-def prefill(model: Passes, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
-    """Evaluate the row's next prompt tokens into the caches, and move its offset."""
-    caches.reserve(row.id, tokens=row.offset + len(tokens))
-    hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
-    along = [] if row.pool is None else [row.pool.take_states(hidden)]
+def prefill(model: Passes, caches: RowCaches, parts: Sequence[Carried]) -> None:
+    """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
+
+    Several rows' only where the model and its caches can do that (`reads_together`).
+    """
+    caches.reserve_all({part.row.id: part.row.offset + len(part.tokens) for part in parts})
+    hidden = model.forward(_batch_of(parts), caches)
+    along, first = [], 0
+    for part in parts:
+        end = first + len(part.tokens)
+        if part.row.pool is not None:
+            own = hidden if len(parts) == 1 else hidden[first:end]
+            along.append(part.row.pool.take_states(own))
+        first = end
     mx.eval(caches.state(), along)
-    row.offset += len(tokens)
+    for part in parts:
+        part.row.offset += len(part.tokens)
+
+
+def _batch_of(parts: Sequence[Carried]) -> Batch:
+    if len(parts) == 1:
+        (part,) = parts
+        return Batch.prefill(part.tokens, part.row.offset, part.row.id)
+    return Batch.chunks([(part.tokens, part.row.offset, part.row.id) for part in parts])
 
 
 def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
