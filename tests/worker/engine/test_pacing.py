@@ -140,8 +140,26 @@ def test_short_prompts_share_a_step() -> None:
     while tokens := its.pacer.chunk(19, its.now_s):
         sizes.append(tokens)
         its.now_s += tokens * its.token_s
+        its.pacer.learn_prefill(tokens, tokens * its.token_s)
 
     assert sizes == [19] * 4
+
+
+def test_prompts_of_one_pass_share_its_time() -> None:
+    """What is given out before any of it is read is no more than fits together."""
+    its = machine(token_s=1e-3, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(CHUNK, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+    sizes = []
+    while tokens := its.pacer.chunk(19, its.now_s):
+        sizes.append(tokens)
+    assert sizes == [19] * 4
+
+    its.now_s += 0.003
+    assert not its.pacer.over(its.now_s)
+    its.now_s += 0.002
+    assert its.pacer.over(its.now_s), "what was given out is still to be read"
 
 
 def test_without_knowledge_a_step_has_the_floor() -> None:

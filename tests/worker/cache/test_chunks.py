@@ -1,0 +1,58 @@
+"""Several rows' chunks in one pass: who is attended with whom, and what is too much for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxd_worker.cache.arenas.chunks import (
+    WIDTH_MIN,
+    Stretch,
+    attended_together,
+    chunks_fit,
+    stretches_of,
+)
+from mlxd_worker.cache.base import ArenaId, Place
+
+CONTEXT = 1024
+
+
+def place(slot: int, *, arena: int = 0) -> Place:
+    """Return a place."""
+    return Place(ArenaId(arena), 256, slot)
+
+
+def test_chunks_lie_one_after_another() -> None:
+    """Each begins where the one before it ends."""
+    places = [place(2), place(0, arena=1)]
+
+    assert stretches_of(places, (9, 40), (3, 40)) == [
+        Stretch(places[0], first=0, count=3, end=9),
+        Stretch(places[1], first=3, count=40, end=40),
+    ]
+
+
+def test_a_call_is_of_one_arena_and_of_like_widths() -> None:
+    """Widths up to the least one go together, others with those of at least half their width."""
+    counts = (1, WIDTH_MIN, 17, 32, 33, 5)
+    places = [place(5), place(4), place(3), place(2), place(1), place(0, arena=1)]
+    calls = attended_together(stretches_of(places, counts, counts))
+
+    assert [[its.count for its in call] for call in calls] == [[WIDTH_MIN, 1], [32, 17], [33], [5]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "lengths", "fit"),
+    [
+        ([15] * 32, [15] * 32, True),
+        ([15] * 33, [15] * 33, False),
+        ([15] * 2, [1000, 15], False),
+        ([127] * 4, [127] * 4, True),
+        ([200] * 2, [200] * 2, False),
+        ([200, 15], [200, 15], True),
+    ],
+)
+def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, fit: bool) -> None:
+    """Rows of one call are all as long as the longest: together no longer than the context, and
+    with no more scores than half a block's against it.
+    """
+    assert chunks_fit(counts, lengths, context=CONTEXT) is fit
