@@ -24,12 +24,6 @@ SCORES_BEYOND = 3
 """Times more that they may be there: MLX looks at its limit once in ten dispatches, within which a
 block's exponentials, these joined, and the next block's products can all be begun."""
 
-TOGETHER_QUERIES = BLOCK_QUERIES // 2
-"""Several rows' chunks that go through the layers together have at most so many scores a head for
-each position of the context, and read no more positions than it has: half of a block's scores and a
-copy of what is read are less than a prompt's blocks may take, with `SCORES_BEYOND`, in any model
-whose heads have up to 192 values."""
-
 PIECE_TOKENS_MIN = 64
 """A chunk that wraps in a sliding window is attended in pieces of a window, and of so many tokens
 at least. A piece reads the window before it and itself: on a CPU 512 tokens in a window of 128 take
@@ -53,6 +47,33 @@ DRAFTED_TOKENS_MAX = 64
 
 POOL_NBYTES = 32 * config.MIB
 """What MLX keeps of freed buffers for reuse; a worker sets it."""
+
+
+TOGETHER_ALIVE = 3
+"""Times that the scores of several rows' chunks are there: products, masked and exponentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What one layer's attention may have at once of several rows' chunks that are read together."""
+
+    positions: int
+    """Of all rows, those included that make shorter rows as long as others; they may be copied."""
+    scores: int
+    """A head's."""
+
+
+def together_max(context: int, *, on_cpu: bool) -> Together:
+    """Return what the chunks of one pass may have of rows of up to `context` tokens.
+
+    On a CPU it is less than a prompt's blocks may take: half of a block's scores, and a copy of as
+    many positions as the context has, in any model whose heads have up to 192 values. Elsewhere it
+    is as much as whole passes of short prompts need.
+    """
+    if on_cpu:
+        return Together(context, BLOCK_QUERIES // 2 * context)
+    tokens = config.PREFILL_PASS_TOKENS
+    return Together(max(context, 2 * tokens), max(2 * BLOCK_QUERIES * context, 256 * tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +120,19 @@ class PassSizes:
         return max(attention, feed_forward, recurrent)
 
     def _elsewhere(self, caches: CacheSizes, context: int, item_nbytes: int) -> int:
-        """A GPU is given a whole pass before it begins: nothing is known to be gone sooner."""
-        del caches
+        """A GPU is given a whole pass before it begins: nothing is known to be gone sooner.
+
+        A longer pass is attended a chunk's queries at a time, or as several rows' chunks. What has
+        recurrent layers is read by chunks alone.
+        """
         chunk = min(config.PREFILL_CHUNK_TOKENS, context)
         wide = 3 * self.hidden + self.projected + 3 * self.mlp
-        values = chunk * (wide + 2 * self.heads * context)
+        tokens, attended = chunk, chunk * 2 * self.heads * context
+        if not self.recurrent:
+            most, entry = together_max(context, on_cpu=False), 2 * caches.kv_heads * caches.head_dim
+            together = TOGETHER_ALIVE * self.heads * most.scores + entry * most.positions
+            tokens, attended = config.PREFILL_PASS_TOKENS, max(attended, together)
+        values = tokens * wide + attended
         return values * item_nbytes + chunk * self.recurrent * RECURRENT_VALUE_NBYTES
 
 

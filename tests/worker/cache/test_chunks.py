@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxd_models.sizes.pass_sizes import together_max
 from mlxd_worker.cache.arenas.chunks import (
     WIDTH_MIN,
     Stretch,
@@ -55,4 +56,14 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
     """Rows of one call are all as long as the longest: together no longer than the context, and
     with no more scores than half a block's against it.
     """
-    assert chunks_fit(counts, lengths, context=CONTEXT) is fit
+    assert chunks_fit(counts, lengths, together_max(CONTEXT, on_cpu=True)) is fit
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(128, 16), (32, 64), (16, 127), (4, 500)])
+@pytest.mark.parametrize("context", [256, 1024, 8192])
+def test_a_gpu_s_pass_holds_whole_crowds(rows: int, tokens: int, context: int) -> None:
+    """As many short prompts as a pass has tokens for, whatever the context."""
+    most = together_max(context, on_cpu=False)
+    fit = chunks_fit([tokens] * rows, [tokens] * rows, most)
+
+    assert fit is (rows > 4 or context > 1024)

@@ -2,9 +2,9 @@
 
 Invariants:
 - A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several. Several
-  are read in one pass, as one list of tokens, where the model and its caches can do that, up to
-  what a prompt alone may take of memory; elsewhere each has a pass of its own. Where little waits,
-  a few tokens go along in the decode step's pass, which then reads the weights for both.
+  are read in one pass, as one list of tokens, where the model and its caches can do that, within
+  the memory that the fit has for it (`together_max`); elsewhere each has a pass of its own. Where
+  little waits, a few tokens go along in the decode step's pass, which reads the weights for both.
 - Rows go by priority, then by what is left to evaluate over how long they have waited, then by
   deadline and age. So few tokens do not wait for many, a prompt that is known but for a few waits
   for nobody's long one, and a long one's turn comes nearer while it waits. In any case the oldest
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from mlxd_models.sizes.pass_sizes import together_max
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import chunks_fit
 from mlxd_worker.cache.base import RowId
@@ -77,6 +78,8 @@ class Prefill:
         self._known_version = -1
         self._joins = joins
         self._together = together
+        context, few = caches.table.context_max, caches.bounded_shapes
+        self._most = together_max(context, on_cpu=not few)
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
     def run(self, rows: Sequence[Row]) -> list[Carried]:
@@ -181,11 +184,11 @@ class Prefill:
         return True
 
     def _fits(self, company: Sequence[Carried]) -> bool:
-        """Tell whether one pass over them takes no more memory than one prompt's may."""
+        """Tell whether one pass over them takes no more memory than it may."""
         return chunks_fit(
             [len(part.tokens) for part in company],
             [part.row.offset + len(part.tokens) for part in company],
-            context=self._caches.table.context_max,
+            self._most,
         )
 
     def _read(self, company: list[Carried]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.sizes.pass_sizes import TOGETHER_QUERIES
+from mlxd_models.sizes.pass_sizes import Together
 from mlxd_worker.cache.arenas.layout import FINE_SPAN
 from mlxd_worker.cache.arenas.plan import Chunks, Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, Place
@@ -53,10 +53,8 @@ def attended_together(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     return [sorted(call, key=lambda its: its.place.slot) for call in calls.values()]
 
 
-def chunks_fit(counts: Sequence[int], lengths: Sequence[int], *, context: int) -> bool:
-    """Tell whether one pass may read these chunks of rows of up to `context` tokens; pure.
-
-    Wherever the rows sit its attention then takes no more than that of a prompt alone.
+def chunks_fit(counts: Sequence[int], lengths: Sequence[int], most: Together) -> bool:
+    """Tell whether one pass may read these chunks, wherever their rows sit; pure.
 
     counts: the chunks' tokens. lengths: where their rows stand afterwards.
     """
@@ -68,7 +66,7 @@ def chunks_fit(counts: Sequence[int], lengths: Sequence[int], *, context: int) -
         read = len(call) * max(span for _, span in call)
         positions += read
         scores += read * max(count for count, _ in call)
-    return positions <= context and scores <= TOGETHER_QUERIES * context
+    return positions <= most.positions and scores <= most.scores
 
 
 def plan_chunks(
