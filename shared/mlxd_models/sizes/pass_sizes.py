@@ -55,7 +55,7 @@ TOGETHER_ALIVE = 3
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What one layer's attention may have at once of several rows' chunks that are read together."""
+    """What a layer's attention may have at once of several rows' chunks, read together."""
 
     positions: int
     """Of all rows, those included that make shorter rows as long as others; they may be copied."""
