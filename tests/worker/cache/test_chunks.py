@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from mlxd_models.sizes.pass_sizes import together_max
 from mlxd_worker.cache.arenas.chunks import (
     WIDTH_MIN,
+    Attended,
     Stretch,
     attended_together,
-    chunks_fit,
     stretches_of,
 )
 from mlxd_worker.cache.base import ArenaId, Place
@@ -41,6 +43,14 @@ def test_a_call_is_of_one_arena_and_of_like_widths() -> None:
     assert [[its.count for its in call] for call in calls] == [[WIDTH_MIN, 1], [32, 17], [33], [5]]
 
 
+def attended(counts: Sequence[int], lengths: Sequence[int]) -> Attended:
+    """Return what chunks take together."""
+    taken = Attended()
+    for count, length in zip(counts, lengths, strict=True):
+        taken = taken.beside(count, length)
+    return taken
+
+
 @pytest.mark.parametrize(
     ("counts", "lengths", "fit"),
     [
@@ -56,7 +66,8 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
     """Rows of one call are all as long as the longest: together no longer than the context, and
     with no more scores than half a block's against it.
     """
-    assert chunks_fit(counts, lengths, together_max(CONTEXT, on_cpu=True)) is fit
+    most = together_max(CONTEXT, on_cpu=True)
+    assert attended(counts, lengths).within(most) is fit
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(128, 16), (32, 64), (16, 127), (4, 500)])
@@ -64,6 +75,6 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
 def test_a_gpu_s_pass_holds_whole_crowds(rows: int, tokens: int, context: int) -> None:
     """As many short prompts as a pass has tokens for, whatever the context."""
     most = together_max(context, on_cpu=False)
-    fit = chunks_fit([tokens] * rows, [tokens] * rows, most)
+    fit = attended([tokens] * rows, [tokens] * rows).within(most)
 
     assert fit is (rows > 4 or context > 1024)

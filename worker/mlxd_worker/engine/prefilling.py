@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
 from mlxd_shared.ops.logs import get_logger
-from mlxd_worker.cache.arenas.chunks import chunks_fit
+from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
@@ -80,6 +79,9 @@ class Prefill:
         self._together = together
         context, few = caches.table.context_max, caches.bounded_shapes
         self._most = together_max(context, on_cpu=not few)
+        self._company: list[Carried] = []
+        """What the next pass reads; empty between steps."""
+        self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
     def run(self, rows: Sequence[Row]) -> list[Carried]:
@@ -87,14 +89,13 @@ class Prefill:
 
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
-        joined: list[Carried] = []
-        company: list[Carried] = []
-        self._choose(rows, joined, company)
-        self._read(company)
+        joined = self._choose(rows)
+        self._read()
         return joined
 
-    def _choose(self, rows: Sequence[Row], joined: list[Carried], company: list[Carried]) -> None:
+    def _choose(self, rows: Sequence[Row]) -> list[Carried]:
         """Choose whose tokens go along, and whose are read next; read those that fill a pass."""
+        joined: list[Carried] = []
         waiting = [row for row in rows if not row.decoding]
         self._pacer.begin_step(
             self._clock(),
@@ -103,23 +104,29 @@ class Prefill:
         )
         if waiting:
             self._forget(waiting)
-        while waiting:
-            able = [row for row in waiting if row.begun or not self._shares(row, rows)]
-            if not able:
-                return
-            row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
+        able = self._able(waiting, rows)
+        now_s = self._clock()
+        ranks = {row.id: self._rank(row, now_s) for row in able}
+        while able:
+            row = self._turns.first_of(able, rank=lambda entry: ranks[entry.id])
             self.begin(row)
             if self._joins and self._pacer.gentle and not row.embeds and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
-            elif not row.decoding and row.prefill_left and not self._add_next(row, company):
-                return
+            elif not row.decoding and row.prefill_left and not self._add_next(row):
+                return joined
             self._turns.note_turn(by_oldest=row is able[0])
             if self._pacer.over(self._clock()):  # a restore takes time as well
-                return
+                return joined
             if len(joined) == JOINED_PROMPTS_MAX or self._left_to_join(joined) <= 0:
-                return
-            waiting = [entry for entry in waiting if not entry.decoding and entry is not row]
+                return joined
+            # The others have been looked at: only this one has just begun.
+            able = self._able([entry for entry in able if entry is not row], [row])
+        return joined
+
+    def _able(self, waiting: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+        """Return the rows that are not to wait for what one of `others` is about to have."""
+        return [row for row in waiting if row.begun or not self._shares(row, others)]
 
     def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated."""
@@ -170,29 +177,22 @@ class Prefill:
         stop = self._prefix.next_stop(row.id)
         return row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
 
-    def _add_next(self, row: Row, company: list[Carried]) -> bool:
+    def _add_next(self, row: Row) -> bool:
         """Put the row's next chunk among those to be read; False where the step may do no more."""
         tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
         if not tokens:
             return False
-        part = Carried(row, row.next_chunk(tokens))
-        if not self._fits([*company, part]):
-            self._read(company)
-        company.append(part)
+        if not self._attended.beside(tokens, row.offset + tokens).within(self._most):
+            self._read()
+        self._company.append(Carried(row, row.next_chunk(tokens)))
+        self._attended = self._attended.beside(tokens, row.offset + tokens)
         if not self._together:
-            self._read(company)
+            self._read()
         return True
 
-    def _fits(self, company: Sequence[Carried]) -> bool:
-        """Tell whether one pass over them takes no more memory than it may."""
-        return chunks_fit(
-            [len(part.tokens) for part in company],
-            [part.row.offset + len(part.tokens) for part in company],
-            self._most,
-        )
-
-    def _read(self, company: list[Carried]) -> None:
-        """Evaluate the chunks in one pass, and forget them."""
+    def _read(self) -> None:
+        """Evaluate the chunks that were put together in one pass, and forget them."""
+        company, self._company, self._attended = self._company, [], Attended()
         if not company:
             return
         started_s = self._clock()
@@ -201,9 +201,8 @@ class Prefill:
             self._prefix.advance(part.row.id)
         tokens = sum(len(part.tokens) for part in company)
         self._pacer.learn_prefill(tokens, self._clock() - started_s)
-        company.clear()
 
-    def _rank(self, row: Row, *, now_s: float) -> tuple[float, ...]:
+    def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left
         if not row.begun:
             left = max(left - self._known_of(row), 0)

@@ -8,8 +8,10 @@ Invariants:
   its chunk were alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -53,20 +55,24 @@ def attended_together(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     return [sorted(call, key=lambda its: its.place.slot) for call in calls.values()]
 
 
-def chunks_fit(counts: Sequence[int], lengths: Sequence[int], most: Together) -> bool:
-    """Tell whether one pass may read these chunks, wherever their rows sit; pure.
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What a layer's attention takes of the chunks of one pass at most, wherever their rows sit."""
 
-    counts: the chunks' tokens. lengths: where their rows stand afterwards.
-    """
-    calls: dict[int, list[tuple[int, int]]] = {}
-    for count, length in zip(counts, lengths, strict=True):
-        calls.setdefault(_width_class(count), []).append((count, _span(length)))
-    positions = scores = 0
-    for call in calls.values():
-        read = len(call) * max(span for _, span in call)
-        positions += read
-        scores += read * max(count for count, _ in call)
-    return positions <= most.positions and scores <= most.scores
+    calls: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By class of width: rows, tokens of the longest chunk, positions of the longest row."""
+
+    def beside(self, count: int, end: int) -> Attended:
+        """Return it with one more chunk, of `count` tokens, after which its row stands at `end`."""
+        rows, width, span = self.calls.get(_width_class(count), (0, 0, 0))
+        call = (rows + 1, max(width, count), max(span, _span(end)))
+        return Attended({**self.calls, _width_class(count): call})
+
+    def within(self, most: Together) -> bool:
+        """Tell whether one pass may have so much."""
+        positions = sum(rows * span for rows, _, span in self.calls.values())
+        scores = sum(rows * width * span for rows, width, span in self.calls.values())
+        return positions <= most.positions and scores <= most.scores
 
 
 def plan_chunks(
