@@ -33,13 +33,12 @@ from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
-from mlxd_worker.engine.prefilling import Prefill
+from mlxd_worker.engine.prefilling import Prefill, reads_together
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, settle
-from mlxd_worker.engine.stepping.choose import reads_together
 from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.engine.waiting import WaitingQueue
 from mlxd_worker.models.base import Passes

@@ -28,9 +28,10 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried
-from mlxd_worker.engine.stepping.forward import prefill
+from mlxd_worker.engine.stepping.forward import Chunk, prefill
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.models.base import Passes
+from mlxd_worker.models.capabilities import Capabilities
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""
@@ -46,6 +47,15 @@ WAITED_MIN_S: Final = 1e-3
 """A row counts as having waited at least so long."""
 
 _log = get_logger("engine")
+
+
+def reads_together(able: Capabilities, caches: RowCaches) -> bool:
+    """Tell whether one pass may read several rows' prompts.
+
+    Windows and states are read row by row: what goes around in a ring, and what every token
+    changes, has an order within each row that a list of many rows' tokens has not.
+    """
+    return able.reads_chunks and caches.sliceable
 
 
 class Prefill:
@@ -79,7 +89,7 @@ class Prefill:
         self._together = together
         context, few = caches.table.context_max, caches.bounded_shapes
         self._most = together_max(context, on_cpu=not few)
-        self._company: list[Carried] = []
+        self._company: list[Chunk] = []
         """What the next pass reads; empty between steps."""
         self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
@@ -136,7 +146,7 @@ class Prefill:
     def evaluate(self, alone: Sequence[Carried]) -> None:
         """Evaluate what `run` returned in passes of their own: no row decodes after all."""
         for entry in alone:
-            prefill(self._model, self._caches, [entry])
+            prefill(self._model, self._caches, [(entry.row, entry.tokens)])
         self.carry(alone)
 
     def _left_to_join(self, joined: Sequence[Carried]) -> int:
@@ -184,7 +194,7 @@ class Prefill:
             return False
         if not self._attended.beside(tokens, row.offset + tokens).within(self._most):
             self._read()
-        self._company.append(Carried(row, row.next_chunk(tokens)))
+        self._company.append((row, row.next_chunk(tokens)))
         self._attended = self._attended.beside(tokens, row.offset + tokens)
         if not self._together:
             self._read()
@@ -197,10 +207,10 @@ class Prefill:
             return
         started_s = self._clock()
         prefill(self._model, self._caches, company)
-        for part in company:
-            self._prefix.advance(part.row.id)
-        tokens = sum(len(part.tokens) for part in company)
-        self._pacer.learn_prefill(tokens, self._clock() - started_s)
+        for row, _ in company:
+            self._prefix.advance(row.id)
+        read = sum(len(tokens) for _, tokens in company)
+        self._pacer.learn_prefill(read, self._clock() - started_s)
 
     def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left

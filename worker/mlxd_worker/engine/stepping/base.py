@@ -19,10 +19,7 @@ from mlxd_worker.engine.sampling.drawing import Drawn
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A prompt's next tokens, for a pass that a step takes along or that reads several prompts.
-
-    The step's are reserved before.
-    """
+    """A prompt's next tokens, which a step's pass takes along; the row has reserved them."""
 
     row: Row
     tokens: tuple[int, ...]

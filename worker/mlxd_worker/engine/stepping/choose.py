@@ -51,15 +51,6 @@ def way_of(able: Capabilities, caches: RowCaches) -> Way:
     )
 
 
-def reads_together(able: Capabilities, caches: RowCaches) -> bool:
-    """Tell whether one pass may read several rows' prompts.
-
-    Windows and states are read row by row: what goes around in a ring, and what every token
-    changes, has an order within each row that a list of many rows' tokens has not.
-    """
-    return able.reads_chunks and caches.sliceable
-
-
 def choose(
     model: Passes,
     caches: RowCaches,

@@ -16,34 +16,36 @@ import mlx.core as mx
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
-from mlxd_worker.engine.stepping.base import Carried
 from mlxd_worker.models.base import Batch, Passes
 
+Chunk = tuple[Row, Sequence[int]]
+"""A row, and its prompt's next tokens."""
 
-def prefill(model: Passes, caches: RowCaches, parts: Sequence[Carried]) -> None:
+
+def prefill(model: Passes, caches: RowCaches, chunks: Sequence[Chunk]) -> None:
     """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
 
     Several rows' only where the model and its caches can do that (`reads_together`).
     """
-    caches.reserve_all({part.row.id: part.row.offset + len(part.tokens) for part in parts})
-    hidden = model.forward(_batch_of(parts), caches)
+    caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
+    hidden = model.forward(_batch_of(chunks), caches)
     along, first = [], 0
-    for part in parts:
-        end = first + len(part.tokens)
-        if part.row.pool is not None:
-            own = hidden if len(parts) == 1 else hidden[first:end]
-            along.append(part.row.pool.take_states(own))
+    for row, tokens in chunks:
+        end = first + len(tokens)
+        if row.pool is not None:
+            own = hidden if len(chunks) == 1 else hidden[first:end]
+            along.append(row.pool.take_states(own))
         first = end
     mx.eval(caches.state(), along)
-    for part in parts:
-        part.row.offset += len(part.tokens)
+    for row, tokens in chunks:
+        row.offset += len(tokens)
 
 
-def _batch_of(parts: Sequence[Carried]) -> Batch:
-    if len(parts) == 1:
-        (part,) = parts
-        return Batch.prefill(part.tokens, part.row.offset, part.row.id)
-    return Batch.chunks([(part.tokens, part.row.offset, part.row.id) for part in parts])
+def _batch_of(chunks: Sequence[Chunk]) -> Batch:
+    if len(chunks) == 1:
+        ((row, tokens),) = chunks
+        return Batch.prefill(tokens, row.offset, row.id)
+    return Batch.chunks([(tokens, row.offset, row.id) for row, tokens in chunks])
 
 
 def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
