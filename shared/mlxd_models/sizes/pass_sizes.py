@@ -52,6 +52,9 @@ POOL_NBYTES = 32 * config.MIB
 TOGETHER_ALIVE = 3
 """Times that the scores of several rows' chunks are there: products, masked and exponentials."""
 
+TOGETHER_NBYTES = 4
+"""There they are float32 where no kernel has them, and so is a copy of the keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Together:
@@ -127,13 +130,14 @@ class PassSizes:
         """
         chunk = min(config.PREFILL_CHUNK_TOKENS, context)
         wide = 3 * self.hidden + self.projected + 3 * self.mlp
-        tokens, attended = chunk, chunk * 2 * self.heads * context
-        if not self.recurrent:
-            most, entry = together_max(context, on_cpu=False), 2 * caches.kv_heads * caches.head_dim
-            together = TOGETHER_ALIVE * self.heads * most.scores + entry * most.positions
-            tokens, attended = config.PREFILL_PASS_TOKENS, max(attended, together)
-        values = tokens * wide + attended
-        return values * item_nbytes + chunk * self.recurrent * RECURRENT_VALUE_NBYTES
+        attended = chunk * 2 * self.heads * context * item_nbytes
+        if self.recurrent:
+            of_chunk = chunk * (wide * item_nbytes + self.recurrent * RECURRENT_VALUE_NBYTES)
+            return of_chunk + attended
+        most, entry = together_max(context, on_cpu=False), caches.kv_heads * caches.head_dim
+        together = TOGETHER_ALIVE * self.heads * most.scores * TOGETHER_NBYTES
+        together += most.positions * entry * (2 * item_nbytes + TOGETHER_NBYTES)
+        return config.PREFILL_PASS_TOKENS * wide * item_nbytes + max(attended, together)
 
 
 def routed_width(chosen: int, hidden: int, mlp: int) -> int:

@@ -61,7 +61,7 @@ def test_a_gpu_is_given_a_whole_pass_at_once() -> None:
 
 
 def test_a_gpu_has_room_for_prompts_in_company() -> None:
-    """Where contexts are short: their scores three times, and a copy of the keys they read."""
+    """Where contexts are short: their scores three times, what they read, its keys twice."""
     nbytes = NARROW.nbytes(WHOLE, context=64, rows=1, item_nbytes=2, on_cpu=False)
-    together = 3 * 2 * (256 * 2048) + 2 * 2 * 8 * (2 * 2048)
-    assert nbytes == 2 * (2048 * (3 * 8 + 16 + 3 * 10) + together)
+    scores, read = 3 * 4 * 2 * (256 * 2048), (2 * 2 + 4) * 2 * 8 * (2 * 2048)
+    assert nbytes == 2 * 2048 * (3 * 8 + 16 + 3 * 10) + scores + read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
 import pytest
 
 from mlxd_models.sizes.pass_sizes import together_max
@@ -15,6 +16,8 @@ from mlxd_worker.cache.arenas.chunks import (
     stretches_of,
 )
 from mlxd_worker.cache.base import ArenaId, Place
+from mlxd_worker.cache.layers.attention import attend_slots
+from tests.worker.tiny import difference
 
 CONTEXT = 1024
 
@@ -78,3 +81,32 @@ def test_a_gpu_s_pass_holds_whole_crowds(rows: int, tokens: int, context: int) -
     fit = attended([tokens] * rows, [tokens] * rows).within(most)
 
     assert fit is (rows > 4 or context > 1024)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_no_score_is_rounded_to_half_precision(*, sinks: bool) -> None:
+    """Where single products attend: large scores that differ by less than such a value's step."""
+    key = mx.random.key(3)
+    queries, keys, values = (
+        mx.random.normal((2, heads, 16, 32), key=own).astype(mx.bfloat16)
+        for heads, own in zip((4, 2, 2), mx.random.split(key, 3), strict=True)
+    )
+    mask = mx.where(mx.arange(16)[:, None] < mx.arange(16), -mx.inf, 0.0)[None, None]
+    beside = mx.array([1.0, -2.0, 9.0, 0.5]) if sinks else None
+    exact = attend_slots(
+        *(its.astype(mx.float32) for its in (queries, keys, values)),
+        mx.broadcast_to(mask, (2, 1, 16, 16)),
+        scale=3.0,
+        sinks=beside,
+    )
+    ours = attend_slots(
+        queries,
+        keys,
+        values,
+        mx.broadcast_to(mask.astype(mx.bfloat16), (2, 1, 16, 16)),
+        scale=3.0,
+        sinks=None if beside is None else beside.astype(mx.bfloat16),
+        fused=False,
+    )
+
+    assert difference(exact, ours.astype(mx.float32)) < 0.02
