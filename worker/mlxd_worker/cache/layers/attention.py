@@ -127,7 +127,7 @@ def attend_slots(
         if powers and beside is None:
             exponents = (grouped[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
             return softmax_of_powers(exponents + folded[part]) @ values[part]
-        if not fused:  # scores in full, as a kernel has them: eight bits of 20 are 0.1 off
+        if not fused:  # scores in full, as kernels have them: rounded, one of 20 is 0.06 off
             wide_queries, wide_keys = (its[part].astype(mx.float32) for its in (grouped, keys))
             scores = (wide_queries @ wide_keys.swapaxes(-1, -2)) * scale + folded[part]
             return shares_of(scores, beside).astype(values.dtype) @ values[part]
