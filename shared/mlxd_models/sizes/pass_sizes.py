@@ -76,7 +76,7 @@ def together_max(context: int, *, on_cpu: bool) -> Together:
     if on_cpu:
         return Together(context, BLOCK_QUERIES // 2 * context)
     tokens = config.PREFILL_PASS_TOKENS
-    return Together(max(context, 2 * tokens), max(2 * BLOCK_QUERIES * context, 256 * tokens))
+    return Together(max(context, 2 * tokens), max(BLOCK_QUERIES * context, 256 * tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ class Prefill:
         self._most = together_max(context, on_cpu=not few)
         self._company: list[Chunk] = []
         """What the next pass reads; empty between steps."""
+        self._coming: dict[RowId, int] = {}
+        """How many tokens of each row's that is."""
         self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
@@ -195,6 +197,7 @@ class Prefill:
         if not self._attended.beside(tokens, row.offset + tokens).within(self._most):
             self._read()
         self._company.append((row, row.next_chunk(tokens)))
+        self._coming[row.id] = tokens
         self._attended = self._attended.beside(tokens, row.offset + tokens)
         if not self._together:
             self._read()
@@ -203,6 +206,7 @@ class Prefill:
     def _read(self) -> None:
         """Evaluate the chunks that were put together in one pass, and forget them."""
         company, self._company, self._attended = self._company, [], Attended()
+        self._coming.clear()
         if not company:
             return
         started_s = self._clock()
@@ -248,7 +252,8 @@ class Prefill:
                 or other.request.priority < row.request.priority
             ):
                 continue
-            both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
+            left = other.prefill_left - self._coming.get(other.id, 0)
+            both = known + max(left, SHARED_MIN_TOKENS)
             if both < len(prompt) and prompt[:both] == other.request.prompt[:both]:
                 return True
         return False
