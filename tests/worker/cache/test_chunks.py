@@ -94,7 +94,9 @@ def test_no_score_is_rounded_to_half_precision(*, sinks: bool) -> None:
     mask = mx.where(mx.arange(16)[:, None] < mx.arange(16), -mx.inf, 0.0)[None, None]
     beside = mx.array([1.0, -2.0, 9.0, 0.5]) if sinks else None
     exact = attend_slots(
-        *(its.astype(mx.float32) for its in (queries, keys, values)),
+        queries.astype(mx.float32),
+        keys.astype(mx.float32),
+        values.astype(mx.float32),
         mx.broadcast_to(mask, (2, 1, 16, 16)),
         scale=3.0,
         sinks=beside,
