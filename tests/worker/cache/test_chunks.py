@@ -12,7 +12,7 @@ from mlxd_worker.cache.arenas.chunks import (
     WIDTH_MIN,
     Attended,
     Stretch,
-    attended_together,
+    split_into_calls,
     stretches_of,
 )
 from mlxd_worker.cache.base import ArenaId, Place
@@ -41,12 +41,12 @@ def test_a_call_is_of_one_arena_and_of_like_widths() -> None:
     """Widths up to the least one go together, others with those of at least half their width."""
     counts = (1, WIDTH_MIN, 17, 32, 33, 5)
     places = [place(5), place(4), place(3), place(2), place(1), place(0, arena=1)]
-    calls = attended_together(stretches_of(places, counts, counts))
+    calls = split_into_calls(stretches_of(places, counts, counts))
 
     assert [[its.count for its in call] for call in calls] == [[WIDTH_MIN, 1], [32, 17], [33], [5]]
 
 
-def attended(counts: Sequence[int], lengths: Sequence[int]) -> Attended:
+def reckon(counts: Sequence[int], lengths: Sequence[int]) -> Attended:
     """Return what chunks take together."""
     taken = Attended()
     for count, length in zip(counts, lengths, strict=True):
@@ -70,7 +70,7 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
     with no more scores than half a block's against it.
     """
     most = together_max(CONTEXT, on_cpu=True)
-    assert attended(counts, lengths).within(most) is fit
+    assert reckon(counts, lengths).within(most) is fit
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(128, 16), (32, 64), (16, 127), (4, 500)])
@@ -78,7 +78,7 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
 def test_a_gpu_s_pass_holds_whole_crowds(rows: int, tokens: int, context: int) -> None:
     """As many short prompts as a pass has tokens for, whatever the context."""
     most = together_max(context, on_cpu=False)
-    fit = attended([tokens] * rows, [tokens] * rows).within(most)
+    fit = reckon([tokens] * rows, [tokens] * rows).within(most)
 
     assert fit is (rows > 4 or context > 1024)
 

@@ -47,7 +47,7 @@ def stretches_of(
     return stretches
 
 
-def attended_together(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+def split_into_calls(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     """Return the chunks of each attention call, by slot; pure."""
     calls: dict[tuple[ArenaId, int], list[Stretch]] = {}
     for its in stretches:
@@ -85,7 +85,7 @@ def plan_chunks(
 ) -> StepPlan:
     """Return the plan of a pass of `counts` tokens a row, after which rows stand at `lengths`."""
     stretches = stretches_of(places, lengths, counts)
-    calls = attended_together(stretches)
+    calls = split_into_calls(stretches)
     result_of = [0] * sum(counts)
     results, groups = 0, []
     for call in calls:
