@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -21,6 +21,7 @@ from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.origins import check_origins
 
 MODULE = "mlxd_gateway"
 LISTENING = "mlxd gateway listens on "
@@ -30,14 +31,15 @@ STOP_S = config.SHUTDOWN_GRACE_S + 5.0
 _log = get_logger("gateway")
 
 
-def check_installed() -> None:
-    """Refuse to serve HTTP where the extra is not installed.
+def check_usable(origins: Collection[str]) -> None:
+    """Refuse to serve HTTP without the extra, or to pages of an origin that is none.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: naming `http` or `http_origin`.
     """
     if any(find_spec(name) is None for name in (MODULE, *NEEDS)):
         raise InvalidRequest.of("http", "needs the extra http: pip install 'mlxd[http]'")
+    check_origins(origins)
 
 
 def command_of(options: Mapping[str, object]) -> list[str]:

@@ -31,11 +31,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    clients: Clients, *, token: Token | None = None, origins: tuple[str, ...] = ()
+    clients: Clients,
+    *,
+    token: Token | None = None,
+    origins: tuple[str, ...] = (),
+    local: bool = False,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
+    local: whether only this machine is to reach it.
     """
     app = Starlette(
         routes=[
@@ -57,7 +62,7 @@ def make_app(
         middleware=[_cors(origins)] if origins else [],
     )
     app.state.clients = clients
-    return Edge(app, token=token)
+    return Edge(app, token=token, origins=origins, local=local)
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:

@@ -2,7 +2,8 @@
 
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
-- A request without the token reaches no handler. What is refused here has the API's own shape.
+- A request without the token reaches no handler; where there is none, no request that a page of a
+  stranger had a browser send (`mlxd_shared.security.origins`). Refusals have the API's own shape.
 - An exception of ours is in the log under the request's id; the client is told the id alone.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +24,7 @@ from mlxd_gateway.shapes import render
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.bearer import REFUSAL, Refusals, Token
+from mlxd_shared.security.origins import is_foreign, is_local_name
 
 OPEN_PATHS = ("/health",)
 _ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")
@@ -34,11 +37,23 @@ class Edge:
     """ASGI middleware around everything."""
 
     def __init__(
-        self, app: ASGIApp, *, token: Token | None, requests_max: int = config.HTTP_REQUESTS_MAX
+        self,
+        app: ASGIApp,
+        *,
+        token: Token | None,
+        origins: Collection[str],
+        local: bool,
+        requests_max: int = config.HTTP_REQUESTS_MAX,
     ) -> None:
-        """Let requests with `token` through (None: all), and `requests_max` at once."""
+        """Let requests with `token` through, and `requests_max` at once.
+
+        token: None lets all through but those of pages whose origin is not in `origins`. local:
+        whether it listens for this machine alone, which no name but a local one then reaches.
+        """
         self._app = app
         self._token = token
+        self._origins = frozenset(origins)
+        self._local = local
         self._requests_max = requests_max
         self._under_way = 0
         self._refusals = Refusals()
@@ -87,7 +102,9 @@ class Edge:
         if self._under_way > self._requests_max:
             message = f"{self._requests_max} requests are under way"
             return Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S)
-        if self._token is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        if self._token is None:
+            return self._refuse_page(headers)
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         key = headers.get("x-api-key")
         header = headers.get("authorization", "") if key is None else f"Bearer {key}"
@@ -95,6 +112,17 @@ class Edge:
             return None
         self._refusals.note(str(scope.get("client")))
         return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
+
+    def _refuse_page(self, headers: Headers) -> Failure | None:
+        """Refuse what a page of a stranger has sent."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._local and not is_local_name(host, self._origins):
+            message = f"Host: {host!r:.200} is no name of this machine alone; see --http-origin"
+            return Failure(FailureKind.FORBIDDEN, message)
+        if is_foreign(origin, host, self._origins):
+            message = f"Origin: {origin!r:.200} is no page that was named by --http-origin"
+            return Failure(FailureKind.FORBIDDEN, message)
+        return None
 
 
 class _Sender:

@@ -29,6 +29,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import Address, parse_address
+from mlxd_shared.security.origins import check_origins
 from mlxd_shared.security.unix_socket import claim_socket
 
 LISTENING = "mlxd gateway listens on "
@@ -56,12 +57,18 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
         InvalidRequest: an address or an option is wrong.
         BadCredentials: a file cannot be used.
     """
+    check_origins(settings.origins)
     security = settings.files.load()
     address = parse_address(settings.listen)
     security.check(address, anywhere=settings.allow_remote)
     with listen_on(address, anywhere=settings.allow_remote) as listener:
         async with Clients(lambda: Client(settings.address, security=settings.channel)) as clients:
-            app = make_app(clients, token=security.token, origins=settings.origins)
+            app = make_app(
+                clients,
+                token=security.token,
+                origins=settings.origins,
+                local=address.loopback and not address.is_unix,
+            )
             server = make_server(app, security)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -124,6 +124,47 @@ async def test_pages_of_named_origins_alone() -> None:
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 
+STRANGERS = [
+    {"Origin": "https://else.example"},
+    {"Origin": "null"},
+    {"Host": "else.example"},
+    {"Host": "else.example:8556", "Origin": "http://else.example:8556"},
+    {"Host": ""},
+]
+FRIENDS = [
+    {"Origin": "https://chat.example"},
+    {"Origin": "vscode-webview://panel"},
+    {"Host": "localhost:8556", "Origin": "http://localhost:8556"},
+    {"Host": "models.localhost"},
+    {"Host": "[::1]:8556"},
+    {"Host": "chat.example"},
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", CHATS)
+async def test_pages_of_strangers_are_kept_out(path: str) -> None:
+    """Whoever a browser sends a request for is known by Origin and Host; a token says more."""
+    answers = Answers(generate=answer_with_text())
+    named = ("https://chat.example",)
+    async with serving(answers) as fake, gateway_over(fake.address, origins=named) as web:
+        for headers in STRANGERS:
+            refused = await web.post(path, body_for(path), headers=headers)
+            assert refused.status_code == 403, headers
+            assert message_of(path, refused.json()).startswith(("Origin: ", "Host: "))
+        assert fake.requests == []
+        for headers in FRIENDS:
+            answer = await web.post(path, body_for(path), headers=headers)
+            assert answer.status_code == 200, headers
+    async with serving(answers) as fake, gateway_over(fake.address, token=Token(SECRET)) as web:
+        for headers in STRANGERS:
+            own = {**headers, "Authorization": f"Bearer {SECRET}"}
+            assert (await web.post(path, body_for(path), headers=own)).status_code == 200
+    async with serving(answers) as fake, gateway_over(fake.address, local=False) as web:
+        answer = await web.post(path, body_for(path), headers={"Host": "mlxd:8556"})
+        assert answer.status_code == 200
+
+
 @pytest.mark.asyncio
 async def test_bounds_of_a_body() -> None:
     """One byte more than the bound is refused, whether its length was told before or not."""

@@ -54,12 +54,14 @@ async def gateway_over(
     *,
     token: Token | None = None,
     origins: tuple[str, ...] = (),
+    local: bool = True,
 ) -> AsyncIterator[Web]:
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
     where = parse_address("127.0.0.1:0")
     with listen_on(where, anywhere=False) as listener:
         async with Clients(lambda: Client(address)) as clients:
-            server = make_server(make_app(clients, token=token, origins=origins), OPEN)
+            app = make_app(clients, token=token, origins=origins, local=local)
+            server = make_server(app, OPEN)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:

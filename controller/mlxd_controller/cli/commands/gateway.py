@@ -13,7 +13,7 @@ from mlxd_controller.cli.http import Origins
 from mlxd_controller.cli.options import Address
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.cli.security import GatewayListener, server
-from mlxd_controller.gateway import check_installed, command_of
+from mlxd_controller.gateway import check_usable, command_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import LogFormat
@@ -47,7 +47,7 @@ def gateway(
     Options before the command say how that server is reached; --listen-* protect what this serves.
     """
     try:
-        check_installed()
+        check_usable(origin or ())
     except InvalidRequest as error:
         usage_error(error.describe())
     where = server(context, address)
