@@ -24,6 +24,7 @@ from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService
@@ -144,8 +145,11 @@ async def _listening(
     calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
     catalog = Catalog(store, runtime)
-    streams = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
-    figures = StatusService(catalog, runtime, clock)
+    allowances = Allowances(clock, runtime.metrics)
+    streams = InferenceService(
+        catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
+    )
+    figures = StatusService(catalog, runtime, clock, allowances=allowances)
     servicers = (streams, ModelService(catalog, runtime, clock), figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)

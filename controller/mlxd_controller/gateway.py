@@ -52,7 +52,7 @@ class Gateway:
     """The gateway of one controller, process after process.
 
     It dials a private socket: what protects the controller's address is for others, but for the
-    token, which every call needs.
+    token, which every call needs. Where there are keys, each request carries its own.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -68,11 +68,12 @@ class Gateway:
             "tls_cert": files.tls_cert,
             "tls_key": files.tls_key,
             "tls_client_ca": files.tls_client_ca,
-            "token_file": files.token_file,
+            "token_file": None if files.keys_file else files.token_file,
+            "pass_keys": files.keys_file is not None,
             "allow_remote": settings.allow_remote,
             "origins": list(settings.http_origins),
             "address": self.private_address,
-            "controller_token_file": files.token_file,
+            "controller_token_file": None if files.keys_file else files.token_file,
             "follow_parent": True,
             "log_level": settings.log_level,
             "log_format": settings.log_format,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
+from grpc import StatusCode
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,33 +15,26 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlxd import MlxdError
+from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
 from mlxd_gateway.common.responses import json_response
+from mlxd_gateway.door import Door
 from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
-from mlxd_shared.security.bearer import Token
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(
-    clients: Clients,
-    *,
-    token: Token | None = None,
-    origins: tuple[str, ...] = (),
-    local: bool = False,
-) -> ASGIApp:
+def make_app(clients: Clients, door: Door) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
-    token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
-    local: whether only this machine is to reach it.
+    door: who may come in; browsers are told of its origins (CORS).
     """
     app = Starlette(
         routes=[
@@ -59,10 +53,10 @@ def make_app(
             ClientDisconnect: _note_gone,
             Exception: _tell_bug,
         },
-        middleware=[_cors(origins)] if origins else [],
+        middleware=[_cors(door.origins)] if door.origins else [],
     )
     app.state.clients = clients
-    return Edge(app, token=token, origins=origins, local=local)
+    return Edge(app, door)
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:
@@ -94,6 +88,8 @@ async def check_health(request: Request) -> Response:
     """GET /health: whether the controller serves."""
     try:
         healthy = await client_of(request).healthy()
+    except RemoteError as error:
+        healthy = error.code is StatusCode.UNAUTHENTICATED  # it answers; this request has no key
     except MlxdError:
         healthy = False
     status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE

@@ -23,6 +23,7 @@ import uvicorn
 from mlxd import Client
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.door import Door
 from mlxd_gateway.settings import Settings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
@@ -58,17 +59,20 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
         BadCredentials: a file cannot be used.
     """
     check_origins(settings.origins)
+    settings.check_keys()
     security = settings.files.load()
     address = parse_address(settings.listen)
-    security.check(address, anywhere=settings.allow_remote)
+    known = settings.pass_keys and security.identity is not None
+    security.check(address, anywhere=settings.allow_remote or known)
     with listen_on(address, anywhere=settings.allow_remote) as listener:
         async with Clients(lambda: Client(settings.address, security=settings.channel)) as clients:
-            app = make_app(
-                clients,
+            door = Door(
                 token=security.token,
+                passes_keys=settings.pass_keys,
                 origins=settings.origins,
                 local=address.loopback and not address.is_unix,
             )
+            app = make_app(clients, door)
             server = make_server(app, security)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))

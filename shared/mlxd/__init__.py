@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidModel,
         InvalidRequest,
+        KeyLimit,
         LoadAbandoned,
         MachineShort,
         MlxdError,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         ModelUnloaded,
         NoChatTemplate,
         NoRoom,
+        NotAllowed,
         PoisonPrompt,
         QueueFull,
         ShuttingDown,
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
         SamplingOptions,
         Weights,
     )
-    from mlxd_shared.security.secure_channel import ChannelSecurity, trace_context
+    from mlxd_shared.security.secure_channel import ChannelSecurity, call_headers
     from mlxd_shared.wire.status import RemoteError
 
 __version__ = version("mlxd")
@@ -91,14 +93,15 @@ __all__ = [
     "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
     "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed", "FieldViolation",
     "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory",
-    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress",
-    "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily",
-    "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading",
-    "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
-    "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError",
-    "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
-    "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
-    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "trace_context",
+    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "KeyLimit", "LoadAbandoned",
+    "LoadProgress", "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount",
+    "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining",
+    "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded",
+    "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling", "PositionLogprobs",
+    "ProcessRole", "QueueFull", "RemoteError", "ResponseFormat", "SamplingOptions", "ShuttingDown",
+    "Status", "Stream", "TokenLogprob", "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited",
+    "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut",
+    "WrongWorker", "call_headers",
 ]
 # fmt: on
 

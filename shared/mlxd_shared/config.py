@@ -87,6 +87,11 @@ TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 CREDENTIAL_FILE_BYTES_MAX = 4 * MIB
 REFUSAL_LOG_INTERVAL_S = 10.0
+KEYS_MAX = 1_000  # of a file; each has its own labels in the metrics
+KEY_NAME_CHARS_MAX = 64
+KEY_MODELS_MAX = 100
+KEY_LIMIT_MAX = 1_000_000_000
+KEYS_LOOK_S = 1.0  # how old the keys of a file that has changed may be
 METRICS_CONNECTIONS_MAX = 16
 METRICS_TIMEOUT_S = 10.0
 

@@ -12,6 +12,7 @@ from mlxd import Client
 from mlxd.v1 import inference_pb2
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.door import Door
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InternalError,
@@ -247,7 +248,7 @@ async def test_a_bug_is_in_the_log_and_its_id_in_the_answer(
     async with serving(Answers(generate=answer_with_text())) as fake:
         clients = Clients(lambda: Client(fake.address))
         async with clients:
-            app = make_app(Broken(clients, make))
+            app = make_app(Broken(clients, make), Door())
             transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
             async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
                 for path in CHATS:

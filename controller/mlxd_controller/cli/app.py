@@ -13,6 +13,7 @@ from mlxd_controller.cli.commands.embed import embed
 from mlxd_controller.cli.commands.gateway import gateway
 from mlxd_controller.cli.commands.generate import generate, tokenize
 from mlxd_controller.cli.commands.health import health
+from mlxd_controller.cli.commands.keys import keys
 from mlxd_controller.cli.commands.load import fit, load
 from mlxd_controller.cli.commands.models import forget, models, ps, unload
 from mlxd_controller.cli.commands.protos import protos
@@ -78,3 +79,4 @@ for command in (
     health, fit, protos, version,
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(keys)

@@ -88,11 +88,19 @@ class Listener:
         Path | None,
         _file("Serve only clients that send the token in this file.  [env var: MLXD_TOKEN_FILE]"),
     ] = None
+    keys_file: Annotated[
+        Path | None,
+        _file(
+            "Serve clients that send a key of this file, within its scopes and limits; see"
+            " `mlxd keys`.",
+            envvar="MLXD_KEYS_FILE",
+        ),
+    ] = None
     open_health: Annotated[
         bool,
         typer.Option(
             "--open-health",
-            help="Answer health checks without the token.",
+            help="Answer health checks without the token or a key.",
             rich_help_panel=PANEL,
         ),
     ] = False
@@ -111,7 +119,7 @@ class Listener:
                 usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
         token = self.token_file or root.params["token_file"]
         return ListenerFiles(
-            self.tls_cert, self.tls_key, self.tls_client_ca, token, self.open_health
+            self.tls_cert, self.tls_key, self.tls_client_ca, token, self.open_health, self.keys_file
         )
 
 
@@ -130,6 +138,14 @@ class GatewayListener:
     listen_token_file: Annotated[
         Path | None, _file("Serve only clients that send the token in this file.")
     ] = None
+    pass_keys: Annotated[
+        bool,
+        typer.Option(
+            "--pass-keys",
+            help="Pass the keys that clients send on to the server, which judges them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,8 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +30,7 @@ from mlxd_shared.domain.errors import (
     ModelNotFound,
     QueueFull,
 )
+from mlxd_shared.ops.small_files import alone, replace_content
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
@@ -106,38 +103,14 @@ def remove_alias(folder: Path, alias: str) -> None:
 def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with alone(folder / _LOCK_FILE):
             aliases = dict(read_aliases(folder))
             change(aliases)
-            _replace(folder, aliases)
+            content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
+            text = json.dumps(content, indent=2) + "\n"
+            replace_content(folder / ALIASES_FILE, text.encode(), mode=_MODE)
     except OSError as error:
         raise file_error(error, ALIASES_FILE, doing="cannot be written: ") from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other writers out; a process that dies lets them in."""
-    descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _replace(folder: Path, aliases: Mapping[str, str]) -> None:
-    content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{ALIASES_FILE}.")
-    path = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(content, indent=2) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        path.chmod(_MODE)
-        path.replace(folder / ALIASES_FILE)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class AliasPlaces:

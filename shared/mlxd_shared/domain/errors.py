@@ -285,6 +285,24 @@ class BadCredentials(MlxdError):
     sentence = "{file}: {problem}"
 
 
+class NotAllowed(MlxdError):
+    """A call that the caller's key is not for; `asked` is a scope, or a model."""
+
+    key: str
+    asked: str
+    sentence = "the key {key!r} is not for {asked}"
+
+
+class KeyLimit(MlxdError):
+    """A key that has used up what it may; `limit` is what it may have of `what`."""
+
+    key: str
+    what: str
+    limit: int
+    retry_after_s: float
+    sentence = "the key {key!r} has at most {limit} {what}"
+
+
 class ShuttingDown(MlxdError):
     """The server is stopping."""
 

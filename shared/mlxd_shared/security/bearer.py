@@ -1,10 +1,8 @@
-"""The bearer token: one secret that a caller must send with every call, and how it is checked.
+"""The bearer token: one secret that a caller sends with every call, and how it is compared.
 
 Invariants:
 - A token comes from a file, never from a command line, and is in no log line and no message.
-- A refused call reaches no handler and no other interceptor. Its answer does not depend on the
-  method, on whether there is such a method, nor on what was wrong with the token; the comparison
-  takes the same time wherever and however long the tokens differ.
+- The comparison takes the same time wherever and however long the tokens differ.
 """
 
 from __future__ import annotations
@@ -15,19 +13,10 @@ import re
 import time
 from pathlib import Path
 
-import grpc
-
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.certificates import read_secret
-from mlxd_shared.wire.interceptors import (
-    HEALTH_PREFIX,
-    Context,
-    Continuation,
-    Handler,
-    refuse_unread,
-)
 
 REFUSAL = "valid credentials are needed"
 """All that a refused caller is told."""
@@ -61,10 +50,13 @@ class Token:
 
     def accepts(self, header: str) -> bool:
         """Return whether `header`, the value of an authorization header, carries this token."""
-        scheme, secret = header[: len(_SCHEME)], header[len(_SCHEME) :]
         # Digests are compared: they have one length, whatever the token's is.
-        same = hmac.compare_digest(_digest(secret), self._digest)
-        return same and scheme.lower() == _SCHEME
+        return hmac.compare_digest(_digest(secret_in(header)), self._digest)
+
+
+def secret_in(header: str) -> str:
+    """Return the secret that the value of an authorization header carries; empty: none."""
+    return header[len(_SCHEME) :] if header[: len(_SCHEME)].lower() == _SCHEME else ""
 
 
 def _digest(value: str) -> bytes:
@@ -85,32 +77,6 @@ def read_token(path: Path) -> Token:
         limit = f"{config.TOKEN_CHARS_MIN} to {config.TOKEN_CHARS_MAX} letters, digits or ._~+/-"
         raise BadCredentials(str(path), f"a token is one line of {limit}")
     return Token(text)
-
-
-class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls with the token through. To be the first of a server's interceptors."""
-
-    def __init__(self, token: Token, *, open_health: bool) -> None:
-        """Guard every method, but the health service where `open_health` says so."""
-        self._token = token
-        self._open_prefix = HEALTH_PREFIX if open_health else None
-        self._refusals = Refusals()
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
-        """Ask the next interceptor, or refuse without asking."""
-        metadata = handler_call_details.invocation_metadata or ()
-        headers = [str(value) for key, value in metadata if key == HEADER]
-        accepted = self._token.accepts(headers[0] if len(headers) == 1 else "")
-        method = handler_call_details.method
-        if accepted or (self._open_prefix and method.startswith(self._open_prefix)):
-            return await continuation(handler_call_details)
-        return refuse_unread(self._refuse)
-
-    async def _refuse(self, context: Context) -> None:
-        self._refusals.note(context.peer())
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
 
 
 class Refusals:

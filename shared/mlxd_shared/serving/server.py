@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import TokenInterceptor
+from mlxd_shared.security.callers import CallerInterceptor
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
 from mlxd_shared.security.unix_socket import claim_socket
@@ -40,8 +40,8 @@ def make_server(
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
-    Where `security` has a token, no call passes without it, whatever its method. No request holds
-    more than `limits`.
+    Where `security` has a token or keys, no call passes without one, whatever its method. No
+    request holds more than `limits`.
 
     calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
         whose one client is bounded.
@@ -53,9 +53,8 @@ def make_server(
     if calls_max is not None:
         interceptors.insert(0, AdmissionInterceptor(calls_max))
         options += CLIENTS_OPTIONS
-    if security.token is not None:
-        open_health = security.files.open_health
-        interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
+    if security.needs_secret:
+        interceptors.insert(0, CallerInterceptor(security))
     server = grpc.aio.server(interceptors=interceptors, options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_of, server)
     names = [service.full_name for service in services]

@@ -13,6 +13,7 @@ import pytest
 
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
@@ -63,7 +64,8 @@ async def services(folder: Path) -> AsyncIterator[Services]:
     async with controller_stack(store=store) as stack:
         catalog = Catalog(store, stack.runtime)
         models = ModelService(catalog, stack.runtime, stack.clock)
-        inference = InferenceService(catalog, stack.runtime, stack.clock)
+        allowances = Allowances(stack.clock, stack.runtime.metrics)
+        inference = InferenceService(catalog, stack.runtime, stack.clock, allowances=allowances)
         digest = (await store.add(folder, name="a")).digest
         yield Services(stack, store, catalog, models, inference, digest)
 

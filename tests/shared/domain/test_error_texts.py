@@ -58,6 +58,11 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
         errors.MachineShort("open files", "config.json", 2.5),
         "the machine lacks open files: config.json; try again later",
     ),
+    (errors.NotAllowed("editor", "big"), "the key 'editor' is not for big"),
+    (
+        errors.KeyLimit("editor", "tokens a minute", 9, 1.0),
+        "the key 'editor' has at most 9 tokens a minute",
+    ),
     (errors.DeadlinePassed(3), "the deadline passed after 3 tokens"),
     (errors.ModelLoading("slow", 4.0, 0.625), "slow is still loading (62%)"),
     (errors.ModelDraining("going", 3.0), "going is draining and takes no new stream"),

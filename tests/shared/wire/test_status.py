@@ -48,6 +48,8 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.WrongWorker("w-1", "w-2"),
     errors.BackendProblem("two backends: mlx-cpu, mlx-cuda-13"),
     errors.BadCredentials("server.pem", "the certificate has expired on 2026-01-01"),
+    errors.NotAllowed("editor", "the model 'big'"),
+    errors.KeyLimit("editor", "requests at once", 4, 1.5),
     errors.ShuttingDown(2.0),
     errors.InternalError("abc123"),
 )

@@ -59,6 +59,7 @@ def gateway(
             "tls_key": listener.listen_tls_key,
             "tls_client_ca": listener.listen_tls_client_ca,
             "token_file": listener.listen_token_file,
+            "pass_keys": listener.pass_keys,
             "allow_remote": allow_remote,
             "origins": origin or [],
             "address": where.address,
