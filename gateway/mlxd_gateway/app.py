@@ -57,7 +57,7 @@ def make_app(
         middleware=[_cors(origins)] if origins else [],
     )
     app.state.clients = clients
-    return Edge(app, token=token)
+    return Edge(app, token=token, origins=origins)
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:
@@ -118,10 +118,11 @@ async def _tell_bug(request: Request, _: Exception) -> Response:
 
 async def _tell_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path = request.scope["path"]
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {request.url.path}")
+        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {path}")
     else:
-        failure = Failure(FailureKind.NOT_FOUND, f"there is no {request.url.path}")
+        failure = Failure(FailureKind.NOT_FOUND, f"there is no {path}")
     response = render(failure, request.scope)
     response.headers.update(error.headers or {})
     return response

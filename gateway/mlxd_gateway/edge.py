@@ -2,7 +2,9 @@
 
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
-- A request without the token reaches no handler. What is refused here has the API's own shape.
+- A request without the token reaches no handler, nor does one of a browser's page whose origin was
+  not named: pages send some requests unasked, to whichever name leads here.
+- What is refused here has the API's own shape.
 - An exception of ours is in the log under the request's id; the client is told the id alone.
 """
 
@@ -34,11 +36,20 @@ class Edge:
     """ASGI middleware around everything."""
 
     def __init__(
-        self, app: ASGIApp, *, token: Token | None, requests_max: int = config.HTTP_REQUESTS_MAX
+        self,
+        app: ASGIApp,
+        *,
+        token: Token | None,
+        origins: tuple[str, ...] = (),
+        requests_max: int = config.HTTP_REQUESTS_MAX,
     ) -> None:
-        """Let requests with `token` through (None: all), and `requests_max` at once."""
+        """Let requests with `token` through (None: all), and `requests_max` at once.
+
+        origins: of the pages that may send requests; "*" is all of them.
+        """
         self._app = app
         self._token = token
+        self._origins = origins
         self._requests_max = requests_max
         self._under_way = 0
         self._refusals = Refusals()
@@ -87,6 +98,8 @@ class Edge:
         if self._under_way > self._requests_max:
             message = f"{self._requests_max} requests are under way"
             return Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S)
+        if not self._may_send(headers.get("origin")):
+            return Failure(FailureKind.FORBIDDEN, "pages of this origin may not use this server")
         if self._token is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         key = headers.get("x-api-key")
@@ -95,6 +108,10 @@ class Edge:
             return None
         self._refusals.note(str(scope.get("client")))
         return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
+
+    def _may_send(self, origin: str | None) -> bool:
+        """Return whether a page of `origin` may send requests; None: no page has sent it."""
+        return origin is None or origin in self._origins or "*" in self._origins
 
 
 class _Sender:

@@ -125,6 +125,24 @@ async def test_pages_of_named_origins_alone() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("path", CHATS)
+async def test_a_page_cannot_send_without_asking(path: str) -> None:
+    """A browser sends plain text to any server unasked, but says from where: 403, in shape."""
+    async with (
+        serving(Answers(generate=answer_with_text())) as fake,
+        gateway_over(fake.address, origins=("https://chat.example",)) as web,
+    ):
+        for origin in ("https://else.example", "null", ""):
+            headers = {"Origin": origin, "Content-Type": "text/plain"}
+            refused = await web.post(path, body_for(path), headers=headers)
+            assert refused.status_code == 403
+            assert message_of(path, refused.json())
+        assert fake.requests == []
+        named = {"Origin": "https://chat.example"}
+        assert (await web.post(path, body_for(path), headers=named)).status_code == 200
+
+
+@pytest.mark.asyncio
 async def test_bounds_of_a_body() -> None:
     """One byte more than the bound is refused, whether its length was told before or not."""
     body = b'{"model": "' + b"x" * config.HTTP_BODY_BYTES_MAX + b'"}'
@@ -148,6 +166,8 @@ async def test_paths_and_methods_that_there_are_not() -> None:
             answer = await web.http.get(path)
             assert answer.status_code == 404
             assert "error" in answer.json()
+        strange = await web.http.get("/v1/nothing", headers={"Host": "["})
+        assert strange.status_code == 404
         answer = await web.http.get("/api/chat")
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

@@ -4,6 +4,7 @@ Invariants:
 - A body is never longer in memory than HTTP_BODY_BYTES_MAX, whatever its head says, and has all
   come within HTTP_BODY_S.
 - What is not JSON, not of the struct's types, or a field that the struct has not is BadField.
+- All of a body is UTF-8, what is kept as JSON text too, into which nobody looks here.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         BadField: it spells none; names the field where there is one.
     """
     try:
+        body.decode()  # msgspec passes over what it keeps as it is
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise describe_violation(str(error)) from error

@@ -20,6 +20,7 @@ class FailureKind(enum.Enum):
 
     INVALID = 400
     UNAUTHENTICATED = 401
+    FORBIDDEN = 403
     NOT_FOUND = 404
     METHOD = 405
     SLOW_BODY = 408
