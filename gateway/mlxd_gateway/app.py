@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from mlxd import MlxdError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.common.bodies import Room
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
@@ -24,6 +25,7 @@ from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
+from mlxd_shared import config
 from mlxd_shared.security.bearer import Token
 
 CLIENT_GONE = 499
@@ -31,11 +33,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    clients: Clients, *, token: Token | None = None, origins: tuple[str, ...] = ()
+    clients: Clients,
+    *,
+    token: Token | None = None,
+    origins: tuple[str, ...] = (),
+    bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
+    bodies_nbytes_max: of all bodies that are being read.
     """
     app = Starlette(
         routes=[
@@ -57,6 +64,7 @@ def make_app(
         middleware=[_cors(origins)] if origins else [],
     )
     app.state.clients = clients
+    app.state.room = Room(bodies_nbytes_max)
     return Edge(app, token=token, origins=origins)
 
 

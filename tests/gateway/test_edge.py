@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,23 @@ async def test_bounds_of_a_body() -> None:
         without = await web.http.post(CHATS[0], content=pieces())
         assert (with_length.status_code, without.status_code) == (413, 413)
         assert fake.requests == []
+
+
+@pytest.mark.asyncio
+async def test_all_bodies_together_are_bounded() -> None:
+    """What finds no room is told when to come again; what was read has left its room."""
+    async with (
+        serving(Answers(generate=answer_with_text())) as fake,
+        Clients(lambda: Client(fake.address)) as clients,
+    ):
+        app = make_app(clients, bodies_nbytes_max=200)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
+            for length, status in ((180, 200), (201, 429), (180, 200)):
+                body = json.dumps(CHAT).ljust(length)
+                answer = await http.post(CHATS[0], content=body.encode())
+                assert answer.status_code == status
+                assert ("retry-after" in answer.headers) == (status == 429)
 
 
 @pytest.mark.asyncio
