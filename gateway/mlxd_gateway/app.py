@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.common.bodies import Room
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
@@ -26,15 +27,19 @@ from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
+from mlxd_shared import config
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(clients: Clients, door: Door) -> ASGIApp:
+def make_app(
+    clients: Clients, door: Door, *, bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX
+) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
-    door: who may come in; browsers are told of its origins (CORS).
+    door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
+    that are being read.
     """
     app = Starlette(
         routes=[
@@ -56,6 +61,7 @@ def make_app(clients: Clients, door: Door) -> ASGIApp:
         middleware=[_cors(door.origins)] if door.origins else [],
     )
     app.state.clients = clients
+    app.state.room = Room(bodies_nbytes_max)
     return Edge(app, door)
 
 
@@ -119,10 +125,11 @@ async def _tell_bug(request: Request, _: Exception) -> Response:
 
 async def _tell_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path = request.scope["path"]
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {request.url.path}")
+        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {path}")
     else:
-        failure = Failure(FailureKind.NOT_FOUND, f"there is no {request.url.path}")
+        failure = Failure(FailureKind.NOT_FOUND, f"there is no {path}")
     response = render(failure, request.scope)
     response.headers.update(error.headers or {})
     return response

@@ -1,8 +1,8 @@
 """The process: settings to a listening gateway, and its graceful stop.
 
 Invariants:
-- It takes no request before its one line on stdout says where; it ends at SIGTERM, SIGINT, or when
-  whoever started it is gone (`follow_parent`), with a grace for answers under way.
+- Its one line on stdout says where it can be dialled, once it can; it ends at SIGTERM, SIGINT, or
+  when whoever started it is gone (`follow_parent`), with a grace for answers under way.
 - An address that others can reach is served only as a controller serves it: protected, or by name.
 """
 
@@ -23,6 +23,7 @@ import uvicorn
 from mlxd import Client
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.connection import Connection
 from mlxd_gateway.door import Door
 from mlxd_gateway.settings import Settings
 from mlxd_shared import config
@@ -86,6 +87,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
 def make_server(
     app: Any,  # noqa: ANN401 - starlette and uvicorn each have a type of their own for it
     security: ListenerSecurity,
+    *,
+    connection: type[Connection] = Connection,
 ) -> uvicorn.Server:
     """Return a server of `app`; `should_exit` has its `serve` return, after a grace."""
     context = security.ssl_context()
@@ -96,7 +99,7 @@ def make_server(
 
     settings = uvicorn.Config(
         app,
-        http="h11",
+        http=connection,
         ws="none",
         lifespan="off",
         loop="none",
@@ -127,6 +130,7 @@ def listen_on(address: Address, *, anywhere: bool) -> Iterator[socket.socket]:
     else:
         listener = _bind(address)
     try:
+        listener.listen(BACKLOG)  # who dials before the server runs waits for it
         yield listener
     finally:
         listener.close()

@@ -106,6 +106,7 @@ RECONNECT_PAUSE_MAX_S = 5.0
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8556"
 HTTP_BODY_BYTES_MAX = 16 * MIB  # of a request; as JSON it is larger than what goes to a controller
 HTTP_HEAD_BYTES_MAX = 64 * KIB
+HTTP_HEAD_S = 30.0  # for a head, from a connection's or the head's own beginning
 HTTP_BODY_S = 60.0  # from a request's head to the end of its body
 HTTP_KEEP_ALIVE_S = 75.0  # between two requests of a connection
 HTTP_REQUESTS_MAX = 2048  # under way, of all clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,8 @@ async def test_pages_of_named_origins_alone() -> None:
 STRANGERS = [
     {"Origin": "https://else.example"},
     {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "https://else.example", "Content-Type": "text/plain"},
     {"Host": "else.example"},
     {"Host": "else.example:8556", "Origin": "http://else.example:8556"},
     {"Host": ""},
@@ -183,13 +186,32 @@ async def test_bounds_of_a_body() -> None:
 
 
 @pytest.mark.asyncio
+async def test_all_bodies_together_are_bounded() -> None:
+    """What finds no room is told when to come again; what was read has left its room."""
+    async with (
+        serving(Answers(generate=answer_with_text())) as fake,
+        Clients(lambda: Client(fake.address)) as clients,
+    ):
+        app = make_app(clients, Door(), bodies_nbytes_max=200)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
+            for length, status in ((180, 200), (201, 429), (180, 200)):
+                body = json.dumps(CHAT).ljust(length)
+                answer = await http.post(CHATS[0], content=body.encode())
+                assert answer.status_code == status
+                assert ("retry-after" in answer.headers) == (status == 429)
+
+
+@pytest.mark.asyncio
 async def test_paths_and_methods_that_there_are_not() -> None:
     """404 and 405 have the API's shape too."""
-    async with serving(Answers()) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers()) as fake, gateway_over(fake.address, local=False) as web:
         for path in ("/v1/nothing", "/v1/messages/nothing", "/api/nothing"):
             answer = await web.http.get(path)
             assert answer.status_code == 404
             assert "error" in answer.json()
+        strange = await web.http.get("/v1/nothing", headers={"Host": "["})
+        assert strange.status_code == 404
         answer = await web.http.get("/api/chat")
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

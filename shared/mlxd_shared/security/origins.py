@@ -49,8 +49,8 @@ def is_foreign(origin: str | None, host: str, origins: Collection[str]) -> bool:
     """
     if origin is None or ANY in origins or origin in origins:
         return False
-    scheme, _, place = origin.partition("://")
-    return scheme == "null" or (scheme in _WEB and place != host)
+    scheme, separator, place = origin.partition("://")
+    return not separator or (scheme in _WEB and place != host)
 
 
 def is_local_name(host: str, origins: Collection[str]) -> bool:
