@@ -17,6 +17,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.families.common.family import Footprint
+from mlxd_models.files.chat_template import read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import facts_of, life_of
@@ -35,7 +36,6 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
