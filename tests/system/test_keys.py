@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,21 @@ from typing import Any
 import pytest
 
 from mlxd import ChannelSecurity, Client, Finished, KeyLimit, NotAllowed, RemoteError
+from tests.support.chat_template import write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
-MODELS = ("--model", f"demo={DEMO}", "--model", f"other={DEMO}")
 TOKENS = 8
 PATHS = ("/v1/completions", "/v1/messages", "/api/generate")
+
+
+@pytest.fixture(name="models", scope="module")
+def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Options for the built-in model, and for one that has a chat's template besides."""
+    folder = tmp_path_factory.mktemp("models") / "other"
+    shutil.copytree(DEMO, folder)
+    return ("--model", f"demo={DEMO}", "--model", f"other={write_template(folder)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +66,18 @@ def body_for(path: str, model: str = "demo") -> dict[str, Any]:
 async def points(client: Client, family: str) -> dict[tuple[str, ...], float]:
     """Return the points of a family of metrics, by the values of their labels."""
     status = await client.status()
-    (found,) = (each for each in status.metrics if each.name == family)
-    return {tuple(point.labels.values()): point.value for point in found.points}
+    (named,) = (each for each in status.metrics if each.name == family)
+    return {tuple(sorted(point.labels.values())): point.value for point in named.points}
 
 
 @pytest.mark.asyncio
-async def test_over_grpc(tmp_path: Path) -> None:
+async def test_over_grpc(tmp_path: Path, models: tuple[str, ...]) -> None:
     """Scope, model and rate, each refused by name; what was used adds up to the streams' own."""
     issued = Issued(tmp_path)
     await issued.add("writer", "--model", "demo", "--requests-per-minute", "2")
     await issued.add("watcher", "--scope", "observe", "--scope", "manage")
     async with (
-        serve_web(*MODELS, "--keys-file", str(issued.keys_file)) as web,
+        serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
         issued.client(web, "writer") as writer,
         issued.client(web, "watcher") as watcher,
     ):
@@ -88,8 +97,8 @@ async def test_over_grpc(tmp_path: Path) -> None:
         assert await points(watcher, "mlxd_key_prompt_tokens_total") == {("writer",): prompt}
         assert await points(watcher, "mlxd_key_generation_tokens_total") == {("writer",): generated}
         assert await points(watcher, "mlxd_key_requests_total") == {
-            ("writer", "served"): 2,
-            ("writer", "refused"): 2,
+            ("served", "writer"): 2,
+            ("refused", "writer"): 2,
         }
         assert await points(watcher, "mlxd_key_streams") == {("writer",): 0}
 
@@ -103,11 +112,11 @@ async def writer_text(client: Client, model: str = "demo") -> Finished:
 
 
 @pytest.mark.asyncio
-async def test_over_http(tmp_path: Path) -> None:
+async def test_over_http(tmp_path: Path, models: tuple[str, ...]) -> None:
     """Each API has its own way to send a key and to be refused; health needs none."""
     issued = Issued(tmp_path)
     secret = await issued.add("writer", "--model", "demo", "--tokens-per-minute", "1")
-    async with serve_web(*MODELS, "--keys-file", str(issued.keys_file)) as web:
+    async with serve_web(*models, "--keys-file", str(issued.keys_file)) as web:
         assert (await web.http.get("/health")).status_code == 200
         bearer, own = {"Authorization": f"Bearer {secret}"}, {"x-api-key": secret}
         for path in PATHS:
@@ -126,12 +135,14 @@ async def test_over_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_key_is_removed_while_the_server_runs(tmp_path: Path) -> None:
+async def test_a_key_is_removed_while_the_server_runs(
+    tmp_path: Path, models: tuple[str, ...]
+) -> None:
     """The command and the file are enough: nobody restarts anything."""
     issued = Issued(tmp_path)
     await issued.add("writer")
     async with (
-        serve_web(*MODELS, "--keys-file", str(issued.keys_file)) as web,
+        serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
         issued.client(web, "writer") as writer,
     ):
         assert await writer.model("demo")

@@ -35,24 +35,27 @@ def read_keys(path: Path) -> KeyRing:
 
 
 class KeyFile:
-    """Keys as a file has them now, give or take KEYS_LOOK_S."""
+    """Keys as a file has them now, or had them a moment ago."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, look_s: float = config.KEYS_LOOK_S) -> None:
         """Read the file.
+
+        look_s: how old what is known of it may be.
 
         Raises:
             BadCredentials: as `read_keys`.
         """
         self._path = path
+        self._look_s = look_s
         self._signature = _signature(path)
         self._ring = read_keys(path)
         self._looked_s = time.monotonic()
 
     @property
     def ring(self) -> KeyRing:
-        """The keys. Looks at the file's time and size once in KEYS_LOOK_S, and blocks for that."""
+        """The keys. Looks at the file's time and size once in `look_s`, and blocks for that."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= config.KEYS_LOOK_S:
+        if now_s - self._looked_s >= self._look_s:
             self._looked_s = now_s
             self._read_again()
         return self._ring

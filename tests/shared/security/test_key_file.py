@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
 from mlxd_shared.security.key_file import KeyFile, editing, read_keys
 from mlxd_shared.security.keys import Key, hash_of
 
 
 @pytest.fixture(name="path")
-def key_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with one key, which is looked at whenever somebody asks."""
-    monkeypatch.setattr(config, "KEYS_LOOK_S", 0.0)
+def key_path(tmp_path: Path) -> Path:
+    """A file with one key."""
     path = tmp_path / "own" / "keys.json"
     add(path, "first")
     return path
@@ -37,7 +35,7 @@ def names(path: Path) -> list[str]:
 
 def test_a_change_is_seen(path: Path) -> None:
     """A key that is added is known, one that is removed is not any more."""
-    file = KeyFile(path)
+    file = KeyFile(path, look_s=0.0)
     add(path, "second")
     assert file.ring.find("second") is not None
     with editing(path) as keys:
@@ -45,10 +43,9 @@ def test_a_change_is_seen(path: Path) -> None:
     assert file.ring.find("first") is None
 
 
-def test_between_two_looks_nothing_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_two_looks_nothing_is_read(path: Path) -> None:
     """Each call would cost a look at the disk otherwise."""
-    monkeypatch.setattr(config, "KEYS_LOOK_S", 3600.0)
-    file = KeyFile(path)
+    file = KeyFile(path, look_s=3600.0)
     add(path, "second")
     assert file.ring.find("second") is None
 
@@ -56,7 +53,7 @@ def test_between_two_looks_nothing_is_read(path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("content", [b"{", b'{"keys": 1}', None])
 def test_a_file_that_breaks_changes_nothing(path: Path, content: bytes | None) -> None:
     """The keys that it had hold, the log says so once, and a good file is read again."""
-    file = KeyFile(path)
+    file = KeyFile(path, look_s=0.0)
     good = path.read_bytes()
     path.unlink() if content is None else path.write_bytes(content)
     with capture_logs() as logs:
