@@ -24,7 +24,7 @@ from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
-from mlxd_shared.security.bearer import Token
+from mlxd_shared.security.tokens import Token
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]

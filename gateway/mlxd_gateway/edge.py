@@ -21,7 +21,8 @@ from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_gateway.shapes import render
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.security.bearer import REFUSAL, Refusals, Token
+from mlxd_shared.security.bearer import REFUSAL, Refusals
+from mlxd_shared.security.tokens import Token
 
 OPEN_PATHS = ("/health",)
 _ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")

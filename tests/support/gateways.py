@@ -17,7 +17,7 @@ from mlxd_controller.gateway import LISTENING
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.process import listen_on, make_server
-from mlxd_shared.security.bearer import Token
+from mlxd_shared.security.tokens import Token
 from mlxd_shared.security.listeners import OPEN
 from mlxd_shared.security.net import parse_address
 from tests.support.cli import LIMIT_S

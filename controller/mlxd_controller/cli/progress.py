@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Self
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mlxd.messages import Model
-from mlxd_controller.cli import show
 from mlxd_shared.ops.terminal import escape
 
 
@@ -17,7 +17,7 @@ class ByteBar:
 
     def __init__(self, waiting_for: str, *, quiet: bool = False) -> None:
         """Show `waiting_for` until the first update."""
-        console = show.console(err=True)
+        console = Console(stderr=True, highlight=False, markup=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),

@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import Token, read_token
 from mlxd_shared.security.certificates import Identity, load_authorities, load_identity
 from mlxd_shared.security.net import Address
+from mlxd_shared.security.tokens import Token, read_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ MISUSES = [
     (("ps", "--address", "nonsense"), "address: 'nonsense' is not"),
     (("generate", "m", "x", "--keep-alive", "soon"), "'soon' is not a duration"),
     (("generate", "m", "x", "--logit-bias", "3"), "'3' is not ID=BIAS"),
-    (("generate", "m", "x", "--seed", "-1"), "sampling.seed: -1 is outside"),
+    (("generate", "m", "x", "--seed", "-1"), "--seed: -1 is outside"),
     (("load", "m", "--weights", "int3"), "'int3' is not one of"),
     (("load",), "Missing argument"),
     (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
@@ -64,7 +64,9 @@ MISUSES = [
 ]
 EACH = """
 import json, os, sys
-import mlxd_controller.cli, mlxd_controller.cli.app
+import mlxd_controller.cli
+from mlxd_controller.cli.app import app
+from mlxd_controller.cli.commands import generate, load, models, serve
 
 for arguments in json.loads(sys.argv[1]):
     reading, writing = os.pipe()

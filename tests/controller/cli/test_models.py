@@ -17,6 +17,7 @@ from mlxd_shared.domain import errors
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 from tests.support.cli import LIMIT_S, mlxd, start
+from tests.support.terminal import on_terminal
 
 _M = TypeVar("_M")
 ESCAPE = "\x1b"
@@ -50,6 +51,29 @@ async def test_ps_shows_what_is_in_memory() -> None:
     assert ESCAPE not in ran.out
     assert all(line == line.rstrip() for line in ran.out.splitlines())
     assert ran.err == "mlxd: broken: config.json: not JSON\n"
+
+
+LONG = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.mark.asyncio
+async def test_lists_fit_a_terminal_of_80_columns() -> None:
+    """Whole columns go, such as the path; no name, state or size is broken or goes with them."""
+    known = [replies.model(LONG), replies.model("coming", state="LOADING")]
+    async with serving(Answers(models=known)) as fake:
+        async with on_terminal("ps", "--address", fake.address) as loaded:
+            assert await loaded.wait_ended() == 0
+        async with on_terminal("models", "--address", fake.address) as listed:
+            assert await listed.wait_ended() == 0
+
+    for terminal in (loaded, listed):
+        lines = terminal.screen.splitlines()
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= 80
+        assert lines[1].startswith(f"{LONG}  ")
+        assert "loading 50%" in lines[2]
+    assert loaded.screen.split()[:5] == ["NAME", "SIZE", "STREAMS", "UNTIL", "STATE"]
+    assert listed.screen.split()[:5] == ["NAME", "STORED", "CONTEXT", "STATE", "STORE"]
 
 
 @pytest.mark.asyncio

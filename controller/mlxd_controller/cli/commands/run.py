@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NoReturn
 
@@ -25,6 +25,7 @@ from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEdito
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
+    describe,
     model_argument,
     read_piped,
     report,
@@ -159,13 +160,13 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
     try:
         client = where.client()
     except MlxdError as error:
-        raise typer.Exit(report(error, where.address)) from error
+        raise typer.Exit(report(error, where.address, where.flags)) from error
     with asyncio.Runner() as runner:
         try:
             runner.run(_begin(client, talk))
             converse(
                 LineEditor(),
-                answer=lambda text: _answer_next(runner, client, talk, text),
+                answer=lambda text: _answer_next(runner, client, talk, text, where.flags),
                 forget=talk.messages.clear,
             )
             code = ExitCode.OK
@@ -173,7 +174,7 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
             typer.echo()
             code = ExitCode.INTERRUPTED
         except MlxdError as error:
-            code = report(error, where.address)
+            code = report(error, where.address, where.flags)
         finally:
             runner.run(client.aclose())
     raise typer.Exit(code)
@@ -220,14 +221,16 @@ def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[]
     return True
 
 
-def _answer_next(runner: asyncio.Runner, client: Client, talk: Talk, text: str) -> None:
+def _answer_next(
+    runner: asyncio.Runner, client: Client, talk: Talk, text: str, flags: Mapping[str, str]
+) -> None:
     """Answer one message; an error or an interrupt leaves the chat unchanged."""
     try:
         runner.run(_answer(client, talk, text))
     except KeyboardInterrupt:
         complain("stopped")
     except MlxdError as error:
-        complain(error.describe())
+        complain(describe(error, flags))
 
 
 async def _load(client: Client, talk: Talk) -> None:

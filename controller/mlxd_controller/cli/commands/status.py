@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ from mlxd_controller.cli.security import Server
 from mlxd_shared import config
 from mlxd_shared.domain.units import format_bytes, format_duration
 
+CLEAR = "\x1b[2J\x1b[H"
+"""What empties a terminal."""
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
@@ -41,14 +44,13 @@ async def status(
 
 
 async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
-    screen = show.console()
     async with (
         where.client() as client,
         client.watch_status(model, interval_s=interval_s) as statuses,
     ):
         async for current in statuses:
-            if screen.is_terminal and not as_json:
-                screen.clear()
+            if sys.stdout.isatty() and not as_json:
+                typer.echo(CLEAR, nl=False)
             _show(current, as_json=as_json)
     complain("the server ended the watch")
     return ExitCode.ERROR
