@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc
-from mlxd_controller.app import demo_model
+from mlxd_controller.store.shelves import demo_model
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_controller.launcher.survivors import survivors_of

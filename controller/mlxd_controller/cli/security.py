@@ -93,8 +93,8 @@ class Server:
 
 def server(context: typer.Context, own: Reach) -> Server:
     """Return the server that the options name: each after the command, else before it."""
-    given = {name: value for name, value in asdict(own).items() if value is not None}
-    options = {name: context.find_root().params[name] for name in asdict(own)} | given
+    nearest = {name: value for name, value in asdict(own).items() if value is not None}
+    options = {name: context.find_root().params[name] for name in asdict(own)} | nearest
     address: str = options.pop("address")
     return Server(address, ChannelSecurity(**options), given_flags(context))
 

@@ -25,6 +25,7 @@ from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
+_OF_EVERY_LINE = frozenset({"component", "incarnation", "timestamp"})
 _HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
     KVFormat.MODEL: "as the model computes",
@@ -100,6 +101,25 @@ def _token(token: TokenLogprob) -> str:
 
 def _best(top: Sequence[TokenLogprob]) -> str:
     return f"  [{', '.join(_token(token).strip() for token in top)}]" if top else ""
+
+
+def log_line(line: str) -> str:
+    """Return a line of a program's output for people: of a structured one what happened, and why.
+
+    Of a traceback, the last line says that.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        return line
+    fields = {name: value for name, value in fields.items() if name not in _OF_EVERY_LINE}
+    event, level = fields.pop("event"), fields.pop("level", "info")
+    if isinstance(fields.get("exception"), str):
+        fields["exception"] = fields["exception"].strip().rpartition("\n")[2]
+    said = ", ".join(f"{name} {value}" for name, value in fields.items())
+    return f"{level}: {event}" + (f" ({said})" if said else "")
 
 
 def short(digest: str) -> str:

@@ -156,6 +156,20 @@ async def test_load_shows_a_bar_on_a_terminal() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_load_that_is_left_goes_on_and_says_so() -> None:
+    """Ctrl-C ends the command alone: the load is the server's."""
+    async with serving(Answers(load=replies.load_steps()[:1], hold_load=True)) as fake:
+        process = await start("load", "demo", "--address", fake.address)
+        assert process.stderr is not None
+        begun = await asyncio.wait_for(process.stderr.readline(), LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        _, rest = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert (process.returncode, begun) == (130, b"demo: LOADING\n")
+    assert rest == b"mlxd: the server goes on loading demo; `mlxd unload demo` ends that\n"
+
+
+@pytest.mark.asyncio
 async def test_a_bare_word_is_a_name_even_beside_a_folder(tmp_path: Path) -> None:
     """The server is asked for the name; when it has none, the folder is pointed out."""
     (tmp_path / "mine").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -168,6 +169,23 @@ async def test_a_worker_that_never_told_its_figures_has_none() -> None:
     assert "0 threads" not in ran.out
     for phrase in ("pid -", "it died", "3", "oh no"):
         assert phrase in ran.out
+
+
+@pytest.mark.asyncio
+async def test_the_last_words_of_a_worker_are_for_people() -> None:
+    """What happened and why, in a few lines, and none of the JSON in which workers write."""
+    status = replies.status()
+    del status.workers[:]
+    worker = status.workers.add(model_name="demo", last_error="it died", exit_code=3)
+    crash = {"event": "bug", "level": "error", "component": "worker", "timestamp": "2026",
+             "model": "demo", "exception": "Traceback:\n  at x\nValueError: no"}  # fmt: skip
+    worker.last_lines.extend(["first", "[1]", "{}", json.dumps(crash), "a", "b"])
+    async with serving(Answers(statuses=[status])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+
+    assert [row[-1] for row in ran.rows[-5:]] == [
+        "[1]", "{}", "error: bug (model demo, exception ValueError: no)", "a", "b"
+    ]  # fmt: skip
 
 
 @pytest.mark.asyncio

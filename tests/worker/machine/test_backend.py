@@ -9,12 +9,14 @@ import pytest
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
-from mlxd_worker.machine.backend import (
+from mlxd_shared.ops.backends import (
+    WORKER_EXTRA,
+    check_own_worker,
+    check_worker_installed,
     choose_backend,
-    compile_policy,
-    compiler_problem,
     installed_versions,
 )
+from mlxd_worker.machine.backend import compile_policy, compiler_problem
 from tests.worker.fresh_process import environment, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,6 +94,19 @@ def test_none_or_two_backends_are_an_error(
     with pytest.raises(BackendProblem) as caught:
         choose_backend(versions, platform=platform)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_what_a_worker_needs_is_named_where_it_is_missing() -> None:
+    """Of the base install all of it; then the backend; nothing where a worker runs, as here."""
+    whole = dict.fromkeys(WORKER_EXTRA, "1")
+    with pytest.raises(BackendProblem, match=r"jinja2, .* tokenizers are not.*mlxd\[worker,cpu\]"):
+        check_worker_installed({}, platform="linux")
+    with pytest.raises(BackendProblem, match="without a backend"):
+        check_worker_installed(whole, platform="linux")
+    with pytest.raises(BackendProblem, match="no backend for win32"):
+        check_worker_installed({}, platform="win32")
+    check_worker_installed({**whole, "mlx-cpu": "1"}, platform="linux")
+    check_own_worker()
 
 
 @pytest.mark.parametrize(

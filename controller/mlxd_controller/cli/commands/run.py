@@ -2,7 +2,8 @@
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
 Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
-without a chat template continues each text instead, and a note says so.
+without a chat template continues each text instead, and a note says so; what only a template reads
+is refused then.
 """
 
 from __future__ import annotations
@@ -246,6 +247,10 @@ async def _answer(client: Client, talk: Talk, text: str) -> ExitCode:
     try:
         return await _stream_answer(client, talk, text)
     except NoChatTemplate:
+        for_template = {"--system": talk.system, "--set": talk.variables_json}
+        flags = " and ".join(flag for flag, value in for_template.items() if value)
+        if flags:
+            usage_error(f"{flags}: {talk.model} has no chat template, which alone would read that")
         talk.chats = False
         complain(f"{talk.model} has no chat template: it continues your text without history")
         return await _stream_answer(client, talk, text)

@@ -18,6 +18,8 @@ from mlxd_shared.domain.units import format_bytes, format_duration
 
 CLEAR = "\x1b[2J\x1b[H"
 """What empties a terminal."""
+LINES_MAX = 5
+"""Of a failed worker's last output; --json has all that is kept."""
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
@@ -94,7 +96,10 @@ def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
         *(_figures(worker).items() if worker.mlx_version else ()),
         ("error", worker.last_error),
         ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
-        *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
+        *(
+            ("last output" if not i else "", show.log_line(line))
+            for i, line in enumerate(worker.last_lines[-LINES_MAX:])
+        ),
     ]
 
 
