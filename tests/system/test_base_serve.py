@@ -33,11 +33,14 @@ importlib.metadata.Distribution.from_name = staticmethod(from_name)
 
 @pytest.mark.asyncio
 async def test_the_base_install_says_what_it_lacks(tmp_path: Path) -> None:
-    """In a sentence with its remedy, at the start and at each load; no worker ends in a traceback."""
+    """In a sentence with its remedy, at the start and at each load; nothing is a traceback."""
     (tmp_path / "sitecustomize.py").write_text(BASE_INSTALL, encoding="utf-8")
     async with serve(environment={"PYTHONPATH": str(tmp_path)}) as server:
         where = ("--address", server.address)
-        answer, fit = await mlxd("generate", "demo", "Once", *where), await mlxd("fit", "demo", *where)
+        answer, fit = (
+            await mlxd("generate", "demo", "Once", *where),
+            await mlxd("fit", "demo", *where),
+        )
         complaint = server.find_logged("no worker can run here")
         log = server.log_path.read_text(encoding="utf-8")
 

@@ -19,7 +19,6 @@ from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.terminal import escape
 from mlxd_shared.wire.status import RemoteError
 
-
 NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 _PARAMETERS = {
     "choices": "choice",

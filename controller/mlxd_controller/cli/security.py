@@ -72,9 +72,9 @@ class Reach:
         Path | None, _file("The client's certificate, for servers that require one.")
     ] = None
     tls_key: Annotated[Path | None, _file("The key of --tls-cert, as PEM.")] = None
-    token_file: Annotated[
-        Path | None, _file("A file with the token that the server requires.")
-    ] = None
+    token_file: Annotated[Path | None, _file("A file with the token that the server requires.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def suggestions(
         return (together,)
     if room_bytes is not None:
         return ()
-    if chosen.need_bytes <= device.total_bytes - device.reserve_bytes:  # an operator's limit is less
+    if (
+        chosen.need_bytes <= device.total_bytes - device.reserve_bytes
+    ):  # an operator's limit is less
         limit = f"{math.ceil(chosen.need_bytes / MIB)}M"
         return (f"a memory limit of {limit} (`mlxd serve --memory-limit {limit}`)",)
     return (f"a machine with {format_bytes(chosen.need_bytes)} for models",)

@@ -198,7 +198,7 @@ def _lock(path: Path, *, served: str) -> int | None:
     except BlockingIOError:
         holder = os.read(lock_fd, 32).decode(errors="replace").strip()
         os.close(lock_fd)
-        raise _taken(path, f"another controller (process {holder})", served) from None
+        raise _held_by_other(path, f"another controller (process {holder})", served) from None
     except FileNotFoundError:
         same = False
     if not same:
@@ -217,7 +217,7 @@ def _has_room(path: Path) -> bool:
     return len(os.fsencode(path)) <= RUN_DIR_BYTES_MAX
 
 
-def _taken(path: Path, holder: str, served: str) -> InvalidRequest:
+def _held_by_other(path: Path, holder: str, served: str) -> InvalidRequest:
     """Return what to do about a folder that `holder` has."""
     if served:  # a --run-dir of its own would lead to a port that is taken
         problem = f"{holder} serves {served}; stop that one, or give this one another --address"

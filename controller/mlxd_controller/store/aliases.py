@@ -73,7 +73,9 @@ def set_alias(folder: Path, alias: str, target: str) -> None:
 
     def change(aliases: dict[str, str]) -> None:
         if target == alias:
-            raise InvalidRequest.of("alias", f"{alias} would mean itself: give the model another name")
+            raise InvalidRequest.of(
+                "alias", f"{alias} would mean itself: give the model another name"
+            )
         if target in aliases:
             raise InvalidRequest.of("model", f"{target} is an alias itself")
         if alias in aliases.values():

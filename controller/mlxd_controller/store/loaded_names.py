@@ -18,7 +18,7 @@ Needed = Callable[[str, Path], bool]
 
 
 class LoadedNames(dict[str, Path]):
-    """Folders by name, the name that was used longest ago first; they come by `give` and `restore`."""
+    """Folders by name, the name that was used longest ago first; see `give` and `restore`."""
 
     def restore(self, names: Mapping[str, Path]) -> None:
         """Take in names that were given before, the oldest first."""

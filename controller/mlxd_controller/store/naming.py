@@ -1,4 +1,4 @@
-"""Names that are no model's own: what somebody may have meant by one, and digests cut short. Pure."""
+"""Names that are no model's own: what somebody may have meant, and digests cut short. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """loaded.json in mlxd's own directory of models: the names that loads gave to folders.
 
-    {"version": 1, "folders": {"tiny": "/home/me/models/tiny"}}
+    {"version": 1, "folders": {"tiny": "/models/tiny"}}
 
 Invariants:
 - A server that starts knows every name that a load has given and nobody has forgotten, also where

@@ -15,7 +15,6 @@ from mlxd_controller.store.remembered import RememberedNames
 from mlxd_controller.store.shelf import Shelf
 from mlxd_models.families.foreign import FOREIGN, INSTALLED
 
-
 DEMO_NAME = "demo"
 
 

@@ -1,4 +1,4 @@
-"""Small files that several servers and commands replace: whole or not there, one writer at a time."""
+"""Small files that several processes replace: whole or not there, one writer at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bearer token: one secret that a caller sends with every call, and the file that it comes from.
+"""The bearer token: one secret that a caller sends with every call, and the file that has it.
 
 A token comes from a file, never from a command line, and is in no log line and no message.
 """

@@ -63,7 +63,7 @@ async def test_a_token_that_is_missing_points_at_token_file(tmp_path: Path) -> N
 
 @pytest.mark.asyncio
 async def test_what_reaches_a_server_may_follow_the_command(tmp_path: Path) -> None:
-    """As --address may: the certificate and the token too, and they go before what stands before."""
+    """As --address may: the certificate and the token too; they go before what stands before."""
     authority, token = Authority(tmp_path), token_file(tmp_path)
     pair = authority.issue()
     wrong = ("--tls-ca", f"{tmp_path}/none", "--token-file", f"{tmp_path}/none")

@@ -118,4 +118,7 @@ def test_where_a_limit_alone_is_too_small_another_one_is_named() -> None:
     (text,) = advice(facts(500), LoadSpec(), 50 * MIB)
     limit = text.rpartition("--memory-limit ")[2].removesuffix("`)")
     assert text == f"a memory limit of {limit} (`mlxd serve --memory-limit {limit}`)"
-    assert parse_bytes(limit) - MIB < need(facts(500), LoadSpec()) <= parse_bytes(limit)
+    for limit_bytes, fits in ((parse_bytes(limit), True), (parse_bytes(limit) - MIB, False)):
+        followed = replace(WIDE, budget_bytes=limit_bytes, usable_bytes=limit_bytes)
+        plan = plan_load(facts(500), LoadSpec(), followed)
+        assert (plan.need_bytes <= limit_bytes) is fits

@@ -183,7 +183,7 @@ async def test_a_worker_that_says_nothing_is_lost_once() -> None:
 
 @pytest.mark.asyncio
 async def test_where_all_workers_have_gone_a_load_waits_a_moment() -> None:
-    """For one to come back; then it says of each why not, however long others would be waited for."""
+    """For one to come back; then it says of each why not, however long other loads wait."""
     worker = Scripted("i")
     async with attach_launcher(worker, gone_wait_s=0.05) as launcher:
         process = await launcher.launch(model="m", incarnation="")

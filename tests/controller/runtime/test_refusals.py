@@ -71,7 +71,8 @@ async def test_no_room_now_is_told_with_each_term() -> None:
         assert error.available_bytes < error.need_bytes == sum(terms_of(error).values())
         assert error.reserve_bytes == ONE_OF_TEN.reserve_bytes
         assert terms_of(error)["weights"] == 10 << 20
-        assert f"available now after {ONE_OF_TEN.reserve_bytes} reserved" in error.describe()
+        reserve = format_bytes(ONE_OF_TEN.reserve_bytes)
+        assert f"available now after {reserve} reserved" in error.describe()
 
 
 @pytest.mark.asyncio

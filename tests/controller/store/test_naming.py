@@ -37,5 +37,7 @@ def test_a_few_names_are_named() -> None:
     """However many come near, or there are."""
     many = [f"model-{number:03}" for number in range(100)]
 
-    assert hint_for("model", many, pulls=False) == "did you mean model-000 or model-001 or model-002?"
+    assert (
+        hint_for("model", many, pulls=False) == "did you mean model-000 or model-001 or model-002?"
+    )
     assert hint_for("x", many, pulls=False).count(",") == 7

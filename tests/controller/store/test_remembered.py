@@ -76,7 +76,7 @@ def test_servers_that_share_a_directory_share_the_file(tmp_path: Path) -> None:
     folders = {f"n{number}": f"/m/{number}" for number in range(LOADED_NAMES_MAX)}
     written = json.dumps({"version": 1, "folders": folders})
     (tmp_path / LOADED_FILE).write_text(written)
-    first.put("one more", Path("/m"))
+    first.put("more", Path("/m"))
     second.drop("n1")
     assert list(second.read())[:2] == ["n2", "n3"]
     assert len(second.read()) == LOADED_NAMES_MAX - 1
@@ -130,14 +130,12 @@ def test_what_was_written_outlives_its_writer_whenever_that_is_killed(tmp_path: 
     """The file is whole after each blow, and has every name that was said to be in it."""
     for blow in range(5):
         folder = tmp_path / str(blow)
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True
-        )
-        assert writer.stdout is not None
-        said = [int(writer.stdout.readline()) for _ in range(blow + 2)]
-        writer.kill()
-        said += map(int, writer.stdout.read().splitlines())
-        writer.wait()
+        command = [sys.executable, "-c", WRITER, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            said = [int(writer.stdout.readline()) for _ in range(blow + 2)]
+            writer.kill()
+            said += map(int, writer.stdout.read().splitlines())
 
         assert {f"n{number}" for number in said} <= RememberedNames(folder).read().keys()
         assert not (folder / ASIDE_FILE).exists()

@@ -39,10 +39,10 @@ def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
 def test_a_folder_for_another_engine_is_called_that(tmp_path: Path) -> None:
     """What it lacks is no news to somebody who has such a model; other weights have a config."""
     (tmp_path / "m-Q4_K_M.gguf").write_bytes(b"GGUF")
-    with pytest.raises(InvalidModel, match="m-Q4_K_M.gguf: GGUF: .* another engine"):
+    with pytest.raises(InvalidModel, match=r"m-Q4_K_M\.gguf: GGUF: .* another engine"):
         read_model_config(tmp_path)
     (tmp_path / "m-Q4_K_M.gguf").rename(tmp_path / "m.bin")
-    with pytest.raises(InvalidModel, match="config.json: missing"):
+    with pytest.raises(InvalidModel, match=r"config\.json: missing"):
         read_model_config(tmp_path)
 
 
