@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,9 @@ class Library:
 
     def _hint(self, name: str, named: Mapping[str, Path]) -> str:
         """Return what to tell about a name that nobody has, on a thread."""
-        try:
-            known = self._look(named).keys()
-        except MachineShort:  # which is no answer to who asked for a name
-            known = named.keys()
+        known: Iterable[str] = named
+        with suppress(MachineShort):  # which is no answer to who asked for a name
+            known = self._look(named)
         pulls = any(shelf.kind is StoreKind.HUB for shelf in self._shelves)
         return hint_for(name, known, pulls=pulls)
 

@@ -208,10 +208,9 @@ finally:
     print(*sys.modules, file=sys.stderr)
 """
 UNNEEDED = {
-    "importlib.metadata", "mlxd_controller.cli.commands.serve", "mlxd_controller.core",
-    "mlxd_controller.launcher", "mlxd_controller.runtime", "mlxd_controller.store",
-    "mlxd_models", "mlxd_shared.serving", "mlxd_shared.wire.interceptors", "psutil",
-    "pygments", "rich.console", "structlog", "uvloop",
+    "mlxd_controller.cli.commands.serve", "mlxd_controller.core", "mlxd_controller.launcher",
+    "mlxd_controller.runtime", "mlxd_controller.store", "mlxd_models", "mlxd_shared.serving",
+    "mlxd_shared.wire.interceptors", "psutil", "pygments", "rich.console", "structlog", "uvloop",
 }  # fmt: skip
 """What takes long to import, and is for servers or for commands that show progress."""
 

@@ -20,7 +20,7 @@ from mlxd.v1 import (
 )
 from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe
-from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.attached import GONE_WAIT_S, SILENCE_S_MAX, AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
 from mlxd_controller.settings import Limits
 from mlxd_shared.domain.devices import kind_of
@@ -93,7 +93,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
 
 @asynccontextmanager
 async def attach_launcher(
-    *workers: Scripted, wait_s: float = TIMEOUT_S, **bounds_s: float
+    *workers: Scripted,
+    wait_s: float = TIMEOUT_S,
+    gone_wait_s: float = GONE_WAIT_S,
+    silence_s_max: float = SILENCE_S_MAX,
 ) -> AsyncIterator[AttachedLauncher]:
     """A launcher that has heard all these workers."""
     async with AsyncExitStack() as stack:
@@ -107,7 +110,9 @@ async def attach_launcher(
             await server.start()
             stack.push_async_callback(server.stop, None)
             named.append((f"w{number}", target))
-        launcher = AttachedLauncher(named, wait_s=wait_s, **bounds_s)
+        launcher = AttachedLauncher(
+            named, wait_s=wait_s, gone_wait_s=gone_wait_s, silence_s_max=silence_s_max
+        )
         watching = asyncio.create_task(launcher.run())
         try:
             assert len(await launcher.wait_for_figures(wait_s=TIMEOUT_S)) == len(workers)
