@@ -10,8 +10,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from importlib import resources
-from pathlib import Path
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -32,7 +30,7 @@ from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.model_library import Library
-from mlxd_controller.store.shelves import library_of
+from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
@@ -42,7 +40,6 @@ from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
-DEMO_NAME = "demo"
 FLUSH_GRACE_S = 0.5
 """What calls without a lease get to end by themselves, once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
@@ -213,8 +210,3 @@ async def _preload(runtime: Runtime, ref: ModelRef, spec: LoadSpec) -> None:
             await answer
     except MlxdError as error:
         _log.error("preload failed", model=ref.name, reason=error.describe())
-
-
-def demo_model() -> Path:
-    """Return the folder of the model that comes with mlxd."""
-    return Path(str(resources.files("mlxd_shared") / "demo_model"))

@@ -16,8 +16,9 @@ from starlette.types import Scope
 
 from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_shared import config
-from mlxd_shared.security.bearer import HEADER, REFUSAL, Token
+from mlxd_shared.security.bearer import REFUSAL
 from mlxd_shared.security.origins import is_foreign, is_local_name
+from mlxd_shared.security.tokens import HEADER, Token
 
 OPEN_PATHS = ("/health",)
 _BEARER = re.compile(rf"Bearer [!-~]{{1,{config.TOKEN_CHARS_MAX}}}", re.IGNORECASE)

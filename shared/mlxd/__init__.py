@@ -7,7 +7,6 @@ program that needs these alone does not pay for a client. `__all__` is what prog
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ if TYPE_CHECKING:
     from mlxd_shared.security.secure_channel import ChannelSecurity, call_headers
     from mlxd_shared.wire.status import RemoteError
 
-__version__ = version("mlxd")
+    __version__: str
+
 # fmt: off
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
@@ -121,11 +121,13 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from where it is defined.
+    """Import a public name from where it is defined; look the version up.
 
     Raises:
         AttributeError: it is none.
     """
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))

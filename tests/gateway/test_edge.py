@@ -24,7 +24,7 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
 )
 from mlxd_shared.domain.errors import InvalidRequest as Invalid
-from mlxd_shared.security.bearer import Token
+from mlxd_shared.security.tokens import Token
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.gateways import Web, gateway_over
 from tests.support.spoken import answer_with_text

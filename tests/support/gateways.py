@@ -18,9 +18,9 @@ from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.door import Door
 from mlxd_gateway.process import listen_on, make_server
-from mlxd_shared.security.bearer import Token
 from mlxd_shared.security.listeners import OPEN
 from mlxd_shared.security.net import parse_address
+from mlxd_shared.security.tokens import Token
 from tests.support.cli import LIMIT_S
 from tests.support.served import Served, serve
 

@@ -35,6 +35,7 @@ from mlxd_shared.domain.errors import (
     WorkerStartFailed,
     WorkerTimedOut,
 )
+from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.known_process import mark_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.proof import Proof
@@ -115,6 +116,7 @@ class SubprocessLauncher:
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
+        await asyncio.to_thread(check_own_worker)  # else it would end in the midst of its imports
         log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
             worker, ready = await self._start(incarnation, device, log)

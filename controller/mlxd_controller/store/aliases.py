@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +29,11 @@ from mlxd_shared.domain.errors import (
     ModelNotFound,
     QueueFull,
 )
-from mlxd_shared.ops.small_files import alone, replace_content
+from mlxd_shared.ops.state_file import replace_json, writing_alone
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
 _VERSION = 1
-_MODE = 0o644
 Unreadable = InvalidModel | MachineShort
 
 
@@ -74,7 +72,11 @@ def set_alias(folder: Path, alias: str, target: str) -> None:
     check_name(target)
 
     def change(aliases: dict[str, str]) -> None:
-        if target in aliases or target == alias:
+        if target == alias:
+            raise InvalidRequest.of(
+                "alias", f"{alias} would mean itself: give the model another name"
+            )
+        if target in aliases:
             raise InvalidRequest.of("model", f"{target} is an alias itself")
         if alias in aliases.values():
             raise InvalidRequest.of("alias", f"other aliases mean {alias}")
@@ -102,13 +104,11 @@ def remove_alias(folder: Path, alias: str) -> None:
 
 def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder / _LOCK_FILE):
+        with writing_alone(folder, _LOCK_FILE):
             aliases = dict(read_aliases(folder))
             change(aliases)
             content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
-            text = json.dumps(content, indent=2) + "\n"
-            replace_content(folder / ALIASES_FILE, text.encode(), mode=_MODE)
+            replace_json(folder / ALIASES_FILE, content)
     except OSError as error:
         raise file_error(error, ALIASES_FILE, doing="cannot be written: ") from error
 

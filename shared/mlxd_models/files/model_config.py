@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.stored_files import GGUF_PROBLEM, GGUF_SUFFIX
 from mlxd_models.files.tensor_blobs import blob_quantization
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
@@ -26,11 +27,14 @@ def read_model_config(source: Source) -> dict[str, Any]:
     packing holds no longer.
 
     Raises:
-        InvalidModel: missing, unreadable, over its bound, not JSON, or not an object; or of blobs
-            the packing cannot be told.
+        InvalidModel: missing, also because the weights are of another format; unreadable, over its
+            bound, not JSON, or not an object; or of blobs the packing cannot be told.
     """
     files = files_of(source)
     if files.path_of(CONFIG_FILE) is None:
+        gguf = [name for name in files.others if name.endswith(GGUF_SUFFIX)]
+        if gguf:
+            raise InvalidModel(GGUF_PROBLEM, file=gguf[0])
         raise InvalidModel("missing", file=CONFIG_FILE)
     values = files.read_json(CONFIG_FILE)
     packing = blob_quantization(files) if files.by_content and _PACKING not in values else None

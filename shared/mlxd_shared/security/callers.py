@@ -17,9 +17,10 @@ from typing import Final
 import grpc
 
 from mlxd_shared.domain.errors import NotAllowed
-from mlxd_shared.security.bearer import HEADER, REFUSAL, Refusals
+from mlxd_shared.security.bearer import REFUSAL, Refusals
 from mlxd_shared.security.keys import ANYBODY, Caller, Scope
 from mlxd_shared.security.listeners import ListenerSecurity
+from mlxd_shared.security.tokens import HEADER
 from mlxd_shared.wire.interceptors import (
     HEALTH_PREFIX,
     Context,

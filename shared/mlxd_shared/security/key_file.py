@@ -17,9 +17,9 @@ from typing import TypeAlias
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.ops.small_files import alone, replace_content
+from mlxd_shared.ops.state_file import OWNERS, replace_json, writing_alone
 from mlxd_shared.security.certificates import read_secret
-from mlxd_shared.security.keys import Key, KeyRing, parse_keys, render_keys
+from mlxd_shared.security.keys import Key, KeyRing, describe_keys, parse_keys
 
 Signature: TypeAlias = tuple[int, int, int] | None
 _log = get_logger("security")
@@ -92,10 +92,9 @@ def editing(path: Path) -> Iterator[list[Key]]:
         BadCredentials: as `read_keys`; or it cannot be written.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with alone(path.with_name(f".{path.name}.lock")):
+        with writing_alone(path.parent, f".{path.name}.lock"):
             keys = list(read_keys(path).keys) if path.exists() else []
             yield keys
-            replace_content(path, render_keys(keys))
+            replace_json(path, describe_keys(keys), mode=OWNERS)
     except OSError as error:
         raise BadCredentials(str(path), f"cannot be written: {error.strerror}") from error

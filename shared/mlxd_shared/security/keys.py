@@ -125,13 +125,13 @@ def parse_keys(content: bytes, *, file: str) -> KeyRing:
     return KeyRing(keys)
 
 
-def render_keys(keys: Iterable[Key]) -> bytes:
-    """Return the content of a file with these keys; what is not limited is left out."""
+def describe_keys(keys: Iterable[Key]) -> dict[str, object]:
+    """Return what a file with these keys says; what is not limited is left out."""
     entries = []
     for key in keys:
         values = asdict(key) | {"scopes": sorted(key.scopes), "models": sorted(key.models)}
         entries.append({name: value for name, value in values.items() if value not in (None, [])})
-    return (json.dumps({"keys": entries}, indent=2) + "\n").encode()
+    return {"keys": entries}
 
 
 def check_key(key: Key) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import Token, read_token, secret_in
 from mlxd_shared.security.certificates import Identity, load_authorities, load_identity
 from mlxd_shared.security.key_file import KeyFile
 from mlxd_shared.security.keys import ANYBODY, Caller
 from mlxd_shared.security.net import Address
+from mlxd_shared.security.tokens import Token, read_token, secret_in
 
 
 @dataclass(frozen=True, slots=True)

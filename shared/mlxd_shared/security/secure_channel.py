@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import read_token
 from mlxd_shared.security.certificates import load_authorities, load_identity
 from mlxd_shared.security.net import CHANNEL_OPTIONS, parse_address
+from mlxd_shared.security.tokens import read_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -92,12 +94,42 @@ def listen(
 def _bind(
     server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None
 ) -> int:
+    if not address.is_unix:
+        _check_free(address)
     try:
         if credentials is None:
             return server.add_insecure_port(address.target)
         return server.add_secure_port(address.target, credentials)
     except RuntimeError as error:
         raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
+
+
+def _check_free(address: Address) -> None:
+    """Raise InvalidRequest where nobody can listen on a host and port, with the system's reason.
+
+    gRPC would give none, and writes lines of its own on stderr where it fails.
+    """
+    host, _, port = address.target.rpartition(":")
+    problems: list[OSError] = []
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _not_listening(address, error) from error
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:  # such as a family of addresses that this machine has not
+            problems.append(error)
+    taken = [error for error in problems if error.errno == errno.EADDRINUSE]
+    if taken or len(problems) == len(places):
+        raise _not_listening(address, [*taken, *problems][0])
+
+
+def _not_listening(address: Address, error: OSError) -> InvalidRequest:
+    problem = f"cannot listen on {address.target}: {error.strerror or error}"
+    return InvalidRequest.of("address", problem)
 
 
 def add_service(server: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:

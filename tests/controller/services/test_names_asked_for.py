@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -113,6 +114,17 @@ async def test_a_name_that_was_just_asked_for_is_not_forgotten(
         its.store.on_found = lambda: None
         assert its.store.find_known(its.digest) is not None
         assert (await its.catalog.find("a")).digest == its.digest
+
+
+@pytest.mark.asyncio
+async def test_a_loaded_model_is_found_by_its_digest_cut_short(tmp_path: Path) -> None:
+    """As by its name: whatever happens to its files."""
+    folder = write_tiny_model(tmp_path / "m")
+    async with services(folder) as its:
+        await load_named(its)
+        shutil.rmtree(folder)
+        for name in ("a", its.digest, its.digest[:12]):
+            assert (await its.catalog.find(name)).digest == its.digest
 
 
 @pytest.mark.asyncio

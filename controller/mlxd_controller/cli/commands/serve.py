@@ -205,7 +205,12 @@ def serve(
     from uvloop import new_event_loop  # noqa: PLC0415
 
     allow_open_files()
-    run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
+    run(
+        _serve(settings),
+        address=settings.address,
+        flags=o.given_flags(context),
+        loop_factory=new_event_loop,
+    )
 
 
 def _limits(memory_limit: int | None, reserve: str | None, gpu_overhead: str | None) -> Limits:
