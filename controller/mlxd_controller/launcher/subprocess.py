@@ -118,7 +118,7 @@ class SubprocessLauncher:
         """Start a worker and return it once it listens; see the port."""
         log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
-            await asyncio.to_thread(check_own_worker)  # else it would end in its first imports
+            check_own_worker()  # else it would end in its first imports
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             raise _start_failed(error, model, f"{self._command[0]}: ") from error

@@ -155,12 +155,12 @@ class Row:
         return self.pending if self.drawn else self.request.prompt[-1]
 
     def prepare(self) -> None:
-        """Make up how the next token is to be drawn, where that may fail: under a constraint.
+        """Make up how the next token is to be drawn, where that may fail: at first, or under a mask.
 
         Raises:
             Exception: whatever it is, it concerns this row alone.
         """
-        if self.matcher is not None:
+        if self.matcher is not None or not self.drawn:
             self.draw()
 
     def draw(self) -> Draw:
