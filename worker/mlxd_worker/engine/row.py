@@ -155,7 +155,7 @@ class Row:
         return self.pending if self.drawn else self.request.prompt[-1]
 
     def prepare(self) -> None:
-        """Make up how the next token is to be drawn, where that may fail: at first, or under a mask.
+        """Make up how the next token is to be drawn, where that may fail: first, or under a mask.
 
         Raises:
             Exception: whatever it is, it concerns this row alone.
