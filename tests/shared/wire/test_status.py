@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,7 +57,11 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class Kinds(grpc.GenericRpcHandler):
-    """One method of each kind, each of which does what `act` does, before or after a message."""
+    """One method of each kind, each of which does what `act` does, before or after a message.
+
+    Each reads its requests to their end first. grpcio's client reports a send that fails because
+    the server has ended the call as an internal error of its own, and loses the server's status.
+    """
 
     def __init__(self, act: Callable[[], object], *, messages_first: int = 0) -> None:
         self._act = act
@@ -65,10 +69,12 @@ class Kinds(grpc.GenericRpcHandler):
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         async def unary(request: object, context: Context) -> bytes:
+            await read_to_end(request)
             self._act()
             return b"answer"
 
         async def stream(request: object, context: Context) -> AsyncIterator[bytes]:
+            await read_to_end(request)
             for _ in range(self._messages_first):
                 yield b"message"
             self._act()
@@ -81,6 +87,13 @@ class Kinds(grpc.GenericRpcHandler):
             "/t.Kinds/stream_stream": grpc.stream_stream_rpc_method_handler(stream),
         }
         return handlers.get(details.method)
+
+
+async def read_to_end(request: object) -> None:
+    """Take all that a client that streams has to send; a single request is there already."""
+    if isinstance(request, AsyncIterable):
+        async for _ in request:
+            pass
 
 
 @asynccontextmanager
