@@ -250,7 +250,7 @@ class Row:
         piece = self.text.push(token_id, may_end=offset + 1 >= request.min_tokens)
         if piece.stop is not None:
             return self._finish(FinishReason.STOP_STRING, (token_id,), piece, logprobs=own_logprobs)
-        ends = advance is not None or len(self.output) == self.most
+        ends = advance is not None or len(self.output) >= self.most
         reason = self._reason_to_end(advance) if ends else None
         if reason is None:
             return Tokens(offset, (token_id,), piece.text, own_logprobs)
