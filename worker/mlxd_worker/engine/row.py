@@ -339,7 +339,8 @@ class Row:
         over = advance is not None and advance.over_after is not None
         if over and self.generated >= self.request.min_tokens:
             return FinishReason.EOS
-        if self.generated == self.request.max_tokens:
+        most = self.request.max_tokens
+        if most is not None and self.generated >= most:
             return FinishReason.LENGTH
         if self.request.prompt_tokens + self.generated == self.context_length:
             return FinishReason.CONTEXT

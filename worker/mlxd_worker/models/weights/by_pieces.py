@@ -7,7 +7,7 @@ Invariants:
   they are multiplied, and the product is rounded once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -35,11 +35,12 @@ def numbers_of(
     exact_in: mx.Dtype,
     dtype: mx.Dtype,
     global_scale: mx.array | None = None,
+    streams: Sequence[mx.Stream] | None = None,
 ) -> mx.array:
     """Return `[..., inputs]` as `dtype`, evaluated, reckoned in `exact_in`.
 
     words: evaluated, `[..., packing.words(inputs)]`; scales and offsets likewise. global_scale: of
-    the whole, `[]`, or of each matrix of a stack, `[experts]`.
+    the whole, `[]`, or of each matrix of a stack, `[experts]`. streams: those of all lanes.
     """
     inputs = scales.shape[-1] * packing.group_size
     rows = scales.size // scales.shape[-1]
@@ -58,7 +59,7 @@ def numbers_of(
 
     scale = None if global_scale is None else global_scale.reshape(-1)
     height = rows if scale is None else rows // scale.size
-    streams = lanes()
+    streams = lanes() if streams is None else streams
     step = max(PIECES_VALUES // len(streams) // inputs, 1)
     parts = [
         (top // height, slice(first, min(first + step, top + height)))
