@@ -1,8 +1,11 @@
 """Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
 
 Invariants:
-- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that is silent for
-  LOST_AFTER_S, or comes back as another process, has ended as far as its user here is concerned.
+- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that cannot be reached
+  for LOST_AFTER_S, or comes back as another process, has ended as far as its user here is
+  concerned. So has one that says nothing for SILENCE_S_MAX, nor to a new watch for LOST_AFTER_S.
+- A load waits long for workers that have never answered, because they may be starting too, and
+  GONE_WAIT_S where all of them have been there and have gone.
 - A worker serves one model at a time. Taking one and giving it back are single steps of the event
   loop, so that no two loads take the same one.
 - Giving a worker back unloads its model, unless the controller is leaving: then the next one finds
@@ -32,6 +35,8 @@ WATCH_INTERVAL_S = 1.0
 SILENCE_S_MAX = 10.0
 """A worker that says nothing for so long is as good as gone: it speaks every WATCH_INTERVAL_S."""
 LOST_AFTER_S = 2.0
+GONE_WAIT_S = 10.0
+"""What a worker that has gone gets to come back, such as one that is started again."""
 RETRY_S = 0.2
 
 _log = get_logger("attached")
@@ -82,7 +87,13 @@ class Station:
     """One attached worker: the connection, what it said last, and who uses it."""
 
     def __init__(
-        self, name: str, address: str, security: ChannelSecurity, changed: asyncio.Event
+        self,
+        name: str,
+        address: str,
+        security: ChannelSecurity,
+        changed: asyncio.Event,
+        *,
+        silence_s_max: float = SILENCE_S_MAX,
     ) -> None:
         """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
         self.name = name
@@ -95,6 +106,8 @@ class Station:
         self.process: AttachedProcess | None = None
         self._changed = changed
         self._silent_since_s = 0.0
+        self._heard_s = 0.0
+        self._silence_s_max = silence_s_max
         self._security = security
         self._link = self._link_to("")  # to whatever process listens there
 
@@ -102,6 +115,11 @@ class Station:
     def figures(self) -> WorkerFigures | None:
         """What the worker said of itself last; None while it is silent."""
         return self.status.workers[0] if self.status is not None else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is silent, and was not always."""
+        return self.status is None and self.last is not None
 
     def take(self) -> AttachedProcess:
         """Take the worker, which must be free and not silent."""
@@ -134,12 +152,14 @@ class Station:
 
     async def follow(self) -> None:
         """Watch the worker until cancelled."""
+        self._heard_s = asyncio.get_running_loop().time()
         while True:
             try:
                 await self._watch()
                 self._fall_silent("it is stopping")
             except TimeoutError:
-                self._fall_silent(f"it said nothing for {SILENCE_S_MAX:.0f} s")
+                silent_s = asyncio.get_running_loop().time() - self._heard_s
+                self._fall_silent(f"it said nothing for {silent_s:.0f} s")
             except MlxdError as error:
                 self._fall_silent(error.describe())
             await asyncio.sleep(RETRY_S)
@@ -151,12 +171,16 @@ class Station:
         await self._link.close()
 
     async def _watch(self) -> None:
+        # Who has lost it waits for a word: one that lives answers a new watch at once.
+        is_missed = self.process is not None and self.status is None
+        limit_s = LOST_AFTER_S if is_missed else self._silence_s_max
         async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
-                status = await hear(anext(statuses, None), limit_s=SILENCE_S_MAX)
+                status = await hear(anext(statuses, None), limit_s=limit_s)
                 if status is None:
                     return
                 self._hear(status)
+                limit_s = self._silence_s_max
 
     def _link_to(self, incarnation: str) -> GrpcLink:
         return GrpcLink(
@@ -168,6 +192,7 @@ class Station:
         if not status.workers:
             return
         self.status = self.last = status
+        self._heard_s = asyncio.get_running_loop().time()
         figures = status.workers[0]
         if self.process is not None and self.process.incarnation != figures.incarnation:
             self.process.note_lost("it was started again")
@@ -178,13 +203,16 @@ class Station:
 
     def _fall_silent(self, problem: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self.status is not None:
+        was_heard = self.status is not None
+        if was_heard:
             self._silent_since_s = now_s
         # Once a kind: what gRPC says of a connection differs from one attempt to the next.
         is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
-        if self.status is not None or is_other:
+        if was_heard or is_other:
             _log.warning("worker is silent", worker=self.name, reason=problem)
         self.status, self.problem = None, problem
+        if was_heard:
+            self._pulse()
         if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
             self.process.note_lost(problem)
 
@@ -202,17 +230,24 @@ class AttachedLauncher:
         *,
         security: ChannelSecurity = PLAIN,
         wait_s: float = config.LOAD_STALL_TIMEOUT_S,
+        gone_wait_s: float = GONE_WAIT_S,
+        silence_s_max: float = SILENCE_S_MAX,
     ) -> None:
         """Take (name, address) of each worker. A load waits `wait_s` for one that answers.
+
+        Where all have gone it waits `gone_wait_s` for one to come back. One that says nothing for
+        `silence_s_max` has gone.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
         """
         self._wait_s = wait_s
+        self._gone_wait_s = gone_wait_s
         self._security = security
         self._changed = asyncio.Event()
         self.stations = tuple(
-            Station(name, address, security, self._changed) for name, address in workers
+            Station(name, address, security, self._changed, silence_s_max=silence_s_max)
+            for name, address in workers
         )
 
     async def run(self) -> None:
@@ -246,16 +281,20 @@ class AttachedLauncher:
         One that has `model` ready is taken first, then one that holds nothing.
 
         Raises:
-            WorkerTimedOut: none was free and answered in time; the lines say why.
+            WorkerTimedOut: none was free and answered in time; it says why.
         """
+        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_of(self._wait_s)):
                 while (station := self._free(model)) is None:
-                    await self._changed.wait()
+                    all_gone = all(station.is_gone for station in self.stations)
+                    async with asyncio.timeout(self._gone_wait_s if all_gone else None):
+                        await self._changed.wait()
         except TimeoutError:
+            waited_s = asyncio.get_running_loop().time() - began_s
             reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)
             lines = tuple(f"worker {station.name}: {reason}" for station, reason in reasons)
-            raise WorkerTimedOut(model, lines, self._wait_s) from None
+            raise WorkerTimedOut(model, lines, waited_s, "; ".join(lines)) from None
         return station.take()
 
     def connect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,7 @@ from mlxd.v1 import (
 )
 from mlxd_controller.cli.security import named_workers
 from mlxd_controller.crew import AttachedProbe
-from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.attached import GONE_WAIT_S, SILENCE_S_MAX, AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
 from mlxd_controller.settings import Limits
 from mlxd_shared.domain.devices import kind_of
@@ -45,6 +46,17 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self.loads = 0
         self.load_errors: list[MlxdError] = []
         self._changed = asyncio.Event()
+        self._leaving = self._mute = False
+        self.watches = 0
+
+    def fall_mute(self) -> None:
+        """Say nothing any more, though the connection stands."""
+        self._mute = True
+
+    def leave(self) -> None:
+        """End every watch, also those that begin later."""
+        self._leaving = True
+        self._changed.set()
 
     def say(self, *, incarnation: str = "", model: str = "") -> None:
         """Change what is said, and say it at once."""
@@ -57,7 +69,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self, request: status_pb2.WatchStatusRequest, context: object
     ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
         """Say it, and again at each change."""
-        while True:
+        self.watches += 1
+        while not self._leaving:
+            if self._mute:
+                await asyncio.Event().wait()
             self._changed.clear()
             status = status_pb2.Status(workers=[self.worker], host_memory=self.host)
             yield status_pb2.WatchStatusResponse(status=status)
@@ -87,7 +102,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
 
 @asynccontextmanager
 async def attach_launcher(
-    *workers: Scripted, wait_s: float = TIMEOUT_S
+    *workers: Scripted,
+    wait_s: float = TIMEOUT_S,
+    gone_wait_s: float = GONE_WAIT_S,
+    silence_s_max: float = SILENCE_S_MAX,
 ) -> AsyncIterator[AttachedLauncher]:
     """A launcher that has heard all these workers."""
     async with AsyncExitStack() as stack:
@@ -101,7 +119,9 @@ async def attach_launcher(
             await server.start()
             stack.push_async_callback(server.stop, None)
             named.append((f"w{number}", target))
-        launcher = AttachedLauncher(named, wait_s=wait_s)
+        launcher = AttachedLauncher(
+            named, wait_s=wait_s, gone_wait_s=gone_wait_s, silence_s_max=silence_s_max
+        )
         watching = asyncio.create_task(launcher.run())
         try:
             assert len(await launcher.wait_for_figures(wait_s=TIMEOUT_S)) == len(workers)
@@ -162,6 +182,34 @@ async def test_another_incarnation_is_the_end_of_the_first() -> None:
         assert await process.close() == END_UNKNOWN
         assert worker.unloads == []
         assert (await launcher.launch(model="m", incarnation="")).incarnation == "second"
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_says_nothing_is_lost_when_a_new_watch_hears_nothing() -> None:
+    """That gets a moment, not the whole silence once more, in which nobody would be told."""
+    worker = Scripted("i")
+    async with attach_launcher(worker, silence_s_max=3.0) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        worker.fall_mute()
+
+        assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
+        said = re.search(r": it said nothing for (\d+) s$", process.last_lines()[0])
+        assert said is not None
+        assert int(said[1]) >= 5  # from its last word, both silences together
+        assert worker.watches == 2
+
+
+@pytest.mark.asyncio
+async def test_where_all_workers_have_gone_a_load_waits_a_moment() -> None:
+    """For one to come back; then it says of each why not, however long other loads wait."""
+    worker = Scripted("i")
+    async with attach_launcher(worker, gone_wait_s=0.05) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        worker.leave()
+        await asyncio.wait_for(process.wait_exited(), TIMEOUT_S)
+        with pytest.raises(WorkerTimedOut) as caught:
+            await launcher.launch(model="m", incarnation="")
+    assert caught.value.describe().endswith("(worker w0: it is stopping)")
 
 
 @pytest.mark.asyncio
