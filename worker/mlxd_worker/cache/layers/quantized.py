@@ -136,8 +136,13 @@ class QuantizedKVCache(SliceableCache):
         new = self.packing.pack(mx.concatenate([keys, values], axis=1))
         if plan.chunk is not None:
             return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale, sinks=sinks)
+        # All are written before any is read: several groups may live in one arena.
+        for group in plan.groups:
+            tokens = (members(array, group) for array in new.arrays)
+            arrays = self._arenas[group.arena]
+            scatter(arrays, group.write_slots, group.write_positions, tokens)
         parts = [
-            self._attend_group(queries, new, group, plan, scale=scale, sinks=sinks)
+            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
             for group in plan.groups
         ]
         return plan.in_order(parts)
@@ -159,10 +164,9 @@ class QuantizedKVCache(SliceableCache):
         keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
         return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
 
-    def _attend_group(
+    def _read_group(
         self,
         queries: mx.array,
-        new: Packed,
         group: Group,
         plan: StepPlan,
         *,
@@ -170,8 +174,6 @@ class QuantizedKVCache(SliceableCache):
         sinks: mx.array | None,
     ) -> mx.array:
         arrays = self._arenas[group.arena]
-        tokens = (members(array, group) for array in new.arrays)
-        scatter(arrays, group.write_slots, group.write_positions, tokens)
         seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
         # A prompt's product, with many queries, is faster unpacked.
         if not self.packed_products or group.chunks is not None:
