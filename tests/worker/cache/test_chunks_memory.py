@@ -19,14 +19,16 @@ from tests.support.random_model import write_dense_model
 from tests.worker.tiny import load
 
 CONTEXT = 2048
-SHAPE = Shape(hidden=64, layers=2, heads=8, kv_heads=8, mlp=64, context=CONTEXT)
+NARROW = Shape(hidden=64, layers=2, heads=8, kv_heads=8, mlp=64, context=CONTEXT)
+WIDE = Shape(hidden=384, layers=2, heads=2, kv_heads=2, mlp=64, context=CONTEXT)
+"""Heads of 192 values, without any that share keys: copies of keys take most beside scores."""
 REPEATS = 3
 """How far the evaluator runs ahead is a matter of timing: the least of these counts."""
 
 
-@pytest.fixture(scope="module", name="folder")
-def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dense_model(tmp_path_factory.mktemp("model"), shape=SHAPE)
+@pytest.fixture(scope="module", name="folder", params=[NARROW, WIDE], ids=["narrow", "wide"])
+def _folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_dense_model(tmp_path_factory.mktemp("model"), shape=request.param)
 
 
 def peak_of(model: Model, *, rows: int, start: int, tokens: int) -> int:
