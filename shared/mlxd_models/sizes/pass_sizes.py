@@ -64,19 +64,22 @@ class Together:
     """Of all rows, those included that make shorter rows as long as others; they may be copied."""
     scores: int
     """A head's."""
+    queries: int
+    """Of all rows, those included that make shorter chunks as wide as others."""
 
 
 def together_max(context: int, *, on_cpu: bool) -> Together:
     """Return what the chunks of one pass may have of rows of up to `context` tokens.
 
-    On a CPU it is less than a prompt's blocks may take: half of a block's scores, and a copy of as
-    many positions as the context has, in any model whose heads have up to 192 values. Elsewhere it
-    is as much as whole passes of short prompts need.
+    On a CPU it is less than a prompt's blocks may take: half of a block's scores, a copy of as many
+    positions as the context has, in any model whose heads have up to 192 values, and as many
+    queries as a chunk has. Elsewhere it is as much as whole passes of short prompts need.
     """
     if on_cpu:
-        return Together(context, BLOCK_QUERIES // 2 * context)
+        return Together(context, BLOCK_QUERIES // 2 * context, config.PREFILL_CHUNK_TOKENS)
     tokens = config.PREFILL_PASS_TOKENS
-    return Together(max(context, 2 * tokens), max(BLOCK_QUERIES * context, 256 * tokens))
+    scores = max(BLOCK_QUERIES * context, 256 * tokens)
+    return Together(max(context, 2 * tokens), scores, 2 * tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,13 @@ def reckon(counts: Sequence[int], lengths: Sequence[int]) -> Attended:
         ([127] * 4, [127] * 4, True),
         ([200] * 2, [200] * 2, False),
         ([200, 15], [200, 15], True),
+        ([64, *[33] * 7], [64, *[33] * 7], True),
+        ([64, *[33] * 8], [64, *[33] * 8], False),
     ],
 )
 def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, fit: bool) -> None:
     """Rows of one call are all as long as the longest: together no longer than the context, and
-    with no more scores than half a block's against it.
+    with no more scores than half a block's against it, and no more queries than a chunk.
     """
     most = together_max(CONTEXT, on_cpu=True)
     assert reckon(counts, lengths).within(most) is fit

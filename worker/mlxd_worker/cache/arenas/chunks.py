@@ -72,7 +72,9 @@ class Attended:
         """Tell whether one pass may have so much."""
         positions = sum(rows * span for rows, _, span in self.calls.values())
         scores = sum(rows * width * span for rows, width, span in self.calls.values())
-        return positions <= most.positions and scores <= most.scores
+        queries = sum(rows * width for rows, width, _ in self.calls.values())
+        within = positions <= most.positions and scores <= most.scores
+        return within and queries <= most.queries
 
 
 def plan_chunks(
