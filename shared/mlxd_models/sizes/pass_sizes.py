@@ -56,6 +56,12 @@ TOGETHER_NBYTES = 4
 """There they are float32 where no kernel has them, and so is a copy of the keys."""
 
 
+TOGETHER_POSITIONS = 8192
+"""Of all rows that a CPU reads in one pass. Where rows are no neighbours they are copied, and copies
+of long ones cost more than to read the weights for each row: of a model of 20 MB four rows of 1,000
+take 912 ms so, 706 as neighbours, and 1,034 one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Together:
     """What a layer's attention may have at once of several rows' chunks, read together."""
@@ -71,12 +77,13 @@ class Together:
 def together_max(context: int, *, on_cpu: bool) -> Together:
     """Return what the chunks of one pass may have of rows of up to `context` tokens.
 
-    On a CPU it is less than a prompt's blocks may take: half of a block's scores, a copy of as many
-    positions as the context has, in any model whose heads have up to 192 values, and as many
+    On a CPU it is less than a prompt's blocks may take: half of a block's scores, a copy of no
+    more positions than the context has, in any model whose heads have up to 192 values, and as many
     queries as a chunk has. Elsewhere it is as much as whole passes of short prompts need.
     """
     if on_cpu:
-        return Together(context, BLOCK_QUERIES // 2 * context, config.PREFILL_CHUNK_TOKENS)
+        positions, scores = min(context, TOGETHER_POSITIONS), BLOCK_QUERIES // 2 * context
+        return Together(positions, scores, config.PREFILL_CHUNK_TOKENS)
     tokens = config.PREFILL_PASS_TOKENS
     scores = max(BLOCK_QUERIES * context, 256 * tokens)
     return Together(max(context, 2 * tokens), scores, 2 * tokens)

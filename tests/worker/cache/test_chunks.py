@@ -75,6 +75,13 @@ def test_what_a_pass_reads_is_bounded(counts: list[int], lengths: list[int], *, 
     assert reckon(counts, lengths).within(most) is fit
 
 
+@pytest.mark.parametrize(("length", "fit"), [(4096, True), (4097, False)])
+def test_long_rows_are_read_alone_on_a_cpu(length: int, *, fit: bool) -> None:
+    """However long the context: to copy them would cost more than to read the weights again."""
+    most = together_max(131_072, on_cpu=True)
+    assert reckon([20] * 2, [length] * 2).within(most) is fit
+
+
 @pytest.mark.parametrize(("rows", "tokens"), [(128, 16), (32, 64), (16, 127), (4, 500)])
 @pytest.mark.parametrize("context", [256, 1024, 8192])
 def test_a_gpu_s_pass_holds_whole_crowds(rows: int, tokens: int, context: int) -> None:

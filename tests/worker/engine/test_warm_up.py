@@ -40,7 +40,11 @@ class Seen:
     vocab_size = 4
     context_max = 1024
     dtype = mx.float32
-    attention = (AttentionGeometry(1, 4), None, AttentionGeometry(1, 4, window=WINDOW))
+    attention: tuple[AttentionGeometry | None, ...] = (
+        AttentionGeometry(1, 4),
+        None,
+        AttentionGeometry(1, 4, window=WINDOW),
+    )
 
     def __init__(self) -> None:
         self.shapes: set[AttentionShape] = set()
