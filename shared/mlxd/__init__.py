@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from mlxd_shared.domain.cache_reasons import CacheReason
-    from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall
+    from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, ToolChoice
     from mlxd_shared.domain.errors import (
         BackendProblem,
         BadCredentials,
@@ -97,8 +97,9 @@ __all__ = [
     "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
     "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError",
     "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
-    "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
-    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "trace_context",
+    "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
+    "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
+    "trace_context",
 ]
 # fmt: on
 

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from mlxd.v1 import types_pb2 as mlxd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mlxd/v1/inference.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13mlxd/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x8a\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12%\n\ntool_calls\x18\x06 \x03(\x0b\x32\x11.mlxd.v1.ToolCall\"\xbc\x02\n\nChatPrompt\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.mlxd.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x03(\t\x12\x1f\n\x17template_variables_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0cparse_output\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12\'\n\x03now\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x0f\n\r_parse_output\"p\n\nOutputPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12&\n\ttool_call\x18\x04 \x01(\x0b\x32\x11.mlxd.v1.ToolCallH\x00\x42\x06\n\x04kind\"\x98\x01\n\x0eResponseFormat\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x04 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x15.mlxd.v1.ChoiceFormatH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x43hoiceFormat\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\":\n\x12SpeculationOptions\x12\x16\n\tdepth_max\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_depth_max\"\xad\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x06tokens\x18\x03 \x01(\x0b\x32\x11.mlxd.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x13.mlxd.v1.ChatPromptH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.mlxd.v1.SamplingOptions\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0bnum_predict\x18\x07 \x01(\x05\x42\x02\x18\x01H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x03\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\x08H\x05\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\r \x01(\rH\x06\x88\x01\x01\x12\x30\n\x0fresponse_format\x18\x0e \x01(\x0b\x32\x17.mlxd.v1.ResponseFormat\x12\x15\n\x08priority\x18\x0f \x01(\x05H\x07\x88\x01\x01\x12-\n\nkeep_alive\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x11 \x01(\t\x12\x18\n\x0bresume_from\x18\x12 \x01(\rH\x08\x88\x01\x01\x12\x18\n\x10resume_token_ids\x18\x13 \x03(\r\x12\x14\n\x07migrate\x18\x14 \x01(\x08H\t\x88\x01\x01\x12\x30\n\x0bspeculation\x18\x15 \x01(\x0b\x32\x1b.mlxd.v1.SpeculationOptions\x12 \n\x13skip_special_tokens\x18\x16 \x01(\x08H\n\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x17 \x01(\t\x12\x30\n\rload_duration\x18\x18 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x19 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_num_predictB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x0f\n\r_top_logprobsB\x0b\n\t_priorityB\x0e\n\x0c_resume_fromB\n\n\x08_migrateB\x16\n\x14_skip_special_tokens\"E\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x12\n\ntext_bytes\x18\x03 \x01(\x0c\"]\n\x10PositionLogprobs\x12%\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x15.mlxd.v1.TokenLogprob\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.mlxd.v1.TokenLogprob\"\x9a\x02\n\x10GenerateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.mlxd.v1.PositionLogprobs\x12\x1f\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0f.mlxd.v1.Finish\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.mlxd.v1.Usage\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x08 \x01(\t\x12\x11\n\x04seed\x18\t \x01(\x04H\x00\x88\x01\x01\x12\"\n\x05parts\x18\n \x03(\x0b\x32\x13.mlxd.v1.OutputPartB\x07\n\x05_seed\"\xbe\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x05 \x01(\tB\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\";\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\"\x8b\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x04 \x01(\tB\x16\n\x14_skip_special_tokens\"8\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\"\xb9\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x04 \x01(\t\x12!\n\x07pooling\x18\x05 \x01(\x0e\x32\x10.mlxd.v1.Pooling\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x01\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalize\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"d\n\rEmbedResponse\x12&\n\nembeddings\x18\x01 \x03(\x0b\x32\x12.mlxd.v1.Embedding\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t*L\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x32\x95\x02\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.mlxd.v1.GenerateRequest\x1a\x19.mlxd.v1.GenerateResponse0\x01\x12?\n\x08Tokenize\x12\x18.mlxd.v1.TokenizeRequest\x1a\x19.mlxd.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.mlxd.v1.DetokenizeRequest\x1a\x1b.mlxd.v1.DetokenizeResponse\x12\x36\n\x05\x45mbed\x12\x15.mlxd.v1.EmbedRequest\x1a\x16.mlxd.v1.EmbedResponseBU\n\x0b\x64\x65v.mlxd.v1B\x0eInferenceProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mlxd/v1/inference.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13mlxd/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x8a\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12%\n\ntool_calls\x18\x06 \x03(\x0b\x32\x11.mlxd.v1.ToolCall\"\xb3\x03\n\nChatPrompt\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.mlxd.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x03(\t\x12\x1f\n\x17template_variables_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0cparse_output\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12\'\n\x03now\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x0btool_choice\x18\x08 \x01(\x0e\x32\x13.mlxd.v1.ToolChoice\x12\x11\n\ttool_name\x18\t \x01(\t\x12 \n\x13parallel_tool_calls\x18\n \x01(\x08H\x03\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x0f\n\r_parse_outputB\x16\n\x14_parallel_tool_calls\"p\n\nOutputPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12&\n\ttool_call\x18\x04 \x01(\x0b\x32\x11.mlxd.v1.ToolCallH\x00\x42\x06\n\x04kind\"\x98\x01\n\x0eResponseFormat\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x04 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x15.mlxd.v1.ChoiceFormatH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x43hoiceFormat\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\":\n\x12SpeculationOptions\x12\x16\n\tdepth_max\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_depth_max\"\xad\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x06tokens\x18\x03 \x01(\x0b\x32\x11.mlxd.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x13.mlxd.v1.ChatPromptH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.mlxd.v1.SamplingOptions\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0bnum_predict\x18\x07 \x01(\x05\x42\x02\x18\x01H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x03\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\x08H\x05\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\r \x01(\rH\x06\x88\x01\x01\x12\x30\n\x0fresponse_format\x18\x0e \x01(\x0b\x32\x17.mlxd.v1.ResponseFormat\x12\x15\n\x08priority\x18\x0f \x01(\x05H\x07\x88\x01\x01\x12-\n\nkeep_alive\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x11 \x01(\t\x12\x18\n\x0bresume_from\x18\x12 \x01(\rH\x08\x88\x01\x01\x12\x18\n\x10resume_token_ids\x18\x13 \x03(\r\x12\x14\n\x07migrate\x18\x14 \x01(\x08H\t\x88\x01\x01\x12\x30\n\x0bspeculation\x18\x15 \x01(\x0b\x32\x1b.mlxd.v1.SpeculationOptions\x12 \n\x13skip_special_tokens\x18\x16 \x01(\x08H\n\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x17 \x01(\t\x12\x30\n\rload_duration\x18\x18 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x19 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_num_predictB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x0f\n\r_top_logprobsB\x0b\n\t_priorityB\x0e\n\x0c_resume_fromB\n\n\x08_migrateB\x16\n\x14_skip_special_tokens\"E\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x12\n\ntext_bytes\x18\x03 \x01(\x0c\"]\n\x10PositionLogprobs\x12%\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x15.mlxd.v1.TokenLogprob\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.mlxd.v1.TokenLogprob\"\x9a\x02\n\x10GenerateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.mlxd.v1.PositionLogprobs\x12\x1f\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0f.mlxd.v1.Finish\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.mlxd.v1.Usage\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x08 \x01(\t\x12\x11\n\x04seed\x18\t \x01(\x04H\x00\x88\x01\x01\x12\"\n\x05parts\x18\n \x03(\x0b\x32\x13.mlxd.v1.OutputPartB\x07\n\x05_seed\"\xbe\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x05 \x01(\tB\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\";\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\"\x8b\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x04 \x01(\tB\x16\n\x14_skip_special_tokens\"8\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\"\xb9\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12worker_incarnation\x18\x04 \x01(\t\x12!\n\x07pooling\x18\x05 \x01(\x0e\x32\x10.mlxd.v1.Pooling\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x01\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalize\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"d\n\rEmbedResponse\x12&\n\nembeddings\x18\x01 \x03(\x0b\x32\x12.mlxd.v1.Embedding\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t*Y\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x02*L\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x32\x95\x02\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.mlxd.v1.GenerateRequest\x1a\x19.mlxd.v1.GenerateResponse0\x01\x12?\n\x08Tokenize\x12\x18.mlxd.v1.TokenizeRequest\x1a\x19.mlxd.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.mlxd.v1.DetokenizeRequest\x1a\x1b.mlxd.v1.DetokenizeResponse\x12\x36\n\x05\x45mbed\x12\x15.mlxd.v1.EmbedRequest\x1a\x16.mlxd.v1.EmbedResponseBU\n\x0b\x64\x65v.mlxd.v1B\x0eInferenceProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\013dev.mlxd.v1B\016InferenceProtoP\001Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\252\002\007Mlxd.V1'
   _globals['_GENERATEREQUEST'].fields_by_name['num_predict']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['num_predict']._serialized_options = b'\030\001'
-  _globals['_POOLING']._serialized_start=3199
-  _globals['_POOLING']._serialized_end=3275
+  _globals['_TOOLCHOICE']._serialized_start=3318
+  _globals['_TOOLCHOICE']._serialized_end=3407
+  _globals['_POOLING']._serialized_start=3409
+  _globals['_POOLING']._serialized_end=3485
   _globals['_TOKENIDS']._serialized_start=122
   _globals['_TOKENIDS']._serialized_end=145
   _globals['_TOOLCALL']._serialized_start=147
@@ -46,37 +48,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=210
   _globals['_CHATMESSAGE']._serialized_end=348
   _globals['_CHATPROMPT']._serialized_start=351
-  _globals['_CHATPROMPT']._serialized_end=667
-  _globals['_OUTPUTPART']._serialized_start=669
-  _globals['_OUTPUTPART']._serialized_end=781
-  _globals['_RESPONSEFORMAT']._serialized_start=784
-  _globals['_RESPONSEFORMAT']._serialized_end=936
-  _globals['_CHOICEFORMAT']._serialized_start=938
-  _globals['_CHOICEFORMAT']._serialized_end=969
-  _globals['_SPECULATIONOPTIONS']._serialized_start=971
-  _globals['_SPECULATIONOPTIONS']._serialized_end=1029
-  _globals['_GENERATEREQUEST']._serialized_start=1032
-  _globals['_GENERATEREQUEST']._serialized_end=1973
-  _globals['_TOKENLOGPROB']._serialized_start=1975
-  _globals['_TOKENLOGPROB']._serialized_end=2044
-  _globals['_POSITIONLOGPROBS']._serialized_start=2046
-  _globals['_POSITIONLOGPROBS']._serialized_end=2139
-  _globals['_GENERATERESPONSE']._serialized_start=2142
-  _globals['_GENERATERESPONSE']._serialized_end=2424
-  _globals['_TOKENIZEREQUEST']._serialized_start=2427
-  _globals['_TOKENIZEREQUEST']._serialized_end=2617
-  _globals['_TOKENIZERESPONSE']._serialized_start=2619
-  _globals['_TOKENIZERESPONSE']._serialized_end=2678
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2681
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2820
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2822
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2878
-  _globals['_EMBEDREQUEST']._serialized_start=2881
-  _globals['_EMBEDREQUEST']._serialized_end=3066
-  _globals['_EMBEDDING']._serialized_start=3068
-  _globals['_EMBEDDING']._serialized_end=3095
-  _globals['_EMBEDRESPONSE']._serialized_start=3097
-  _globals['_EMBEDRESPONSE']._serialized_end=3197
-  _globals['_INFERENCESERVICE']._serialized_start=3278
-  _globals['_INFERENCESERVICE']._serialized_end=3555
+  _globals['_CHATPROMPT']._serialized_end=786
+  _globals['_OUTPUTPART']._serialized_start=788
+  _globals['_OUTPUTPART']._serialized_end=900
+  _globals['_RESPONSEFORMAT']._serialized_start=903
+  _globals['_RESPONSEFORMAT']._serialized_end=1055
+  _globals['_CHOICEFORMAT']._serialized_start=1057
+  _globals['_CHOICEFORMAT']._serialized_end=1088
+  _globals['_SPECULATIONOPTIONS']._serialized_start=1090
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1148
+  _globals['_GENERATEREQUEST']._serialized_start=1151
+  _globals['_GENERATEREQUEST']._serialized_end=2092
+  _globals['_TOKENLOGPROB']._serialized_start=2094
+  _globals['_TOKENLOGPROB']._serialized_end=2163
+  _globals['_POSITIONLOGPROBS']._serialized_start=2165
+  _globals['_POSITIONLOGPROBS']._serialized_end=2258
+  _globals['_GENERATERESPONSE']._serialized_start=2261
+  _globals['_GENERATERESPONSE']._serialized_end=2543
+  _globals['_TOKENIZEREQUEST']._serialized_start=2546
+  _globals['_TOKENIZEREQUEST']._serialized_end=2736
+  _globals['_TOKENIZERESPONSE']._serialized_start=2738
+  _globals['_TOKENIZERESPONSE']._serialized_end=2797
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2800
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2939
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2941
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2997
+  _globals['_EMBEDREQUEST']._serialized_start=3000
+  _globals['_EMBEDREQUEST']._serialized_end=3185
+  _globals['_EMBEDDING']._serialized_start=3187
+  _globals['_EMBEDDING']._serialized_end=3214
+  _globals['_EMBEDRESPONSE']._serialized_start=3216
+  _globals['_EMBEDRESPONSE']._serialized_end=3316
+  _globals['_INFERENCESERVICE']._serialized_start=3488
+  _globals['_INFERENCESERVICE']._serialized_end=3765
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,36 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """The model: text, calls, or both."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 1
+    """The client: no call. The model is not shown the tools."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 2
+    """The client: one call or more, after reasoning at most. INVALID_ARGUMENT if no tool is on offer,
+    or the model's template has no form for calls. Excludes response_format, ignore_eos and
+    continue_final_message.
+    """
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """Who decides on calls of tools."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""The model: text, calls, or both."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 1
+"""The client: no call. The model is not shown the tools."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 2
+"""The client: one call or more, after reasoning at most. INVALID_ARGUMENT if no tool is on offer,
+or the model's template has no form for calls. Excludes response_format, ignore_eos and
+continue_final_message.
+"""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 class _Pooling:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -164,6 +194,9 @@ class ChatPrompt(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     PARSE_OUTPUT_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     template_variables_json: _builtins.str
     """Extra variables of the template, a JSON object; such as {"enable_thinking": false}."""
     add_generation_prompt: _builtins.bool
@@ -176,12 +209,20 @@ class ChatPrompt(_message.Message):
     """Separate reasoning and tool calls from the answer's text (GenerateResponse.parts). Calls are
     parsed only if tools are on offer. Default true.
     """
+    tool_choice: Global___ToolChoice.ValueType
+    tool_name: _builtins.str
+    """With TOOL_CHOICE_REQUIRED: the tool that is called, one of those on offer. Empty: any."""
+    parallel_tool_calls: _builtins.bool
+    """Whether one answer may hold several calls. If not, it ends with its first. Default true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools on offer, one JSON object each: {"type": "function", "function": {"name", ...}}, or
-        the value of "function" alone.
+        the value of "function" alone. From its opening mark on, a call is held to the form that the
+        model's template has for it, to the names on offer and, for a function with "strict": true,
+        to its "parameters", a JSON schema of ResponseFormat.json_schema's kind for an object. The
+        template does not see "strict". A response_format holds the output instead.
         """
 
     @_builtins.property
@@ -200,21 +241,28 @@ class ChatPrompt(_message.Message):
         continue_final_message: _builtins.bool | None = ...,
         parse_output: _builtins.bool | None = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        tool_name: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "now", b"now", "parse_output", b"parse_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "now", b"now", "parallel_tool_calls", b"parallel_tool_calls", "parse_output", b"parse_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "now", b"now", "parse_output", b"parse_output", "template_variables_json", b"template_variables_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "now", b"now", "parallel_tool_calls", b"parallel_tool_calls", "parse_output", b"parse_output", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tool_name", b"tool_name", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
     _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType__parse_output: _TypeAlias = _typing.Literal["parse_output"]  # noqa: Y015
     _WhichOneofArgType__parse_output: _TypeAlias = _typing.Literal["_parse_output", b"_parse_output"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_output) -> _WhichOneofReturnType__parse_output | None: ...
 

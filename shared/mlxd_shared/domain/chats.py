@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,17 @@ class ChatMessage:
     name: str = ""
 
 
+class ToolChoice(enum.Enum):
+    """Who decides on calls of tools."""
+
+    AUTO = "auto"
+    """The model."""
+    NONE = "none"
+    """The client: no call, and the model is not shown the tools."""
+    REQUIRED = "required"
+    """The client: one call or more, after reasoning at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation to answer, or to go on with."""
@@ -50,6 +62,21 @@ class Chat:
     """Whether reasoning and calls are told apart from text; None: they are."""
     now_s: float | None = None
     """The time that the template is told, in seconds since the epoch."""
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    tool_name: str = ""
+    """The tool that is called where a call is required; empty: any."""
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may hold several calls; None: it may."""
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The tools that the model is shown, and whose calls are looked for."""
+        return () if self.tool_choice is ToolChoice.NONE else self.tools_json
+
+    @property
+    def requires_call(self) -> bool:
+        """Whether the answer is calls, after reasoning at most."""
+        return self.tool_choice is ToolChoice.REQUIRED
 
     @property
     def continues(self) -> bool:
@@ -116,6 +143,7 @@ def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
     for index, tool in enumerate(chat.tools_json):
         yield f"chat.tools_json[{index}]", tool
     yield "chat.template_variables_json", chat.variables_json
+    yield "chat.tool_name", chat.tool_name
 
 
 def refuse_half_characters(chat: Chat) -> None:

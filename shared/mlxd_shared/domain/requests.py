@@ -162,6 +162,12 @@ class GenerateSpec:
     migrate: bool = True
     """Whether the stream goes on with a new worker when its worker dies."""
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether all of the output has to match something, from its first token on."""
+        calls = isinstance(self.prompt, Chat) and self.prompt.requires_call
+        return calls or self.response_format is not None
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpec:

@@ -29,7 +29,7 @@ from mlxd_shared.domain.requests import (
     sampling_violations,
 )
 from mlxd_shared.wire.convert_bounds import check_count, duration_violations, list_violations
-from mlxd_shared.wire.convert_chat import chat_violations
+from mlxd_shared.wire.convert_chat import chat_violations, required_violations
 from mlxd_shared.wire.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.wire.records import UNSAID, duration_from_pb, map_numbers, read, write
 
@@ -112,6 +112,7 @@ def _generate_violations(
         *_logprob_violations(pb),
         *format_violations(pb.response_format),
         *ending_violations(pb),
+        *required_violations(pb),
         *check_range(
             "speculation.depth_max", pb.speculation.depth_max, 0, config.SPECULATION_DEPTH_MAX
         ),

@@ -10,6 +10,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.chats import ASSISTANT, ROLES, json_object
 from mlxd_shared.domain.errors import FieldViolation
 from mlxd_shared.wire.convert_bounds import check_count, moment_violations
+from mlxd_shared.wire.convert_format import format_from_pb
 
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
@@ -60,6 +61,7 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
     )
     if pb.template_variables_json:
         yield from _variable_violations("chat.template_variables_json", pb.template_variables_json)
+    yield from _choice_violations(pb)
     if pb.HasField("now"):
         yield from moment_violations(pb.now, "chat.now")
     if pb.continue_final_message:
@@ -69,6 +71,45 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
         if pb.messages[-1].role != ASSISTANT:
             problem = "the last message must be an assistant's"
             yield FieldViolation("chat.continue_final_message", problem)
+
+
+def _choice_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
+    """Yield what makes no sense about who decides on calls."""
+    field = "chat.tool_choice"
+    is_required = pb.tool_choice == inference_pb2.TOOL_CHOICE_REQUIRED
+    if pb.tool_choice not in inference_pb2.ToolChoice.values():
+        yield FieldViolation(field, f"{pb.tool_choice} is not a ToolChoice")
+    elif is_required and not pb.tools_json:
+        yield FieldViolation(field, "a call is required, and no tool is on offer")
+    elif is_required and pb.continue_final_message:
+        yield FieldViolation(field, "no call is required of a message that goes on")
+    if pb.tool_name and not is_required:
+        yield FieldViolation("chat.tool_name", "needs TOOL_CHOICE_REQUIRED")
+    elif pb.tool_name and pb.tool_name not in map(_function_name, pb.tools_json):
+        yield FieldViolation("chat.tool_name", f"{pb.tool_name[:80]!r} is not on offer")
+
+
+def _function_name(text: str) -> str:
+    """Return the name of a function on offer; empty where it is none."""
+    try:
+        tool = json_object(text)
+    except ValueError:  # which is told of the tool itself
+        return ""
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def required_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return what cannot be beside a required call, which holds the output from its start on."""
+    if pb.chat.tool_choice != inference_pb2.TOOL_CHOICE_REQUIRED:
+        return []
+    beside = (
+        ("response_format", format_from_pb(pb.response_format)),
+        ("ignore_eos", pb.ignore_eos),
+    )
+    problem = "not beside chat.tool_choice TOOL_CHOICE_REQUIRED"
+    return [FieldViolation(name, problem) for name, value in beside if value]
 
 
 def _first_of(entries: Iterable[Iterator[FieldViolation]]) -> list[FieldViolation]:

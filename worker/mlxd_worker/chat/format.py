@@ -100,7 +100,7 @@ class ChatFormat:
         mark = partial(self.control.mark, nonce=nonce)
         mark_answer = partial(self.control.mark, nonce=nonce, allowed=self._allowed)
         try:
-            tools = [_tool(_mark(json_object(text), mark)) for text in chat.tools_json]
+            tools = [_tool(_mark(json_object(text), mark)) for text in chat.offered]
             variables = _mark(json_object(chat.variables_json or "{}"), mark)
             messages = _messages(chat, mark, mark_answer)
         except RecursionError as error:
@@ -190,10 +190,17 @@ def _call(call: ToolCall, mark: _Mark) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as templates know it, from that or from its function alone."""
-    if "function" in tool or ("type" in tool and "name" not in tool):
+    """Return a tool as templates know it, from that or from its function alone.
+
+    Whether its calls are held to its schema is not for the model.
+    """
+    if "function" not in tool and "type" in tool and "name" not in tool:
         return tool
-    return {"type": "function", "function": tool}
+    whole = tool if "function" in tool else {"type": "function", "function": tool}
+    function = whole["function"]
+    if isinstance(function, dict) and "strict" in function:
+        function = {name: value for name, value in function.items() if name != "strict"}
+    return {**whole, "function": function}
 
 
 def _mark(value: Any, mark: _Mark) -> Any:  # noqa: ANN401 - of JSON

@@ -16,6 +16,7 @@ from typing import NewType, Protocol
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import FinishReason, Pooling, Sampling
+from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
@@ -146,8 +147,8 @@ class Submit:
     """Higher is served earlier."""
     deadline_s: float | None = None
     """When the stream is no longer wanted."""
-    constraint: Constraint | None = None
-    """What complete output must match; compiled for this model."""
+    constraint: Constraint | CallConstraint | None = None
+    """What complete output, or each call in it, must match; compiled for this model."""
     age_s: float = 0.0
     pooling: Pooling | None = None
     """How the prompt becomes a vector, where that is all that is asked: nothing is drawn then."""
@@ -159,6 +160,11 @@ class Submit:
     forced: tuple[int, ...] = ()
     """What an earlier worker has generated, where it is to be evaluated token by token as it was
     then; it is no part of `prompt`, and as little told again. Not with `resumed`."""
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the text is all that the tokens spell, as what complete output must match is."""
+        return isinstance(self.constraint, Constraint)
 
     @property
     def came_s(self) -> float:

@@ -18,8 +18,11 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer, PartPiece
+from mlxd_worker.engine.masks.calls import CallConstraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Finished, Submit, Tokens
-from mlxd_worker.front.prompting import prompt_of
+from mlxd_worker.front.calling import compile_calls
+from mlxd_worker.front.prompting import Prompt, prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
@@ -58,9 +61,7 @@ async def generate(
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         prompt = await prompt_of(worker, spec, loaded, request_id)
         await run_paced(_check_resumed, spec, loaded, prompt.ids)
-        constraint = None
-        if spec.response_format is not None:
-            constraint = await worker.formats.compile(loaded.constraints, spec.response_format)
+        constraint = await _compile(worker, spec, loaded, prompt)
         reader = worker.engine.reader()
         by_steps = len(spec.resumed) <= worker.replay_steps_max
         request = Submit(
@@ -97,6 +98,17 @@ async def generate(
                 part = Part(request_id, loaded.job.digest, event, seed)
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
                 seed = None
+
+
+async def _compile(
+    worker: Worker, spec: GenerateSpec, loaded: Loaded, prompt: Prompt
+) -> Constraint | CallConstraint | None:
+    """Return what the output, or each call in it, has to match; None: nothing."""
+    if spec.response_format is not None:
+        return await worker.formats.compile(loaded.constraints, spec.response_format)
+    if prompt.calls is None:
+        return None
+    return await compile_calls(worker, prompt.calls, loaded)
 
 
 def _tell_apart(part: Part, answer: Answer) -> Part:
