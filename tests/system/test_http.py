@@ -168,9 +168,9 @@ async def test_anthropic(models: tuple[str, ...]) -> None:
             await client.messages.create(
                 **common,
                 tools=[{"name": "f", "input_schema": {"type": "object"}}],
-                tool_choice={"type": "any"},
+                tool_choice={"type": "tool", "name": "g"},
             )
-        assert "tool_choice.type" in str(forced.value)
+        assert "tool_choice.name" in str(forced.value)
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**{**common, "model": "none"})
 

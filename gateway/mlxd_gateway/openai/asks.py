@@ -6,7 +6,15 @@ from types import MappingProxyType
 
 import msgspec
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd import (
+    Chat,
+    ChatMessage,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+    ToolChoice,
+)
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.texts import join_objects, json_of
@@ -20,6 +28,8 @@ FIELDS = MappingProxyType(
         "chat.template_variables_json": "chat_template_kwargs",
         "chat.messages": "messages",
         "chat.tools_json": "tools",
+        "chat.tool_choice": "tool_choice",
+        "chat.tool_name": "tool_choice.function.name",
     }
 )
 _encode = msgspec.json.encode
@@ -33,12 +43,15 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     """
     if request.logprobs is not True and request.top_logprobs is not None:
         raise BadField("top_logprobs", "needs logprobs to be true")
-    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
+    choice, name = _tool_choice(request.tool_choice)
     places = tuple(f"messages[{index}]" for index in range(len(request.messages)))
     chat = Chat(
         tuple(map(_message, request.messages, places)),
-        tools_json=tuple(_encode(tool).decode() for tool in tools),
+        tools_json=tuple(_encode(tool).decode() for tool in request.tools or ()),
         variables_json=_variables(request),
+        tool_choice=choice,
+        tool_name=name,
+        parallel_tool_calls=request.parallel_tool_calls,
     )
     return Ask(
         model=request.model,
@@ -81,6 +94,18 @@ def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
     if len(texts) < len(sent):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
+
+
+def _tool_choice(sent: object) -> tuple[ToolChoice, str]:
+    """Return who decides on calls, and the tool that is called; what is refused was before."""
+    match sent:
+        case "none":
+            return ToolChoice.NONE, ""
+        case "required":
+            return ToolChoice.REQUIRED, ""
+        case r.ChosenTool(function):
+            return ToolChoice.REQUIRED, function.name
+    return ToolChoice.AUTO, ""
 
 
 def _prompt(prompt: r.Prompts | None) -> str | tuple[int, ...]:

@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
+from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, ToolChoice, answer_of
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.records import write
@@ -22,10 +22,13 @@ FULL = Chat(
     ),
     tools_json=('{"name": "f"}',),
     variables_json='{"enable_thinking": false}',
-    add_generation_prompt=False,
-    continue_final_message=True,
+    add_generation_prompt=True,
+    continue_final_message=False,
     parse_output=False,
     now_s=12.5,
+    tool_choice=ToolChoice.REQUIRED,
+    tool_name="f",
+    parallel_tool_calls=False,
 )
 
 
@@ -44,7 +47,35 @@ def test_a_conversation_arrives_as_it_was_sent() -> None:
     assert least == Chat((ChatMessage("user", "hi"),))
     assert isinstance(least, Chat)
     assert (least.begins_answer, least.continues, least.parses) == (True, False, True)
-    assert (FULL.begins_answer, FULL.continues, FULL.parses) == (False, True, False)
+    assert (FULL.begins_answer, FULL.continues, FULL.parses) == (True, False, False)
+    going = Chat(least.messages, continue_final_message=True)
+    assert (going.begins_answer, going.continues) == (False, True)
+
+
+def test_who_decides_on_calls_makes_sense() -> None:
+    """A call is required of a tool on offer, in a new message, and of nothing else beside."""
+    tool, required = '{"name": "f"}', pb.TOOL_CHOICE_REQUIRED
+    field = "chat.tool_choice"
+    assert [*refuse(USER, tool_choice=9)] == [field]  # type: ignore[arg-type]
+    assert [*refuse(USER, tool_choice=required)] == [field]
+    last = pb.ChatMessage(role="assistant", content="So")
+    going = {"continue_final_message": True, "tools_json": [tool]}
+    assert [*refuse(USER, last, tool_choice=required, **going)] == [field]
+    assert [*refuse(USER, tools_json=[tool], tool_name="f")] == ["chat.tool_name"]
+    named = {"tools_json": [tool], "tool_choice": required}
+    assert [*refuse(USER, tool_name="g", **named)] == ["chat.tool_name"]
+    beside = {
+        "response_format": {"response_format": pb.ResponseFormat(regex="a")},
+        "ignore_eos": {"ignore_eos": True},
+    }
+    for name, fields in beside.items():
+        chat = pb.ChatPrompt(messages=[USER], **named)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest) as caught:
+            generate_from_pb(pb.GenerateRequest(chat=chat, **fields))  # type: ignore[arg-type]
+        assert [violation.field for violation in caught.value.violations] == [name]
+    none = Chat((ChatMessage("user", "hi"),), (tool,), tool_choice=ToolChoice.NONE)
+    assert not none.offered
+    assert not none.requires_call
 
 
 SURROGATE = '{"a": "\\ud800"}'

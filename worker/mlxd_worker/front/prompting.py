@@ -72,12 +72,14 @@ async def _chat_prompt(
     # A template may make many of them of a request that is small, and not put off itself.
     is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX
     ids = check() if is_short else await asyncio.to_thread(check)
+    if not chat.parses and not chat.requires_call:
+        return Prompt(ids)
     continued = chat.messages[-1].content if chat.continues else None
     begin = wanted.output.begin(rendered.tail, continued)
     tools = await run_paced(tools_of, chat.offered)
     calls = call_format(spec, tools, loaded, wanted.output, begin)
     if not chat.parses:
-        return Prompt(ids, calls=calls if chat.requires_call else None)
+        return Prompt(ids, calls=calls)
     # Bare JSON is no call where JSON was asked for.
     bare = wanted.output.bare_json and spec.response_format is not None
     output = wanted.output.without_calls() if bare else wanted.output
