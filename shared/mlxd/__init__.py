@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlxd._streams import BrokenStream, Stream
-    from mlxd.client import Client
-    from mlxd.messages import (
+    from mlxd.answers import (
         Calls,
         Completion,
         Delta,
+        Finished,
+        PositionLogprobs,
+        TokenLogprob,
+        Usage,
+        completions_of,
+    )
+    from mlxd.client import Client
+    from mlxd.messages import (
         DeviceStatus,
         Embeddings,
-        Finished,
         FitReport,
         FitTerm,
         Histogram,
@@ -31,12 +37,9 @@ if TYPE_CHECKING:
         MetricPoint,
         Model,
         ModelState,
-        PositionLogprobs,
         ProcessRole,
         Status,
-        TokenLogprob,
         Unloaded,
-        Usage,
         WorkerMemory,
         WorkerStatus,
     )
@@ -99,12 +102,13 @@ __all__ = [
     "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
     "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
     "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
-    "trace_context",
+    "completions_of", "trace_context",
 ]
 # fmt: on
 
 _HOMES = (
     "mlxd._streams",
+    "mlxd.answers",
     "mlxd.client",
     "mlxd.messages",
     "mlxd_shared.domain.cache_reasons",

@@ -90,6 +90,8 @@ class GenerateOptions(TypedDict, total=False):
     migrate: bool | None
     resume: Sequence[int]
     """The output so far of an interrupted stream."""
+    n: int | None
+    """How many completions of the prompt to make."""
 
 
 def generate_to_pb(
@@ -111,6 +113,7 @@ def generate_to_pb(
     request_id: str = "",
     migrate: bool | None = None,
     resume: Sequence[int] = (),
+    n: int | None = None,
 ) -> inference_pb2.GenerateRequest:
     """Return the request; what is None stays absent.
 
@@ -132,6 +135,7 @@ def generate_to_pb(
         *_seconds("keep_alive", keep_alive_s),
         *_texts("request_id", request_id),
         *_ids("resume_token_ids", resume),
+        *check_range("n", n, *UINT32),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -151,6 +155,7 @@ def generate_to_pb(
         resume_from=len(resume) or None,
         resume_token_ids=resume,
         migrate=migrate,
+        n=n,
     )
     if speculation_depth is not None:
         request.speculation.depth_max = speculation_depth

@@ -128,7 +128,7 @@ async def test_openai_is_told_what_is_wrong(models: tuple[str, ...]) -> None:
             await client.chat.completions.create(model="chatty", messages=HI, temperature=200)
         assert hot.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as many:
-            await client.chat.completions.create(model="chatty", messages=HI, n=2)
+            await client.chat.completions.create(model="chatty", messages=HI, n=200)
         assert many.value.param == "n"
         with pytest.raises(openai.BadRequestError) as mute:
             await client.chat.completions.create(model="demo", messages=HI)

@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
+from mlxd.answers import Delta, TokenLogprob
+from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape

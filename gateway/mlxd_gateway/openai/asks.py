@@ -19,6 +19,7 @@ from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.texts import join_objects, json_of
 from mlxd_gateway.openai import requests as r
+from mlxd_shared import config
 
 FIELDS = MappingProxyType(
     {
@@ -61,6 +62,7 @@ def ask_chat(request: r.ChatRequest) -> Ask:
         stop=_stop(request.stop),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=_format(request.response_format),
+        n=_choices(request.n),
         fields={**FIELDS, "max_tokens": _max_tokens_name(request)},
         places=places,
     )
@@ -79,6 +81,7 @@ def ask_completion(request: r.CompletionRequest) -> Ask:
         max_tokens=request.max_tokens,
         stop=_stop(request.stop),
         logprobs=request.logprobs,
+        n=_choices(request.n),
         fields={**FIELDS, "top_logprobs": "logprobs"},
     )
 
@@ -94,6 +97,13 @@ def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
     if len(texts) < len(sent):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
+
+
+def _choices(n: int | None) -> int | None:
+    """Return how many choices are asked for; as many are made room for before anybody is asked."""
+    if n is not None and not 1 <= n <= config.CHOICES_MAX:
+        raise BadField("n", f"1 to {config.CHOICES_MAX}, not {n}")
+    return n
 
 
 def _tool_choice(sent: object) -> tuple[ToolChoice, str]:

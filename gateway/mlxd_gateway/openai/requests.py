@@ -190,7 +190,7 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
-    n: Annotated[int | None, turn_down("one choice a request in this version", neutral=(1,))] = None
+    n: int | None = None
     user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
     top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
     min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None

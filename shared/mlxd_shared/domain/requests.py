@@ -161,6 +161,10 @@ class GenerateSpec:
     """The output so far, where an interrupted stream goes on."""
     migrate: bool = True
     """Whether the stream goes on with a new worker when its worker dies."""
+    choices: int = 1
+    """How many completions to make of the prompt."""
+    choice: int = 0
+    """Which of them a worker is to make."""
 
     @property
     def holds_all(self) -> bool:

@@ -99,6 +99,8 @@ def generate_from_pb(
         age_s=duration_from_pb(pb.age),
         resumed=_ids(pb.resume_token_ids),
         migrate=not pb.HasField("migrate") or pb.migrate,
+        choices=pb.n if pb.HasField("n") else 1,
+        choice=pb.choice,
     )
 
 
@@ -119,6 +121,7 @@ def _generate_violations(
         *_length_violations(pb),
         *_stop_violations(pb),
         *_resume_violations(pb),
+        *_choice_violations(pb),
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
         *duration_violations(pb.load_duration, "load_duration"),
         *duration_violations(pb.age, "age"),
@@ -202,6 +205,18 @@ def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
         limit = f"{count} is not below the {most} tokens that are generated at most"
         return [FieldViolation("resume_from", limit)] if count else []
     return []
+
+
+def _choice_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    if not pb.HasField("n"):
+        return []
+    violations = check_range("n", pb.n, 1, config.CHOICES_MAX)
+    if pb.n > 1 and pb.resume_from:
+        violations.append(FieldViolation("resume_from", "not with n above 1"))
+    if not violations and pb.n * pb.ByteSize() > config.CHOICES_BYTES_MAX:
+        limit = f"a request of so many bytes has at most {config.CHOICES_BYTES_MAX} in all choices"
+        violations.append(FieldViolation("n", limit))
+    return violations
 
 
 def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

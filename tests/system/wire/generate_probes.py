@@ -18,6 +18,22 @@ LENGTHS = (200, 450)
 """Of a stream whose worker is killed, in tokens."""
 
 
+@covering("GenerateRequest.n")
+async def several_choices_of_one_prompt(wire: Wire) -> None:
+    """Each with the draws of its own seed, a whole stream each; the prompt is counted once."""
+    sampling = types_pb2.SamplingOptions(temperature=1, seed=7)
+    messages = await wire.generate(n=3, sampling=sampling)
+    choices: list[list[int]] = [[], [], []]
+    for message in messages:
+        choices[message.choice] += message.token_ids
+    for choice, ids in enumerate(choices):
+        sampling.seed = 7 + choice
+        assert await wire.ids(sampling=sampling) == ids
+    ends = [message for message in messages if message.HasField("finish")]
+    assert len(ends) == 3
+    assert sum(end.usage.prompt_tokens > 0 for end in ends) == 1
+
+
 @covering("GenerateRequest.model", "GenerateRequest.text", "GenerateRequest.sampling")
 async def text_prompt_streams(wire: Wire) -> None:
     """Another prompt gives another text; the model may be named by digest."""

@@ -14,11 +14,12 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
@@ -53,12 +54,14 @@ class InferenceServicer:
         with self._metrics.request(self._worker.model_name) as record:
             spec = await run_paced(generate_from_pb, request, is_checked=is_checked())
             self._worker.check_incarnation(spec.worker_incarnation)
+            if spec.choices > 1:
+                raise FieldNotServed("n above 1 by a worker, without a controller,")
             loaded = self._worker.admit(spec.model)
             left_s = context.time_remaining()
             async with aclosing(generate(self._worker, spec, loaded, left_s=left_s)) as parts:
                 async for part in parts:
                     record.note(part.event)
-                    message = part_to_pb(part, load_s=spec.load_s)
+                    message = part_to_pb(part, load_s=spec.load_s, choice=spec.choice)
                     message.logprobs.extend(logprobs_to_pb(part.event, loaded.tokenizer))
                     yield message
 
@@ -142,10 +145,11 @@ def ids_of(numbers: Sequence[int], *, vocab_size: int) -> array[int]:
     return ids
 
 
-def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
-    """Return one message of a stream; `load_s` goes into its usage."""
+def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.GenerateResponse:
+    """Return one message of a choice; `load_s` goes into its usage, the prompt into the first's."""
     event = part.event
     message = inference_pb2.GenerateResponse(
+        choice=choice,
         offset=event.offset,
         text=event.text,
         token_ids=event.ids,
@@ -156,7 +160,8 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
         message.seed = part.seed
     if isinstance(event, Finished):
         message.finish.CopyFrom(finish_to_pb(event))
-        message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
+        usage = event.usage if not choice else replace(event.usage, prompt_tokens=0, cached_tokens=0)
+        message.usage.CopyFrom(usage_to_pb(usage, load_s=load_s))
     return message
 
 
