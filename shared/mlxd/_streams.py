@@ -169,7 +169,7 @@ class _ChoiceReader:
             self._begin(message)
         self._next_offset += len(message.token_ids)
         items: list[a.Delta | a.Finished] = []
-        if message.text or message.token_ids or message.parts:
+        if message.text or message.token_ids or message.parts or message.HasField("prompt"):
             items.append(_read_delta(message))
         if message.HasField("finish"):
             items.append(self._finish(message))
@@ -217,6 +217,7 @@ def _read_delta(message: inference_pb2.GenerateResponse) -> a.Delta:
         parts=tuple([read(AnswerPart, pb) for pb in message.parts]),
         seed=message.seed if message.HasField("seed") else None,
         choice=message.choice,
+        prompt=read(a.PromptEcho, message.prompt) if message.HasField("prompt") else None,
     )
 
 

@@ -92,6 +92,9 @@ class GenerateOptions(TypedDict, total=False):
     """The output so far of an interrupted stream."""
     n: int | None
     """How many completions of the prompt to make."""
+    echo: bool | None
+    prompt_logprobs: int | None
+    """How many alternatives to ask for beside the log-probability of each of the prompt's tokens."""
 
 
 def generate_to_pb(
@@ -114,6 +117,8 @@ def generate_to_pb(
     migrate: bool | None = None,
     resume: Sequence[int] = (),
     n: int | None = None,
+    echo: bool | None = None,
+    prompt_logprobs: int | None = None,
 ) -> inference_pb2.GenerateRequest:
     """Return the request; what is None stays absent.
 
@@ -136,6 +141,7 @@ def generate_to_pb(
         *_texts("request_id", request_id),
         *_ids("resume_token_ids", resume),
         *check_range("n", n, *UINT32),
+        *check_range("prompt_logprobs", prompt_logprobs, *UINT32),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -156,6 +162,8 @@ def generate_to_pb(
         resume_token_ids=resume,
         migrate=migrate,
         n=n,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
     )
     if speculation_depth is not None:
         request.speculation.depth_max = speculation_depth

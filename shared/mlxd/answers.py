@@ -31,6 +31,16 @@ class PositionLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """A prompt as the model reads it; text and ids are empty unless `echo` was asked for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of each of its tokens from the second on, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """The next piece of a stream. `offset` is the index of the first of `token_ids`.
 
@@ -47,6 +57,8 @@ class Delta:
     """On the first of a choice: its seed, with which a stream of it alone can be resumed."""
     choice: int = 0
     """Which of the request's choices it belongs to; `offset` counts that one's tokens."""
+    prompt: PromptEcho | None = None
+    """On the first of the first choice, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,8 @@ class Completion:
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
     """The message that a chat's answer adds to it; None if the output was not parsed."""
+    prompt: PromptEcho | None = None
+    """What was asked for of the prompt; the first choice has it."""
 
     @classmethod
     def of(cls, events: Iterable[Delta | Finished]) -> Completion:
@@ -142,7 +156,9 @@ class Completion:
         token_ids = tuple(token for delta in deltas for token in delta.token_ids)
         positions = tuple(each for delta in deltas for each in delta.logprobs)
         parts = [part for delta in deltas for part in delta.parts]
-        return cls(text, token_ids, finished, positions, answer_of(parts) if parts else None)
+        echo = next((delta.prompt for delta in deltas if delta.prompt is not None), None)
+        message = answer_of(parts) if parts else None
+        return cls(text, token_ids, finished, positions, message, echo)
 
 
 def completions_of(events: Iterable[Delta | Finished]) -> tuple[Completion, ...]:

@@ -14,6 +14,7 @@ from mlxd import (
     Finished,
     FinishReason,
     PositionLogprobs,
+    PromptEcho,
     TokenLogprob,
     ToolCall,
     Usage,
@@ -117,6 +118,28 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> O
     }
 
 
+def echo_logprobs(prompt: PromptEcho) -> Object | None:
+    """Return the log-probabilities of an echoed prompt's tokens; the first one has none."""
+    if not prompt.logprobs:
+        return None
+    rest = [each.chosen.text_bytes.decode(errors="replace") for each in prompt.logprobs]
+    first = prompt.text[: max(len(prompt.text) - sum(map(len, rest)), 0)]
+    of_rest = completion_logprobs(prompt.logprobs, len(first))
+    assert of_rest is not None, "there are some"
+    return {
+        "tokens": [first, *of_rest["tokens"]],
+        "token_logprobs": [None, *of_rest["token_logprobs"]],
+        "top_logprobs": [None, *of_rest["top_logprobs"]],
+        "text_offset": [0, *of_rest["text_offset"]],
+    }
+
+
+def _join_logprobs(first: Object | None, second: Object | None) -> Object | None:
+    if first is None or second is None:
+        return first or second
+    return {name: [*values, *second[name]] for name, values in first.items()}
+
+
 class ChatWriter:
     """Chunks of a chat's answer."""
 
@@ -186,7 +209,11 @@ class CompletionWriter:
         if isinstance(event, Finished):
             yield self._chunk(choice, "", reason=finish_reason(event.reason))
             yield from self._ends.note(event)
-        elif event.text or event.logprobs:
+            return
+        if event.prompt is not None:
+            yield self._chunk(choice, event.prompt.text, logprobs=echo_logprobs(event.prompt))
+            self._chars[choice] += len(event.prompt.text)
+        if event.text or event.logprobs:
             logprobs = completion_logprobs(event.logprobs, self._chars[choice])
             yield self._chunk(choice, event.text, logprobs=logprobs)
             self._chars[choice] += len(event.text)
@@ -254,16 +281,21 @@ def _chat_choice(index: int, done: Completion) -> Object:
 
 def whole_completion(head: Head, completions: Sequence[Completion]) -> Object:
     """Return a completion at once."""
-    choices = [
-        {
-            "index": index,
-            "text": done.text,
-            "finish_reason": finish_reason(done.finished.reason),
-            "logprobs": completion_logprobs(done.logprobs, 0),
-        }
-        for index, done in enumerate(completions)
-    ]
+    choices = [_text_choice(index, done) for index, done in enumerate(completions)]
     return head.wrap("text_completion", choices, usage=_usage_of(completions))
+
+
+def _text_choice(index: int, done: Completion) -> Object:
+    echoed = "" if done.prompt is None else done.prompt.text
+    logprobs = completion_logprobs(done.logprobs, len(echoed))
+    if done.prompt is not None:
+        logprobs = _join_logprobs(echo_logprobs(done.prompt), logprobs)
+    return {
+        "index": index,
+        "text": echoed + done.text,
+        "finish_reason": finish_reason(done.finished.reason),
+        "logprobs": logprobs,
+    }
 
 
 def _usage_of(completions: Sequence[Completion]) -> Object:

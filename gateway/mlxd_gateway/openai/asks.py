@@ -74,6 +74,8 @@ def ask_completion(request: r.CompletionRequest) -> Ask:
     Raises:
         BadField: more than one prompt, or one field is not what it should be.
     """
+    if request.echo and request.n not in (None, 1):
+        raise BadField("echo", "not with n above 1")
     return Ask(
         model=request.model,
         prompt=_prompt(request.prompt),
@@ -82,7 +84,9 @@ def ask_completion(request: r.CompletionRequest) -> Ask:
         stop=_stop(request.stop),
         logprobs=request.logprobs,
         n=_choices(request.n),
-        fields={**FIELDS, "top_logprobs": "logprobs"},
+        echo=request.echo,
+        prompt_logprobs=request.logprobs if request.echo else None,
+        fields={**FIELDS, "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
     )
 
 

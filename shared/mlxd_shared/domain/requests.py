@@ -146,6 +146,10 @@ class GenerateSpec:
     skip_special_tokens: bool = True
     top_logprobs: int | None = None
     """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    echo: bool = False
+    """Whether the prompt is told as the model reads it."""
+    prompt_logprobs: int | None = None
+    """How many alternatives each of the prompt's tokens comes with; None: no log-probabilities."""
     response_format: ResponseFormat | None = None
     priority: int = 0
     """Higher is served earlier."""

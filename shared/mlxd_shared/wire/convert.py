@@ -86,6 +86,8 @@ def generate_from_pb(
         ignore_eos=pb.ignore_eos,
         min_tokens=pb.min_tokens,
         top_logprobs=pb.top_logprobs if pb.logprobs else None,
+        echo=pb.echo,
+        prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
         response_format=format_from_pb(pb.response_format),
         priority=pb.priority,
         speculation_depth=(
@@ -112,6 +114,7 @@ def _generate_violations(
         *_prompt_violations(pb),
         *sampling_violations(sampling, prefix="sampling"),
         *_logprob_violations(pb),
+        *check_range("prompt_logprobs", pb.prompt_logprobs, 0, config.TOP_LOGPROBS_MAX),
         *format_violations(pb.response_format),
         *ending_violations(pb),
         *required_violations(pb),

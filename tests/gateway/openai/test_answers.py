@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from mlxd import AnswerPart, Completion, Delta, Finished, FinishReason, ToolCall, Usage
+from mlxd import (
+    AnswerPart,
+    Completion,
+    Delta,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    PromptEcho,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
 from mlxd_gateway.openai import answers as a
 
 HEAD = a.Head("id", "m", created=1)
@@ -82,3 +93,24 @@ def test_whole_answers_hold_all_choices(whole: Any) -> None:
     answer = whole(HEAD, [Completion(text, (1,), end_of(i)) for i, text in enumerate("ab")])
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["usage"]["total_tokens"] == 9
+
+
+def test_an_echoed_prompt_stands_before_the_text() -> None:
+    """With its tokens' log-probabilities, of which the first has none, and their places."""
+    prompt = PromptEcho("ab", (1, 2), (position("b", -1.0),))
+    delta = Delta(0, "c", (3,), (position("c", -2.0),), prompt=prompt)
+    whole = a.whole_completion(HEAD, [Completion.of([delta, end_of(0)])])["choices"][0]
+
+    assert whole["text"] == "abc"
+    assert whole["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert whole["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
+    assert whole["logprobs"]["text_offset"] == [0, 1, 2]
+    first, second, _ = read(write(a.CompletionWriter(HEAD, usage=False), delta, end_of(0)))
+    assert [chunk["choices"][0]["text"] for chunk in (first, second)] == ["ab", "c"]
+    assert first["choices"][0]["logprobs"]["text_offset"] == [0, 1]
+    assert second["choices"][0]["logprobs"]["text_offset"] == [2]
+
+
+def position(text: str, logprob: float) -> PositionLogprobs:
+    """Return the log-probabilities of one token."""
+    return PositionLogprobs(TokenLogprob(1, logprob, text.encode()), ())

@@ -18,6 +18,24 @@ LENGTHS = (200, 450)
 """Of a stream whose worker is killed, in tokens."""
 
 
+@covering("GenerateRequest.echo", "GenerateRequest.prompt_logprobs")
+async def the_prompt_is_told(wire: Wire) -> None:
+    """Its text and ids, and how likely each token is; more than a message holds is refused."""
+    first, *others = await wire.generate(text="Once upon", echo=True, prompt_logprobs=1)
+    tokenized = await wire.inference.Tokenize(
+        inference_pb2.TokenizeRequest(model=wire.model, text="Once upon")
+    )
+    assert first.prompt.text == "Once upon"
+    assert first.prompt.token_ids == tokenized.token_ids
+    ids = [position.chosen.token_id for position in first.prompt.logprobs]
+    assert ids == list(tokenized.token_ids)[1:]
+    assert all(len(position.top) == 1 for position in first.prompt.logprobs)
+    assert not any(message.HasField("prompt") for message in others)
+    error = await refusal(wire.generate(prompt_logprobs=21))
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "prompt_logprobs"
+
+
 @covering("GenerateRequest.n")
 async def several_choices_of_one_prompt(wire: Wire) -> None:
     """Each with the draws of its own seed, a whole stream each; the prompt is counted once."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from mlxd_shared import config
@@ -333,6 +333,8 @@ class Engine:
             row.near_ties += drawn.near_tie
             forced = bool(row.request.forced) and row.forcing
             event = _take_drawn(row, drawn, now_s)
+            if row.scores is not None and not isinstance(event, Failed):
+                event = replace(event, prompt_logprobs=row.scores.hand_over())
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):
                 events.append(event)

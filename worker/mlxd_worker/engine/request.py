@@ -74,6 +74,8 @@ class Tokens:
     text: str
     logprobs: tuple[PositionLogprobs, ...] = ()
     """One for each of `ids` where the stream asks for them, else none."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """On a stream's first event, where it asks for them: of the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Finished:
     stop_token_id: int | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
     """One for each of `ids` where the stream asks for them, else none."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """As of `Tokens`."""
     embedding: tuple[float, ...] = ()
     """The prompt's vector, where that was asked for."""
 
@@ -141,6 +145,12 @@ class Submit:
     """No end of sequence, stop token or stop string before this many."""
     top_logprobs: int | None = None
     """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """How many alternatives the log-probability of each of the prompt's tokens comes with; None:
+    none is told. Not of a stream that is resumed."""
+    scored_from: int = 1
+    """The index of the first of the prompt's tokens that is told of: there is none before the
+    first."""
     speculation_depth: int | None = None
     """The most tokens guessed at once, 0 for none; None is left to the engine."""
     priority: int = 0

@@ -36,6 +36,7 @@ from mlxd_worker.engine.pooling import Pool
 from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
 from mlxd_worker.engine.sampling.penalties import RecentTokens
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
+from mlxd_worker.engine.scoring import Scores
 from mlxd_worker.engine.text import Piece, TextStream
 
 
@@ -76,6 +77,8 @@ class Row:
     """What the constraint is at; None where nothing keeps the row from drawing."""
     pool: Pool | None = field(init=False, default=None)
     """What becomes the prompt's vector; None where the row generates."""
+    scores: Scores | None = field(init=False, default=None)
+    """What gathers the log-probabilities of the prompt's tokens; None where nobody asks."""
     decodes_from: float = field(init=False)
     """The offset from which on it decodes: but one token of the prompt stands; inf: never."""
     most: int = field(init=False)
@@ -92,6 +95,9 @@ class Row:
         if self.request.pooling is not None:
             self.pool = Pool(self.request.pooling)
         request = self.request
+        if request.prompt_logprobs is not None and len(request.prompt) > 1:
+            begin, count = request.scored_from, request.prompt_logprobs
+            self.scores = Scores(request.prompt, begin=begin, count=count)
         self.ends = tuple(sorted(request.eos_ids | request.stop_token_ids))
         self.decodes_from = math.inf if self.embeds else len(request.prompt) - 1
         room = self.context_length - request.prompt_tokens

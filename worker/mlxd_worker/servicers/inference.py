@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -27,7 +27,8 @@ from mlxd_shared.wire.intake import is_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import duration_to_pb, write
 from mlxd_worker.chat.answer import PartPiece
-from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
+from mlxd_worker.engine.request import Finished, PositionLogprobs, TokenLogprob, Usage
+from mlxd_worker.front.echoing import PromptEcho
 from mlxd_worker.front.embedding import embed
 from mlxd_worker.front.generation import Part, generate
 from mlxd_worker.front.prompting import check_length
@@ -62,7 +63,10 @@ class InferenceServicer:
                 async for part in parts:
                     record.note(part.event)
                     message = part_to_pb(part, load_s=spec.load_s, choice=spec.choice)
-                    message.logprobs.extend(logprobs_to_pb(part.event, loaded.tokenizer))
+                    tokenizer = loaded.tokenizer
+                    message.logprobs.extend(logprobs_to_pb(part.event.logprobs, tokenizer))
+                    if part.prompt is not None:
+                        message.prompt.CopyFrom(echo_to_pb(part.prompt, tokenizer))
                     yield message
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
@@ -176,11 +180,20 @@ def piece_to_pb(piece: PartPiece) -> inference_pb2.OutputPart:
     return inference_pb2.OutputPart(index=piece.index, text=piece.text)
 
 
+def echo_to_pb(prompt: PromptEcho, tokenizer: Tokenizer) -> inference_pb2.PromptEcho:
+    """Return a prompt as it is told back."""
+    return inference_pb2.PromptEcho(
+        text=prompt.text,
+        token_ids=prompt.ids,
+        logprobs=logprobs_to_pb(prompt.logprobs, tokenizer),
+    )
+
+
 def logprobs_to_pb(
-    event: Tokens | Finished, tokenizer: Tokenizer
+    positions: Iterable[PositionLogprobs], tokenizer: Tokenizer
 ) -> Iterator[inference_pb2.PositionLogprobs]:
-    """Yield the log-probabilities of an event, one for each id where there are any."""
-    for position in event.logprobs:
+    """Yield log-probabilities, one for each position."""
+    for position in positions:
         yield inference_pb2.PositionLogprobs(
             chosen=_logprob_to_pb(position.chosen, tokenizer),
             top=[_logprob_to_pb(token, tokenizer) for token in position.top],
