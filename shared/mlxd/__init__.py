@@ -83,6 +83,8 @@ if TYPE_CHECKING:
         LoadSpec,
         Pooling,
         SamplingOptions,
+        Score,
+        ScoredText,
         Weights,
     )
     from mlxd_shared.security.secure_channel import ChannelSecurity, trace_context
@@ -100,11 +102,10 @@ __all__ = [
     "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading",
     "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
     "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull",
-    "RemoteError",
-    "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
-    "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
-    "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
-    "completions_of", "trace_context",
+    "RemoteError", "ResponseFormat", "SamplingOptions", "Score", "ScoredText", "ShuttingDown",
+    "Status", "Stream", "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights",
+    "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus",
+    "WorkerTimedOut", "WrongWorker", "completions_of", "trace_context",
 ]
 # fmt: on
 

@@ -23,6 +23,7 @@ from mlxd_shared.domain.requests import (
     UINT64,
     LoadSpec,
     SamplingOptions,
+    ScoredText,
     check_range,
 )
 from mlxd_shared.wire.convert_format import format_texts, format_to_pb
@@ -179,6 +180,29 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     else:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
+
+
+def score_to_pb(
+    texts: Sequence[ScoredText], *, model: str, parse_special_tokens: bool | None
+) -> inference_pb2.ScoreRequest:
+    """Return the request.
+
+    Raises:
+        InvalidRequest: half a character in a text.
+    """
+    _refuse(
+        *_texts("model", model),
+        *(
+            bad
+            for index, each in enumerate(texts)
+            for bad in _texts(f"texts[{index}]", each.text, *each.continuations)
+        ),
+    )
+    return inference_pb2.ScoreRequest(
+        model=model,
+        texts=[write(each, inference_pb2.ScoredText) for each in texts],
+        parse_special_tokens=parse_special_tokens,
+    )
 
 
 def load_request_to_pb(

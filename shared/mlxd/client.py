@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -35,7 +36,7 @@ from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
-from mlxd_shared.domain.requests import LoadSpec, Pooling
+from mlxd_shared.domain.requests import LoadSpec, Pooling, Score, ScoredText
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert_embed import POOLING_TO_PB
@@ -240,6 +241,24 @@ class Client:
         pb = await _answer(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
         return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
+
+    async def score(
+        self,
+        texts: Sequence[ScoredText],
+        *,
+        model: str = "",
+        parse_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[tuple[Score, ...], ...]:
+        """Return, text by text, how likely the model finds each of its continuations.
+
+        To rerank, score "yes" and "no" behind a prompt for each document: what decides is the
+        difference of the two log-probabilities.
+        """
+        request = _wire.score_to_pb(texts, model=model, parse_special_tokens=parse_special_tokens)
+        pb = await _answer(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
+        scores = iter([read(Score, each) for each in pb.scores])
+        return tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
 
     def load(
         self,

@@ -30,6 +30,7 @@ from tests.system.wire import (
     generate_probes,
     model_probes,
     scenario,
+    score_probes,
     worker_probes,
 )
 from tests.system.wire.model_probes import load, unload
@@ -47,6 +48,7 @@ CONTROLLER_PROBES = [
     *format_probes.PROBES.all,
     *chat_probes.PROBES.all,
     *embed_probes.PROBES.all,
+    *score_probes.PROBES.all,
     *model_probes.PROBES.all,
 ]
 WORKER_PROBES = worker_probes.PROBES.all

@@ -30,6 +30,7 @@ from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdErro
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.convert_score import score_from_pb
 from mlxd_shared.wire.intake import as_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
@@ -38,7 +39,10 @@ DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
 """Fields that are the controller's to set."""
 _Asking: TypeAlias = (
-    inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest | inference_pb2.EmbedRequest
+    inference_pb2.TokenizeRequest
+    | inference_pb2.DetokenizeRequest
+    | inference_pb2.EmbedRequest
+    | inference_pb2.ScoreRequest
 )
 
 
@@ -105,6 +109,12 @@ class InferenceService:
         _refuse_private(request)
         await run_paced(embed_from_pb, request)
         return await self._ask(Question.EMBED, request, context)
+
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> bytes:
+        """Return how likely the model finds continuations."""
+        _refuse_private(request)
+        await run_paced(score_from_pb, request)
+        return await self._ask(Question.SCORE, request, context)
 
     # --- parts -----------------------------------------------------------------------------------
 

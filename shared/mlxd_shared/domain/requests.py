@@ -193,6 +193,36 @@ class EmbedSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text, and what may follow it."""
+
+    text: str
+    continuations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Texts whose continuations are scored, checked for everything that needs no model."""
+
+    model: str
+    texts: tuple[ScoredText, ...]
+    parse_special_tokens: bool | None = None
+    """Whether special tokens in texts are read as such; None: they are not."""
+    worker_incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a model finds one continuation."""
+
+    logprob: float
+    """The sum of its tokens' log-probabilities."""
+    tokens: int
+    is_greedy: bool
+    """Whether each of them is the likeliest one in its place."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadSpec:
     """What a load fixes; None where the operator left it open."""
 

@@ -23,6 +23,7 @@ from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.convert_score import score_from_pb
 from mlxd_shared.wire.intake import is_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import duration_to_pb, write
@@ -32,6 +33,7 @@ from mlxd_worker.front.echoing import PromptEcho
 from mlxd_worker.front.embedding import embed
 from mlxd_worker.front.generation import Part, generate
 from mlxd_worker.front.prompting import check_length
+from mlxd_worker.front.scoring import score
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.text.tokenizer import Tokenizer
@@ -113,6 +115,21 @@ class InferenceServicer:
         done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
         return inference_pb2.EmbedResponse(
             embeddings=[inference_pb2.Embedding(values=vector) for vector in done.vectors],
+            prompt_tokens=done.prompt_tokens,
+            model_digest=loaded.job.digest,
+        )
+
+
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        """Return how likely the model finds continuations."""
+        spec = await run_paced(score_from_pb, request, is_checked=is_checked())
+        self._worker.check_incarnation(spec.worker_incarnation)
+        loaded = self._worker.admit(spec.model)
+        done = await score(self._worker, spec, loaded, left_s=context.time_remaining())
+        return inference_pb2.ScoreResponse(
+            scores=[write(each, inference_pb2.Score) for each in done.scores],
             prompt_tokens=done.prompt_tokens,
             model_digest=loaded.job.digest,
         )
