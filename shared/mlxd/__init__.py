@@ -45,7 +45,14 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from mlxd_shared.domain.cache_reasons import CacheReason
-    from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, ToolChoice
+    from mlxd_shared.domain.chats import (
+        AnswerPart,
+        Chat,
+        ChatMessage,
+        ContentPart,
+        ToolCall,
+        ToolChoice,
+    )
     from mlxd_shared.domain.errors import (
         BackendProblem,
         BadCredentials,
@@ -94,18 +101,19 @@ __version__ = version("mlxd")
 # fmt: off
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
-    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
-    "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed", "FieldViolation",
-    "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory",
-    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress",
-    "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily",
-    "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading",
-    "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
-    "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull",
-    "RemoteError", "ResponseFormat", "SamplingOptions", "Score", "ScoredText", "ShuttingDown",
-    "Status", "Stream", "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights",
-    "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus",
-    "WorkerTimedOut", "WrongWorker", "completions_of", "trace_context",
+    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "ContentPart",
+    "DeadlinePassed", "Delta", "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed",
+    "FieldViolation", "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram",
+    "HostMemory", "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned",
+    "LoadProgress", "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount",
+    "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining",
+    "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded",
+    "NoChatTemplate", "NoRoom", "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole",
+    "PromptEcho", "QueueFull", "RemoteError", "ResponseFormat", "SamplingOptions", "Score",
+    "ScoredText", "ShuttingDown", "Status", "Stream", "TokenLogprob", "ToolCall", "ToolChoice",
+    "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
+    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "completions_of",
+    "trace_context",
 ]
 # fmt: on
 

@@ -24,8 +24,18 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a message's content."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message; `reasoning` and `tool_calls` are an assistant's, `tool_call_id` a tool's."""
+    """One message; `reasoning` and `tool_calls` are an assistant's, `tool_call_id` a tool's.
+
+    Its content is one text, or `parts`.
+    """
 
     role: str
     content: str = ""
@@ -33,6 +43,12 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[ContentPart, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What it says: its content, or the texts of its parts, joined by line ends."""
+        return "\n".join(part.text for part in self.parts) if self.parts else self.content
 
 
 class ToolChoice(enum.Enum):
@@ -137,6 +153,8 @@ def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
         place = f"chat.messages[{index}]"
         for name in ("role", "content", "reasoning", "tool_call_id", "name"):
             yield f"{place}.{name}", getattr(message, name)
+        for number, part in enumerate(message.parts):
+            yield f"{place}.parts[{number}].text", part.text
         for number, call in enumerate(message.tool_calls):
             for name in ("id", "name", "arguments_json"):
                 yield f"{place}.tool_calls[{number}].{name}", getattr(call, name)

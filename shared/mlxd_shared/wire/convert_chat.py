@@ -8,7 +8,7 @@ from typing import Any
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.chats import ASSISTANT, ROLES, json_object
-from mlxd_shared.domain.errors import FieldViolation
+from mlxd_shared.domain.errors import FieldNotServed, FieldViolation
 from mlxd_shared.wire.convert_bounds import check_count, moment_violations
 from mlxd_shared.wire.convert_format import format_from_pb
 
@@ -22,6 +22,9 @@ def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:
     """Return what is out of bounds, or makes no sense whatever the model.
 
     What is too large is not looked into, and of a list the first entry that is wrong is told.
+
+    Raises:
+        FieldNotServed: a part of a message is an image.
     """
     first = next(_size_violations(pb), None)
     return [*_content_violations(pb)] if first is None else [first]
@@ -35,9 +38,14 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
     yield from check_count(
         "chat.messages", calls, config.CHAT_MESSAGES_MAX, "calls in all messages"
     )
+    parts = sum(len(message.parts) for message in pb.messages)
+    yield from check_count(
+        "chat.messages", parts, config.CHAT_MESSAGES_MAX, "parts in all messages"
+    )
     texts = sum(
         len(m.content) + len(m.reasoning) + len(m.name) + len(m.tool_call_id) for m in pb.messages
     )
+    texts += sum(len(part.text) for message in pb.messages for part in message.parts)
     most = config.PROMPT_CHARS_MAX
     yield from check_count("chat.messages", texts, most, "characters in all messages")
     written = len(pb.template_variables_json) + sum(map(len, pb.tools_json))
@@ -124,12 +132,25 @@ def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[F
         for name, value in (("reasoning", pb.reasoning), ("tool_calls", pb.tool_calls)):
             if value:
                 yield FieldViolation(f"{place}.{name}", f"a message of an {ASSISTANT} has it")
+    if pb.parts and pb.content:
+        yield FieldViolation(f"{place}.parts", "content says it too")
+    yield from _first_of(
+        _part_violations(part, f"{place}.parts[{index}]") for index, part in enumerate(pb.parts)
+    )
     if pb.role != "tool" and pb.tool_call_id:
         yield FieldViolation(f"{place}.tool_call_id", "a message of a tool has it")
     yield from _first_of(
         _call_violations(call, f"{place}.tool_calls[{index}]")
         for index, call in enumerate(pb.tool_calls)
     )
+
+
+def _part_violations(pb: inference_pb2.ContentPart, place: str) -> Iterator[FieldViolation]:
+    match pb.WhichOneof("kind"):
+        case None:
+            yield FieldViolation(place, "a part has a kind")
+        case "image":
+            raise FieldNotServed(f"{place}.image")
 
 
 def _call_violations(pb: inference_pb2.ToolCall, place: str) -> Iterator[FieldViolation]:

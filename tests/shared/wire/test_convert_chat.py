@@ -7,8 +7,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, ToolChoice, answer_of
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ContentPart, ToolCall, ToolChoice, answer_of
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.records import write
 
@@ -18,6 +18,7 @@ FULL = Chat(
         ChatMessage("user", "hi", name="Bo"),
         ChatMessage("assistant", "", reasoning="hm", tool_calls=(ToolCall("f", '{"a": 1}', "i"),)),
         ChatMessage("tool", "42", tool_call_id="i"),
+        ChatMessage("user", parts=(ContentPart("a"), ContentPart("b"))),
         ChatMessage("assistant", "So"),
     ),
     tools_json=('{"name": "f"}',),
@@ -50,6 +51,23 @@ def test_a_conversation_arrives_as_it_was_sent() -> None:
     assert (FULL.begins_answer, FULL.continues, FULL.parses) == (True, False, False)
     going = Chat(least.messages, continue_final_message=True)
     assert (going.begins_answer, going.continues) == (False, True)
+
+
+def test_a_message_comes_in_parts_or_whole() -> None:
+    """Not both, and no part is nothing; an image is refused by name until it is served."""
+    assert FULL.messages[3].text == "a\nb"
+    assert FULL.messages[0].text == "hi"
+    parts = [pb.ContentPart(text="a")]
+    both = pb.ChatMessage(role="user", content="b", parts=parts)
+    assert [*refuse(USER, both)] == ["chat.messages[1].parts"]
+    nothing = pb.ChatMessage(role="user", parts=[*parts, pb.ContentPart()])
+    assert [*refuse(nothing)] == ["chat.messages[0].parts[1]"]
+    many = pb.ChatMessage(role="user", parts=parts * (config.CHAT_MESSAGES_MAX + 1))
+    assert "parts" in refuse(many)["chat.messages"]
+    seen = pb.ChatMessage(role="user", parts=[*parts, pb.ContentPart(image=b"x")])
+    with pytest.raises(FieldNotServed) as caught:
+        generate_from_pb(pb.GenerateRequest(chat=pb.ChatPrompt(messages=[seen])))
+    assert caught.value.field == "chat.messages[0].parts[1].image"
 
 
 def test_who_decides_on_calls_makes_sense() -> None:

@@ -58,6 +58,22 @@ async def messages_reach_the_template(wire: Wire) -> None:
     assert error.violations[0].field == "chat.template_variables_json"
 
 
+@covering("ChatMessage.parts", "ContentPart.text")
+async def parts_are_one_content(wire: Wire) -> None:
+    """Joined by line ends; a system message in the middle stays there."""
+    parts = [inference_pb2.ContentPart(text=text) for text in ("a", "b")]
+    messages = [
+        Message(role="user", content="hi"),
+        Message(role="system", content="Be short."),
+        Message(role="user", parts=parts),
+    ]
+    assert await show_template(wire, "messages", Prompt(messages=messages)) == [
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
 @covering(
     "ChatMessage.tool_calls",
     "ChatMessage.tool_call_id",

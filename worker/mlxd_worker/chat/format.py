@@ -161,7 +161,7 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
         if message.role == ASSISTANT:
             item |= _answer(message, mark, mark_answer)
         else:
-            item["content"] = mark(message.content)
+            item["content"] = mark(message.text)
         if message.tool_call_id:
             item["tool_call_id"] = mark(message.tool_call_id)
         name = message.name or names.get(message.tool_call_id, "")
@@ -173,7 +173,7 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
 
 def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, Any]:
     """Return what an assistant's message has; no content beside calls is None."""
-    item: dict[str, Any] = {"content": mark_answer(message.content)}
+    item: dict[str, Any] = {"content": mark_answer(message.text)}
     if message.reasoning:
         item["reasoning_content"] = item["thinking"] = mark(message.reasoning)
     if message.tool_calls:

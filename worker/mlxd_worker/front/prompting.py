@@ -65,7 +65,7 @@ async def _chat_prompt(
     wanted = loaded.chat
     if wanted is None:
         raise NoChatTemplate(loaded.job.name)
-    chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
+    chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_check_ids, rendered.ids, spec, loaded, field="chat")
@@ -74,7 +74,7 @@ async def _chat_prompt(
     ids = check() if is_short else await asyncio.to_thread(check)
     if not chat.parses and not chat.requires_call:
         return Prompt(ids)
-    continued = chat.messages[-1].content if chat.continues else None
+    continued = chat.messages[-1].text if chat.continues else None
     begin = wanted.output.begin(rendered.tail, continued)
     tools = await run_paced(tools_of, chat.offered)
     calls = call_format(spec, tools, loaded, wanted.output, begin)
