@@ -95,7 +95,7 @@ class GenerateOptions(TypedDict, total=False):
     """How many completions of the prompt to make."""
     echo: bool | None
     prompt_logprobs: int | None
-    """How many alternatives to ask for beside the log-probability of each of the prompt's tokens."""
+    """How many alternatives to ask for beside the log-probability of each prompt token."""
 
 
 def generate_to_pb(

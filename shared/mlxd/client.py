@@ -101,9 +101,9 @@ class Client:
 
         The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
         raises BrokenStream where the server does not keep to that. `n` asks for so many choices of
-        the prompt, each with deltas and an end of its own, as they come. What is None or empty is left
-        to the server. `logprobs` asks for each token's log-probability, with that many of the best
-        tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
+        the prompt, each with deltas and an end of its own, as they come. What is None or empty is
+        left to the server. `logprobs` asks for each token's log-probability, with that many of the
+        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
         nothing but speed; 0 guesses none. A complete output matches `response_format`; one that is
         cut, by its length say, need not. An empty `model` is good where exactly one is configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Weights

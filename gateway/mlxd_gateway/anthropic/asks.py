@@ -94,9 +94,9 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
         variables_json=_variables(request),
         tool_choice=_CHOICES[sent.type],
         tool_name=(sent.name or "") if sent.type == "tool" else "",
-        parallel_tool_calls=None if sent.disable_parallel_tool_use is None else (
-            not sent.disable_parallel_tool_use
-        ),
+        parallel_tool_calls=None
+        if sent.disable_parallel_tool_use is None
+        else (not sent.disable_parallel_tool_use),
     )
     return chat, tuple(place for _, place in placed)
 

@@ -49,7 +49,7 @@ class Head:
 
 
 def write_usage(usages: Sequence[Usage]) -> Object:
-    """Return what a request cost, all of its choices together; the first has the prompt's tokens."""
+    """Return what all choices of a request cost; the first one's has the prompt's tokens."""
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
     accepted = sum(usage.accepted_draft_tokens for usage in usages)

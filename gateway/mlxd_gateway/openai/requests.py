@@ -246,7 +246,9 @@ class CompletionRequest(_Sampling, kw_only=True):
     best_of: Annotated[
         int | None, turn_down("one choice a request in this version", neutral=(1,))
     ] = None
-    echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = None
+    echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = (
+        None
+    )
     suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
 
 

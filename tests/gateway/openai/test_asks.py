@@ -8,7 +8,15 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall, ToolChoice
+from mlxd import (
+    Chat,
+    ChatMessage,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+    ToolChoice,
+)
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import refuse
 from mlxd_gateway.openai import requests as r

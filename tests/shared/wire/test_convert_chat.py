@@ -7,7 +7,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ContentPart, ToolCall, ToolChoice, answer_of
+from mlxd_shared.domain.chats import (
+    AnswerPart,
+    Chat,
+    ChatMessage,
+    ContentPart,
+    ToolCall,
+    ToolChoice,
+    answer_of,
+)
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.records import write

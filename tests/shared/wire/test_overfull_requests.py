@@ -32,7 +32,14 @@ CPU_MAX_S = 3.0
 FEW = Limits(parts=4096)
 """So that hundreds of cases are tried soon; their bytes are as many as the transport lets through,
 and the bound is passed a thousandfold."""
-PROMPTS = {"text", "texts", "texts.text", "texts.continuations", "chat.messages.content", "chat.messages.reasoning"}
+PROMPTS = {
+    "text",
+    "texts",
+    "texts.text",
+    "texts.continuations",
+    "chat.messages.content",
+    "chat.messages.reasoning",
+}
 """May be as long as the request, but for their characters."""
 UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 """Ids may be as many as that; of a map's entries without a key one is left."""

@@ -36,8 +36,6 @@ async def continuations_are_scored(wire: Wire) -> None:
     marked = inference_pb2.ScoredText(text="Once", continuations=["<|endoftext|>"])
     (text,), (token,) = await score(marked), await score(marked, parse_special_tokens=True)
     assert token.tokens == 1 < text.tokens
-    request = inference_pb2.ScoreRequest(
-        model=wire.model, texts=[GREETING], worker_incarnation="x"
-    )
+    request = inference_pb2.ScoreRequest(model=wire.model, texts=[GREETING], worker_incarnation="x")
     error = await refusal(wire.inference.Score(request))
     assert isinstance(error, InvalidRequest)

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: those of the logits before each, however it is read."""
+"""Log-probabilities of a prompt's own tokens: of the logits before each, however it is read."""
 
 from __future__ import annotations
 

@@ -76,7 +76,10 @@ async def test_what_a_greedy_stream_says_is_greedy(worker: WorkerProcess) -> Non
         messages = await generate(worker, text=text, max_tokens=1)
         said = [token_id for message in messages for token_id in message.token_ids]
         back = await worker.inference.Detokenize(pb.DetokenizeRequest(token_ids=said))
-        if back.text and await ids_of(worker, text + back.text) == await ids_of(worker, text) + said:
+        if (
+            back.text
+            and await ids_of(worker, text + back.text) == await ids_of(worker, text) + said
+        ):
             break  # the token is a text of its own behind this one
     best, other = await scores(worker, text, back.text, "Z")
     assert best.is_greedy

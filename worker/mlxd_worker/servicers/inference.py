@@ -119,7 +119,6 @@ class InferenceServicer:
             model_digest=loaded.job.digest,
         )
 
-
     async def Score(
         self, request: inference_pb2.ScoreRequest, context: Context
     ) -> inference_pb2.ScoreResponse:
@@ -181,7 +180,9 @@ def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.Gener
         message.seed = part.seed
     if isinstance(event, Finished):
         message.finish.CopyFrom(finish_to_pb(event))
-        usage = event.usage if not choice else replace(event.usage, prompt_tokens=0, cached_tokens=0)
+        usage = (
+            event.usage if not choice else replace(event.usage, prompt_tokens=0, cached_tokens=0)
+        )
         message.usage.CopyFrom(usage_to_pb(usage, load_s=load_s))
     return message
 
