@@ -82,7 +82,7 @@ def test_who_decides_on_calls_makes_sense() -> None:
     """A call is required of a tool on offer, in a new message, and of nothing else beside."""
     tool, required = '{"name": "f"}', pb.TOOL_CHOICE_REQUIRED
     field = "chat.tool_choice"
-    assert [*refuse(USER, tool_choice=9)] == [field]  # type: ignore[arg-type]
+    assert [*refuse(USER, tool_choice=9)] == [field]
     assert [*refuse(USER, tool_choice=required)] == [field]
     last = pb.ChatMessage(role="assistant", content="So")
     going = {"continue_final_message": True, "tools_json": [tool]}

@@ -48,7 +48,7 @@ MARKS = (
     "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|python_tag|>",
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",
 )  # fmt: skip
-PIECES = ("</", "</parameter>", '": "', '"}', ">\n", ">x")
+PIECES = ("!</", "</parameter>", '": "', '"}', ">\n", ">x")
 """Ordinary tokens, some of which have the end of a mark and more."""
 WEATHER = {
     "type": "object",

@@ -31,7 +31,7 @@ CALLS = examples(200, few=10)
 ROWS_MAX, CONTEXT = 32, 2048
 BIAS = 5.0
 """For what ends a text, which random weights would go on with for ever."""
-ENDS = ('"', "}", "</", "</parameter>", "</arg_value>", "</think>", "[/THINK]", "<|end|>",
+ENDS = ('"', "}", "!</", "</parameter>", "</arg_value>", "</think>", "[/THINK]", "<|end|>",
         "｜DSML｜")  # fmt: skip
 PROMPT = [3, 4, 5]
 

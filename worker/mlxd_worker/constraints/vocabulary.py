@@ -16,7 +16,7 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_worker.engine.masks.constraint import Constraint, trim
+from mlxd_worker.engine.masks.constraint import Constraint, NamedTokens, trim
 from mlxd_worker.engine.masks.limits import limits_of, reason
 from mlxd_worker.text.tokenizer import Tokenizer
 
@@ -58,7 +58,8 @@ class Vocabulary:
         eos_ids = list(tokens.eos_ids)
         if not eos_ids:  # the library wants one: an id beyond those that the model has
             eos_ids, size = [size], size + 1
-        self._eos_ids = tokens.eos_ids
+        markers = (i for i, piece in enumerate(tokens.pieces) if piece[:1] == b"\xff")
+        self._named = NamedTokens(tokens.eos_ids, tuple(markers))
         self._mask_nbytes = words * WORD_NBYTES
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Adapter(tokens, size, eos_ids[0])), eos_token=eos_ids
@@ -76,9 +77,9 @@ class Vocabulary:
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidRequest.of(field, reason(matcher.get_error()))
-        end_ids = self._eos_ids if names_tokens else ()
-        first_mask = trim(first_mask, matcher, end_ids, nbytes=self._mask_nbytes)
-        return Constraint(matcher, first_mask, field, end_ids)
+        named = self._named if names_tokens else None
+        first_mask = trim(first_mask, matcher, named, nbytes=self._mask_nbytes)
+        return Constraint(matcher, first_mask, field, named)
 
 
 class _Adapter:

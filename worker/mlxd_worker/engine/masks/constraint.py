@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field as filled
@@ -50,6 +50,16 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """What the library (1.9.1) allows besides, where a token that is named by its id may follow."""
+
+    end_ids: tuple[int, ...]
+    """The ids that end a text, complete or not."""
+    marker_ids: tuple[int, ...]
+    """Those whose first byte is 0xFF, with which it spells such a token; no text has that byte."""
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A compiled constraint for one vocabulary. Rows start from copies, and take turns."""
 
@@ -58,9 +68,8 @@ class Constraint:
     """What any output may begin with, packed as `AllowedTokens` says; all masks are as long."""
     field: str = "response_format"
     """What it is called on the wire."""
-    end_ids: tuple[int, ...] = ()
-    """The ids that end a text, where the library allows them before a token that the grammar names
-    by its id, though the text is not complete there (1.9.1)."""
+    named: NamedTokens | None = None
+    """What the library allows too much where the grammar names tokens by their ids; else None."""
     mask_s: float = config.CONSTRAINT_MASK_S
     """So long a row waits for one mask, by the clock."""
     stream_s: float = config.CONSTRAINT_STREAM_S
@@ -73,16 +82,16 @@ class Constraint:
 
     def trim(self, mask: bytes, native: LLMatcher) -> bytes:
         """Return a mask of the library's in the vocabulary's length, without ends too early."""
-        return trim(mask, native, self.end_ids, nbytes=len(self.first_mask))
+        return trim(mask, native, self.named, nbytes=len(self.first_mask))
 
 
-def trim(mask: bytes, native: LLMatcher, end_ids: Iterable[int], *, nbytes: int) -> bytes:
-    """Return the first bytes of a mask, without those ends of a text that come too early."""
-    ids = tuple(end_ids)
-    if not ids or native.is_accepting() or native.is_error():
+def trim(mask: bytes, native: LLMatcher, named: NamedTokens | None, *, nbytes: int) -> bytes:
+    """Return the first bytes of a mask, without what the library allows too much."""
+    if named is None or native.is_error():
         return mask[:nbytes]
+    too_early = () if native.is_accepting() else named.end_ids
     kept = bytearray(mask[:nbytes])
-    for token_id in ids:
+    for token_id in (*named.marker_ids, *too_early):
         kept[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
     return bytes(kept)
 
