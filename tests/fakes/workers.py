@@ -282,8 +282,8 @@ class FakeLink:
                 text=bytes(token_ids).decode()
             ).SerializeToString()
         if question is Question.SCORE:
-            asked = inference_pb2.ScoreRequest.FromString(request.raw)
-            lengths = [len(text) for each in asked.texts for text in each.continuations]
+            scoring = inference_pb2.ScoreRequest.FromString(request.raw)
+            lengths = [len(text) for each in scoring.texts for text in each.continuations]
             scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
             return inference_pb2.ScoreResponse(scores=scores).SerializeToString()
         texts = inference_pb2.EmbedRequest.FromString(request.raw).texts

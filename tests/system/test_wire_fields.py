@@ -24,6 +24,7 @@ from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 from tests.system.wire import (
+    answer_probes,
     chat_probes,
     embed_probes,
     format_probes,
@@ -45,6 +46,7 @@ ALL_S_MAX = 600
 """For all probes, one after another."""
 CONTROLLER_PROBES = [
     *generate_probes.PROBES.all,
+    *answer_probes.PROBES.all,
     *format_probes.PROBES.all,
     *chat_probes.PROBES.all,
     *embed_probes.PROBES.all,

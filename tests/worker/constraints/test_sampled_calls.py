@@ -75,7 +75,7 @@ def submit(tiny: TinyEngine, speech: Speech, seed: int, **options: Any) -> Colle
     return tiny.submit(PROMPT, **fields)[1]
 
 
-def watched(speech: Speech, **fields: Any) -> CallConstraint:
+def watch(speech: Speech, **fields: Any) -> CallConstraint:
     """Return a grammar that sleeps until a call begins."""
     grammar = speech.constraints.compile(speech.wanted(**fields))
     marks = marks_of(speech.output, Begin())
@@ -108,7 +108,7 @@ def test_without_a_grammar_there_is_no_call(tiny: TinyEngine, speech: Speech) ->
 def test_a_grammar_asleep_leaves_text_alone(tiny: TinyEngine, speech: Speech) -> None:
     """Bit for bit the tokens of a stream without one, and steps run ahead as often."""
     ids, aheads = [], []
-    for constraint in (None, watched(speech)):
+    for constraint in (None, watch(speech)):
         sink = submit(tiny, speech, 1, constraint=constraint, max_tokens=24)
         ahead = []
         while tiny.engine.busy:
@@ -131,7 +131,7 @@ OPENED = [name for name in WRITTEN if name not in ("deepseek_v3_2", "deepseek_v4
 def test_a_call_is_held_from_its_mark_on(tiny: TinyEngine, folder: Path, name: str) -> None:
     """Up to the mark the text is that of a stream without a grammar; behind it comes a call."""
     speech = load_speech(name, folder)
-    constraint = watched(speech, several=False)
+    constraint = watch(speech, several=False)
     opening = constraint.marks.opening.decode()
     mark_id = speech.control.ids[opening]
     streams = [
@@ -158,7 +158,7 @@ def test_a_stream_with_a_call_resumes_anywhere(
     speech = load_speech("hermes", folder)
     options: dict[str, Any] = {
         "sampling": sampling_of(speech, 2, toward="<tool_call>"),
-        "constraint": watched(speech),
+        "constraint": watch(speech),
         "max_tokens": 90,
     }
     whole = submit(tiny, speech, 0, **options)

@@ -55,7 +55,7 @@ async def ids_of(worker: WorkerProcess, text: str) -> list[int]:
 
 async def test_a_score_is_the_sum_of_the_tokens_own(worker: WorkerProcess) -> None:
     """Those that a stream tells of the same prompt, behind the tokens that the text has alone."""
-    (found,) = await scores(worker, TEXT, "to the king")
+    (score,) = await scores(worker, TEXT, "to the king")
     alone, whole = await ids_of(worker, TEXT), await ids_of(worker, f"{TEXT}to the king")
     begin = next((i for i, pair in enumerate(zip(alone, whole, strict=False)) if len({*pair}) > 1),
                  min(len(alone), len(whole)))  # fmt: skip
@@ -64,9 +64,9 @@ async def test_a_score_is_the_sum_of_the_tokens_own(worker: WorkerProcess) -> No
     )
     positions = first.prompt.logprobs[begin - 1 :]
 
-    assert found.tokens == len(whole) - begin == len(positions)
+    assert score.tokens == len(whole) - begin == len(positions)
     total = math.fsum(position.chosen.logprob for position in positions)
-    assert math.isclose(found.logprob, total, abs_tol=1e-3)
+    assert math.isclose(score.logprob, total, abs_tol=1e-3)
 
 
 async def test_what_a_greedy_stream_says_is_greedy(worker: WorkerProcess) -> None:

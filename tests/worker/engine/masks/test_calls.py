@@ -28,7 +28,7 @@ def matcher_of(speech: Speech, begin: Begin | None = None, *, several: bool = Tr
     return speech.constraints.watch(grammar, marks, ends=not several).start()
 
 
-def spelled(text: str) -> list[int]:
+def spell(text: str) -> list[int]:
     """Return the ids of a text, byte by byte: no mark is a token."""
     known = {byte: index for index, byte in enumerate(sorted(_byte_chars()), start=3)}
     return [known[_byte_chars_of(byte)] for byte in text.encode()]
@@ -73,16 +73,16 @@ def test_it_wakes_behind_a_mark_and_sleeps_behind_a_call(speech: Speech) -> None
     assert last.is_over
 
 
-def test_a_mark_may_be_spelled(speech: Speech) -> None:
+def test_a_mark_may_be_spell(speech: Speech) -> None:
     """Letter by letter it is a mark, too, and is seen to come."""
     matcher = matcher_of(speech)
-    follow(matcher, spelled("a <tool"))
+    follow(matcher, spell("a <tool"))
     assert matcher.may_wake
-    follow(matcher, spelled("s>"))
+    follow(matcher, spell("s>"))
     assert not matcher.may_wake
-    follow(matcher, spelled("<tool_call>"))
+    follow(matcher, spell("<tool_call>"))
     assert matcher.is_awake
-    assert not matcher.try_accept(spelled("x")[0])
+    assert not matcher.try_accept(spell("x")[0])
 
 
 @pytest.mark.parametrize(("begin", "text"), [
@@ -111,16 +111,16 @@ def test_more_than_a_mark_in_a_token_has_to_go_on_like_a_call(speech: Speech) ->
     """The token `>` and a line's end does; before what cannot follow, it stays asleep."""
     good = matcher_of(speech)
     (more,) = ids_of(speech, ">\n")
-    follow(good, spelled("<tool_call"))
+    follow(good, spell("<tool_call"))
     good.see(more)
     assert good.has_rest
     assert good.mask()
     assert good.is_awake
-    follow(good, spelled("{"))
+    follow(good, spell("{"))
 
     bad = matcher_of(speech)
     (wrong,) = ids_of(speech, ">x")
-    follow(bad, spelled("<tool_call"))
+    follow(bad, spell("<tool_call"))
     bad.see(wrong)
     assert bad.has_rest
     assert not bad.mask()

@@ -27,7 +27,7 @@ Offers = Sequence[Offer]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Wish:
     """What may be called, and whether more than once."""
 
     offers: Offers
@@ -41,7 +41,7 @@ class Dialect:
     family: str
     opening: str
     """The mark that a call, or a section of calls, begins with."""
-    body: Callable[[Rules, Asked], str]
+    body: Callable[[Rules, Wish], str]
     """What is between that mark and the next text."""
     repeats: bool = True
     """Whether more calls begin with a mark of their own."""
@@ -85,13 +85,13 @@ def _several(rules: Rules, one: str, separator: str, *, many: bool) -> str:
     return f"{item} ({separator} {item})*" if many else item
 
 
-def _hermes(rules: Rules, asked: Asked) -> str:
+def _hermes(rules: Rules, wish: Wish) -> str:
     blanks = rules.blanks
-    return f"{blanks} {_object(rules, asked.offers)} {blanks} {rules.text('</tool_call>')}"
+    return f"{blanks} {_object(rules, wish.offers)} {blanks} {rules.text('</tool_call>')}"
 
 
-def _coder(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _coder(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     blanks, close = rules.blanks, "</tool_call>"
     calls = [
         f"{rules.text(f'<function={offer.name}>')} {blanks} "
@@ -104,14 +104,14 @@ def _coder(rules: Rules, asked: Asked) -> str:
             end="</parameter>",
             without=close,
         )
-        for offer in asked.offers
+        for offer in wish.offers
     ]
     ended = f"{rules.text('</function>')} {blanks} {rules.text(close)}"
     return f"{blanks} {any_of(calls)} {ended}"
 
 
-def _glm(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _glm(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     blanks, close = rules.blanks, "</tool_call>"
     value = f"{rules.text('</arg_key>')} {blanks} {rules.text('<arg_value>')}"
     calls = [
@@ -125,16 +125,16 @@ def _glm(rules: Rules, asked: Asked) -> str:
             end="</arg_value>",
             without=close,
         )
-        for offer in asked.offers
+        for offer in wish.offers
     ]
     return f"{blanks} {any_of(calls)} {rules.text(close)}"
 
 
-def _dsml(section: str) -> Callable[[Rules, Asked], str]:
+def _dsml(section: str) -> Callable[[Rules, Wish], str]:
     mark = syntaxes.DSML_MARK
 
-    def body(rules: Rules, asked: Asked) -> str:
-        refuse_names(asked.offers)
+    def body(rules: Rules, wish: Wish) -> str:
+        refuse_names(wish.offers)
         blanks = rules.blanks
         opened, named = f'<{mark}parameter name="', '" string='
         calls = [
@@ -150,9 +150,9 @@ def _dsml(section: str) -> Callable[[Rules, Asked], str]:
                 json_sign='"false">',
             )
             + f" {rules.text(f'</{mark}invoke>')}"
-            for offer in asked.offers
+            for offer in wish.offers
         ]
-        each = _several(rules, any_of(calls), blanks, many=asked.several)
+        each = _several(rules, any_of(calls), blanks, many=wish.several)
         return f"{blanks} {each} {blanks} {rules.text(f'</{mark}{section}>')}"
 
     return body
@@ -166,51 +166,51 @@ def _any_name(rules: Rules) -> str:
     return rules.rule(r"/[^\s<>\[\]{}\x22:=]{1,64}/")
 
 
-def _mistral(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _mistral(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     blanks = rules.blanks
     call_id = f"({rules.text('[CALL_ID]')} {rules.rule('/[A-Za-z0-9]{9}/')})?"
-    named = _by_name(rules, asked.offers, f"{call_id} ({rules.text('[ARGS]')})? {blanks}")
-    item = _object(rules, asked.offers)
-    listed = _several(rules, item, f'{blanks} "," {blanks}', many=asked.several)
+    named = _by_name(rules, wish.offers, f"{call_id} ({rules.text('[ARGS]')})? {blanks}")
+    item = _object(rules, wish.offers)
+    listed = _several(rules, item, f'{blanks} "," {blanks}', many=wish.several)
     return any_of((f'{blanks} "[" {blanks} {listed} {blanks} "]"', f"{blanks} {named}"))
 
 
-def _kimi(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _kimi(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     begin, end, arguments = syntaxes.KIMI_MARKS
     blanks = rules.blanks
     number = rules.rule("/[0-9]{1,3}/")
     between = f'":" {number} {blanks} {rules.text(arguments)} {blanks}'
-    called = _by_name(rules, asked.offers, between)
+    called = _by_name(rules, wish.offers, between)
     call = f'{rules.text(begin)} {blanks} "functions." {called} {blanks} {rules.text(end)}'
-    each = _several(rules, call, blanks, many=asked.several)
+    each = _several(rules, call, blanks, many=wish.several)
     return f"{blanks} {each} {blanks} {rules.text('<|tool_calls_section_end|>')}"
 
 
-def _deepseek(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _deepseek(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     begin, end, separator = syntaxes.DEEPSEEK_MARKS
     blanks = rules.blanks
     fence, fence_end = rules.text("\n```json\n"), rules.text("\n```")
-    fenced = f"{rules.text(f'function{separator}')} {_by_name(rules, asked.offers, fence)}"
-    bare = _by_name(rules, asked.offers, rules.text(separator))
+    fenced = f"{rules.text(f'function{separator}')} {_by_name(rules, wish.offers, fence)}"
+    bare = _by_name(rules, wish.offers, rules.text(separator))
     ways = any_of((f"{fenced} {fence_end}", bare))
     call = f"{rules.text(begin)} {ways} {rules.text(end)}"
-    each = _several(rules, call, blanks, many=asked.several)
+    each = _several(rules, call, blanks, many=wish.several)
     return f"{blanks} {each} {blanks} {rules.text('<｜tool▁calls▁end｜>')}"
 
 
-def _harmony(rules: Rules, asked: Asked) -> str:
-    refuse_names(asked.offers)
+def _harmony(rules: Rules, wish: Wish) -> str:
+    refuse_names(wish.offers)
     kind = f"({rules.blanks} {rules.text('<|constrain|>')} {rules.text('json')})?"
-    called = _by_name(rules, asked.offers, f"{kind} {rules.text(harmony.MESSAGE)}")
+    called = _by_name(rules, wish.offers, f"{kind} {rules.text(harmony.MESSAGE)}")
     return f"{rules.text('functions.')} {called}"
 
 
-def _llama3(rules: Rules, asked: Asked) -> str:
-    item = _object(rules, asked.offers, "parameters")
-    return _several(rules, item, f'";" {rules.blanks}', many=asked.several)
+def _llama3(rules: Rules, wish: Wish) -> str:
+    item = _object(rules, wish.offers, "parameters")
+    return _several(rules, item, f'";" {rules.blanks}', many=wish.several)
 
 
 _DIALECTS: Final = (

@@ -15,7 +15,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.parsing import harmony
 from mlxd_worker.chat.parsing.pieces import Begin
 from mlxd_worker.chat.parsing.registry import OutputFormat
-from mlxd_worker.constraints.calls.dialects import Asked, Dialect, dialect_of
+from mlxd_worker.constraints.calls.dialects import Wish, Dialect, dialect_of
 from mlxd_worker.constraints.calls.lark import Rules
 from mlxd_worker.constraints.calls.offers import read_offers
 from mlxd_worker.engine.masks.calls import Marks
@@ -59,8 +59,8 @@ def write_calls(wanted: CallFormat, tokens: Mapping[str, int]) -> str:
     if not offers:
         raise InvalidRequest.of(FIELD, "no function is on offer")
     rules = Rules(tokens)
-    body = dialect.body(rules, Asked(offers, wanted.several))
-    start = _required(wanted, dialect, rules, body) if wanted.required else body
+    body = dialect.body(rules, Wish(offers, wanted.several))
+    start = _write_required(wanted, dialect, rules, body) if wanted.required else body
     return HEADER + CALLS_START + rules.write(start)
 
 
@@ -78,16 +78,16 @@ def marks_of(output: OutputFormat, begin: Begin) -> Marks:
     )
 
 
-def _required(wanted: CallFormat, dialect: Dialect, rules: Rules, body: str) -> str:
+def _write_required(wanted: CallFormat, dialect: Dialect, rules: Rules, body: str) -> str:
     opening = rules.text(dialect.opening)
     call = f"{opening if dialect.needs_opening else f'({opening})?'} {body}"
     if wanted.several and dialect.repeats:
         item = rules.rule(call)
         call = f"{item} ({rules.blanks} {item})*"
-    return f"{_thought(wanted, rules)} {call}"
+    return f"{_write_thought(wanted, rules)} {call}"
 
 
-def _thought(wanted: CallFormat, rules: Rules) -> str:
+def _write_thought(wanted: CallFormat, rules: Rules) -> str:
     """Return what may come before the first call: reasoning, and blanks."""
     output, blanks = wanted.output, rules.blanks
     if output.family.make is harmony.HarmonyParser:
