@@ -36,7 +36,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
@@ -115,11 +115,13 @@ def make_resident(
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
     chars_max = tokenizer.chars_max(plan.context_length)
+    chat = None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max)
+    controls = NO_CONTROLS if chat is None else chat.control.ids
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
-        constraints=Constraints(tokenizer, model.vocab_size),
-        chat=None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max),
+        constraints=Constraints(tokenizer, model.vocab_size, controls),
+        chat=chat,
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
         context_length_max=model.context_max,
@@ -173,7 +175,7 @@ def _engine_maker(
     def decoder(request: Submit) -> TextDecoder:
         return facts.tokenizer.detokenizer(
             skip_special=request.skip_special_tokens,
-            anchored=request.constraint is not None,
+            anchored=request.anchored,
             shown=request.shown,
         )
 
