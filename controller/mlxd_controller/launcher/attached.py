@@ -2,8 +2,8 @@
 
 Invariants:
 - What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that cannot be reached
-  for LOST_AFTER_S, says nothing for SILENCE_S_MAX, or comes back as another process, has ended as
-  far as its user here is concerned.
+  for LOST_AFTER_S, or comes back as another process, has ended as far as its user here is
+  concerned. So has one that says nothing for SILENCE_S_MAX, nor to a new watch for LOST_AFTER_S.
 - A load waits long for workers that have never answered, because they may be starting too, and
   GONE_WAIT_S where all of them have been there and have gone.
 - A worker serves one model at a time. Taking one and giving it back are single steps of the event
@@ -106,6 +106,7 @@ class Station:
         self.process: AttachedProcess | None = None
         self._changed = changed
         self._silent_since_s = 0.0
+        self._heard_s = 0.0
         self._silence_s_max = silence_s_max
         self._security = security
         self._link = self._link_to("")  # to whatever process listens there
@@ -151,13 +152,14 @@ class Station:
 
     async def follow(self) -> None:
         """Watch the worker until cancelled."""
+        self._heard_s = asyncio.get_running_loop().time()
         while True:
             try:
                 await self._watch()
                 self._fall_silent("it is stopping")
             except TimeoutError:
-                silent_s = self._silence_s_max
-                self._fall_silent(f"it said nothing for {silent_s:.0f} s", silent_s=silent_s)
+                silent_s = asyncio.get_running_loop().time() - self._heard_s
+                self._fall_silent(f"it said nothing for {silent_s:.0f} s")
             except MlxdError as error:
                 self._fall_silent(error.describe())
             await asyncio.sleep(RETRY_S)
@@ -169,12 +171,16 @@ class Station:
         await self._link.close()
 
     async def _watch(self) -> None:
+        # Who has lost it waits for a word: one that lives answers a new watch at once.
+        is_missed = self.process is not None and self.status is None
+        limit_s = LOST_AFTER_S if is_missed else self._silence_s_max
         async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
-                status = await hear(anext(statuses, None), limit_s=self._silence_s_max)
+                status = await hear(anext(statuses, None), limit_s=limit_s)
                 if status is None:
                     return
                 self._hear(status)
+                limit_s = self._silence_s_max
 
     def _link_to(self, incarnation: str) -> GrpcLink:
         return GrpcLink(
@@ -186,6 +192,7 @@ class Station:
         if not status.workers:
             return
         self.status = self.last = status
+        self._heard_s = asyncio.get_running_loop().time()
         figures = status.workers[0]
         if self.process is not None and self.process.incarnation != figures.incarnation:
             self.process.note_lost("it was started again")
@@ -194,12 +201,11 @@ class Station:
                       incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
         self._pulse()
 
-    def _fall_silent(self, problem: str, *, silent_s: float = 0.0) -> None:
-        """Note that it cannot be heard; `silent_s`: for how long it could have been by then."""
+    def _fall_silent(self, problem: str) -> None:
         now_s = asyncio.get_running_loop().time()
         was_heard = self.status is not None
         if was_heard:
-            self._silent_since_s = now_s - silent_s
+            self._silent_since_s = now_s
         # Once a kind: what gRPC says of a connection differs from one attempt to the next.
         is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
         if was_heard or is_other:

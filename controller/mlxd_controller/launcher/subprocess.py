@@ -116,9 +116,9 @@ class SubprocessLauncher:
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
-        await asyncio.to_thread(check_own_worker)  # else it would end in the midst of its imports
         log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
+            check_own_worker()  # else it would end in its first imports
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             raise _start_failed(error, model, f"{self._command[0]}: ") from error

@@ -51,7 +51,12 @@ class ChatTemplate:
 
 
 def read_template(source: Source) -> ChatTemplate | None:
-    """Return a model's chat template, if it has one; raises InvalidModel, with file and field."""
+    """Return a model's chat template, if it has one.
+
+    Raises:
+        InvalidModel: a file that may have it, or names special tokens, is no JSON object or no
+            text, or what it has is no template; names file and field.
+    """
     files = files_of(source)
     settings = files.read_json(TOKENIZER_CONFIG_FILE)
     special = _special(settings, files.read_json(SPECIAL_TOKENS_FILE))

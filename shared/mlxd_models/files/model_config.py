@@ -49,7 +49,7 @@ def check_tokenizer_file(source: Source) -> None:
 
     Raises:
         InvalidModel: it is missing, empty, over TOKENIZER_FILE_BYTES_MAX, no regular file, or a
-            link that cannot be followed; or a file beside it is there, and is no JSON object.
+            link that cannot be followed.
     """
     files = files_of(source)
     path = files.path_of(TOKENIZER_FILE)
@@ -61,8 +61,6 @@ def check_tokenizer_file(source: Source) -> None:
     if not 0 < nbytes <= TOKENIZER_FILE_BYTES_MAX:
         problem = "empty" if not nbytes else f"over {TOKENIZER_FILE_BYTES_MAX} bytes long"
         raise InvalidModel(problem, file=files.label(TOKENIZER_FILE))
-    for beside in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        files.read_json(beside)
 
 
 def no_tokenizer() -> InvalidModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -45,7 +46,12 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self.loads = 0
         self.load_errors: list[MlxdError] = []
         self._changed = asyncio.Event()
-        self._leaving = False
+        self._leaving = self._mute = False
+        self.watches = 0
+
+    def fall_mute(self) -> None:
+        """Say nothing any more, though the connection stands."""
+        self._mute = True
 
     def leave(self) -> None:
         """End every watch, also those that begin later."""
@@ -63,7 +69,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self, request: status_pb2.WatchStatusRequest, context: object
     ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
         """Say it, and again at each change."""
+        self.watches += 1
         while not self._leaving:
+            if self._mute:
+                await asyncio.Event().wait()
             self._changed.clear()
             status = status_pb2.Status(workers=[self.worker], host_memory=self.host)
             yield status_pb2.WatchStatusResponse(status=status)
@@ -176,14 +185,18 @@ async def test_another_incarnation_is_the_end_of_the_first() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_says_nothing_is_lost_once() -> None:
-    """Its silence has lasted long enough then: it gets no second one, in which nobody is told."""
+async def test_a_worker_that_says_nothing_is_lost_when_a_new_watch_hears_nothing() -> None:
+    """That gets a moment, not the whole silence once more, in which nobody would be told."""
     worker = Scripted("i")
     async with attach_launcher(worker, silence_s_max=3.0) as launcher:
         process = await launcher.launch(model="m", incarnation="")
+        worker.fall_mute()
 
         assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
-        assert process.last_lines()[0].endswith(": it said nothing for 3 s")
+        said = re.search(r": it said nothing for (\d+) s$", process.last_lines()[0])
+        assert said is not None
+        assert int(said[1]) >= 5  # from its last word, both silences together
+        assert worker.watches == 2
 
 
 @pytest.mark.asyncio
