@@ -103,9 +103,10 @@ class Client:
         raises BrokenStream where the server does not keep to that. `n` asks for so many choices of
         the prompt, each with deltas and an end of its own, as they come. What is None or empty is
         left to the server. `logprobs` asks for each token's log-probability, with that many of the
-        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
-        nothing but speed; 0 guesses none. A complete output matches `response_format`; one that is
-        cut, by its length say, need not. An empty `model` is good where exactly one is configured.
+        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which
+        changes nothing but speed; 0 guesses none. A complete output matches `response_format`; one
+        that is cut, by its length say, need not. An empty `model` is good where exactly one is
+        configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
@@ -149,13 +150,11 @@ class Client:
     async def choices(
         self,
         prompt: _wire.Prompt,
-        n: int,
         *,
         timeout_s: float | None = None,
         **options: Unpack[_wire.GenerateOptions],
     ) -> tuple[Completion, ...]:
-        """Return `n` completions of a prompt that is read once; else as `generate`."""
-        options["n"] = n
+        """Return the `n` completions of a prompt, which is read once; else as `generate`."""
         stream = self.generate(prompt, timeout_s=timeout_s, **options)
         async with stream:
             return completions_of([event async for event in stream])

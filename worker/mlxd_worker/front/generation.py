@@ -21,8 +21,8 @@ from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Finished, Submit, Tokens
-from mlxd_worker.front.echoing import PromptEcho, echo_of
 from mlxd_worker.front.calling import compile_calls
+from mlxd_worker.front.echoing import PromptEcho, echo_of
 from mlxd_worker.front.prompting import Prompt, prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded

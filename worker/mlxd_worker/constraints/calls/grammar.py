@@ -15,7 +15,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.parsing import harmony
 from mlxd_worker.chat.parsing.pieces import Begin
 from mlxd_worker.chat.parsing.registry import OutputFormat
-from mlxd_worker.constraints.calls.dialects import Wish, Dialect, dialect_of
+from mlxd_worker.constraints.calls.dialects import Dialect, Wish, dialect_of
 from mlxd_worker.constraints.calls.lark import Rules
 from mlxd_worker.constraints.calls.offers import read_offers
 from mlxd_worker.engine.masks.calls import Marks
