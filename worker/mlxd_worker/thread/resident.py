@@ -35,7 +35,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import read_template
+from mlxd_worker.chat.template_files import ChatTemplate, read_template
 from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
@@ -48,6 +48,7 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
 
@@ -114,13 +115,11 @@ def make_resident(
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
-    chars_max = tokenizer.chars_max(plan.context_length)
-    chat = None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max)
-    controls = NO_CONTROLS if chat is None else chat.control.ids
+    chat = _read_chats(template, tokenizer, plan)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
-        constraints=Constraints(tokenizer, model.vocab_size, controls),
+        constraints=_make_constraints(tokenizer, model, chat),
         chat=chat,
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
@@ -141,6 +140,21 @@ def make_resident(
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+
+
+def _read_chats(
+    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan
+) -> ChatFormat | None:
+    """Return how conversations are read; None where the model has no template for them."""
+    if template is None:
+        return None
+    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(plan.context_length))
+
+
+def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | None) -> Constraints:
+    """Return what compiles the model's formats, and its calls where it chats."""
+    controls = NO_CONTROLS if chat is None else chat.control.ids
+    return Constraints(tokenizer, model.vocab_size, controls)
 
 
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
