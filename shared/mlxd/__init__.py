@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         PromptEcho,
         TokenLogprob,
         Usage,
-        completions_of,
     )
     from mlxd.client import Client
     from mlxd.messages import (
@@ -112,7 +111,7 @@ __all__ = [
     "PromptEcho", "QueueFull", "RemoteError", "ResponseFormat", "SamplingOptions", "Score",
     "ScoredText", "ShuttingDown", "Status", "Stream", "TokenLogprob", "ToolCall", "ToolChoice",
     "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
-    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "completions_of",
+    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
     "trace_context",
 ]
 # fmt: on

@@ -28,7 +28,7 @@ from mlxd import _wire
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
-from mlxd.answers import Completion, Delta, Finished, completions_of
+from mlxd.answers import Completion, Delta, Finished
 from mlxd.messages import Embeddings, FitReport, LoadUpdate, Model, Status, Unloaded
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
@@ -145,7 +145,7 @@ class Client:
         """Return the whole completion, the first of several; the arguments are `generate`'s."""
         stream = self.generate(prompt, reconnect=reconnect, timeout_s=timeout_s, **options)
         async with stream:
-            return completions_of([event async for event in stream])[0]
+            return Completion.each_of([event async for event in stream])[0]
 
     async def choices(
         self,
@@ -157,7 +157,7 @@ class Client:
         """Return the `n` completions of a prompt, which is read once; else as `generate`."""
         stream = self.generate(prompt, timeout_s=timeout_s, **options)
         async with stream:
-            return completions_of([event async for event in stream])
+            return Completion.each_of([event async for event in stream])
 
     async def tokenize(
         self,
