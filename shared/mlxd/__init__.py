@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         PromptEcho,
         TokenLogprob,
         Usage,
-        completions_of,
     )
     from mlxd.client import Client
     from mlxd.messages import (
@@ -115,7 +114,7 @@ __all__ = [
     "SamplingOptions", "Score", "ScoredText", "ShuttingDown", "Status", "Stream", "TokenLogprob",
     "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
     "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
-    "call_headers", "completions_of",
+    "call_headers",
 ]
 # fmt: on
 

@@ -165,14 +165,18 @@ def generate_to_pb(
         n=n,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
+        speculation=_speculation_to_pb(speculation_depth),
     )
-    if speculation_depth is not None:
-        request.speculation.depth_max = speculation_depth
-    _set_prompt(request, prompt)
-    return request
+    return _with_prompt(request, prompt)
 
 
-def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
+def _speculation_to_pb(depth_max: int | None) -> inference_pb2.SpeculationOptions | None:
+    return None if depth_max is None else inference_pb2.SpeculationOptions(depth_max=depth_max)
+
+
+def _with_prompt(
+    request: inference_pb2.GenerateRequest, prompt: Prompt
+) -> inference_pb2.GenerateRequest:
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):
@@ -180,6 +184,7 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     else:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
+    return request
 
 
 def score_to_pb(

@@ -160,10 +160,10 @@ class Completion:
         message = answer_of(parts) if parts else None
         return cls(text, token_ids, finished, positions, message, echo)
 
-
-def completions_of(events: Iterable[Delta | Finished]) -> tuple[Completion, ...]:
-    """Return what a whole stream's events come to, choice by choice."""
-    by_choice: dict[int, list[Delta | Finished]] = {}
-    for event in events:
-        by_choice.setdefault(event.choice, []).append(event)
-    return tuple(Completion.of(by_choice[choice]) for choice in sorted(by_choice))
+    @classmethod
+    def each_of(cls, events: Iterable[Delta | Finished]) -> tuple[Completion, ...]:
+        """Return what a whole stream's events come to, choice by choice."""
+        by_choice: dict[int, list[Delta | Finished]] = {}
+        for event in events:
+            by_choice.setdefault(event.choice, []).append(event)
+        return tuple(cls.of(by_choice[choice]) for choice in sorted(by_choice))

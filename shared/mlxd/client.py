@@ -28,7 +28,7 @@ from mlxd import _wire
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
-from mlxd.answers import Completion, Delta, Finished, completions_of
+from mlxd.answers import Completion, Delta, Finished
 from mlxd.messages import Embeddings, FitReport, LoadUpdate, Model, Status, Unloaded
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
@@ -103,9 +103,10 @@ class Client:
         raises BrokenStream where the server does not keep to that. `n` asks for so many choices of
         the prompt, each with deltas and an end of its own, as they come. What is None or empty is
         left to the server. `logprobs` asks for each token's log-probability, with that many of the
-        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
-        nothing but speed; 0 guesses none. A complete output matches `response_format`; one that is
-        cut, by its length say, need not. An empty `model` is good where exactly one is configured.
+        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which
+        changes nothing but speed; 0 guesses none. A complete output matches `response_format`; one
+        that is cut, by its length say, need not. An empty `model` is good where exactly one is
+        configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
@@ -144,21 +145,19 @@ class Client:
         """Return the whole completion, the first of several; the arguments are `generate`'s."""
         stream = self.generate(prompt, reconnect=reconnect, timeout_s=timeout_s, **options)
         async with stream:
-            return completions_of([event async for event in stream])[0]
+            return Completion.each_of([event async for event in stream])[0]
 
     async def choices(
         self,
         prompt: _wire.Prompt,
-        n: int,
         *,
         timeout_s: float | None = None,
         **options: Unpack[_wire.GenerateOptions],
     ) -> tuple[Completion, ...]:
-        """Return `n` completions of a prompt that is read once; else as `generate`."""
-        options["n"] = n
+        """Return the `n` completions of a prompt, which is read once; else as `generate`."""
         stream = self.generate(prompt, timeout_s=timeout_s, **options)
         async with stream:
-            return completions_of([event async for event in stream])
+            return Completion.each_of([event async for event in stream])
 
     async def tokenize(
         self,

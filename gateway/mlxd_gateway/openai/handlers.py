@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxd import Model, completions_of
+from mlxd import Completion, Model
 from mlxd_gateway.common.bodies import reader_of
 from mlxd_gateway.common.endpoints import client_of, embed_texts, generation_of
 from mlxd_gateway.common.generation import under_any_name
@@ -40,7 +40,7 @@ async def complete_chat(request: Request) -> Response:
         return await stream(
             request, generation, writer, media_type=EVENT_STREAM, ping=ping_by_comment
         )
-    return json_response(a.whole_chat(head, completions_of(await gather(request, generation))))
+    return json_response(a.whole_chat(head, Completion.each_of(await gather(request, generation))))
 
 
 async def complete_text(request: Request) -> Response:
@@ -54,7 +54,7 @@ async def complete_text(request: Request) -> Response:
             request, generation, writer, media_type=EVENT_STREAM, ping=ping_by_comment
         )
     events = await gather(request, generation)
-    return json_response(a.whole_completion(head, completions_of(events)))
+    return json_response(a.whole_completion(head, Completion.each_of(events)))
 
 
 def _wants_usage(body: r.ChatRequest | r.CompletionRequest) -> bool:

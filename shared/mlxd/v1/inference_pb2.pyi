@@ -163,8 +163,9 @@ Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation; each stays where it came, system messages too. Its text never becomes a control token, but an assistant's
-    content may hold markers of reasoning and calls that are not special tokens.
+    """One message of a conversation; each stays where it came, system messages too. Its text never
+    becomes a control token, but an assistant's content may hold markers of reasoning and calls that
+    are not special tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

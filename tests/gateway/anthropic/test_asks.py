@@ -88,7 +88,7 @@ def test_who_decides_on_calls() -> None:
         "tool": (ToolChoice.REQUIRED, "f"),
     }
     for kind, (choice, name) in wanted.items():
-        sent = {"type": kind, **({"name": "f"} if name else {})}
+        sent: dict[str, object] = {"type": kind, **({"name": "f"} if name else {})}
         chat = chat_of(tools=tools, tool_choice=sent)
         assert (chat.tool_choice, chat.tool_name) == (choice, name)
         assert chat.parallel_tool_calls is None

@@ -104,7 +104,7 @@ async def test_choices_are_told_apart() -> None:
     async with serving(Answers(generate=script)) as fake, Client(fake.address) as client:
         async with client.generate("x", n=2) as stream:
             events = [event async for event in stream]
-        first, second = await client.choices("x", 2)
+        first, second = await client.choices("x", n=2)
     assert sent_requests(fake)[0].n == 2
     assert [event.choice for event in events] == [1, 0, 0, 1, 1]
     assert (first.text, second.text) == ("a", "bc")
@@ -121,7 +121,7 @@ async def test_choices_are_whole(script: list[inference_pb2.GenerateResponse]) -
     """One that is missing, unknown or cut breaks the stream."""
     async with serving(Answers(generate=script)) as fake, Client(fake.address) as client:
         with pytest.raises(BrokenStream):
-            await client.choices("x", 2)
+            await client.choices("x", n=2)
 
 
 @pytest.mark.asyncio

@@ -143,10 +143,12 @@ async def calls_are_required(wire: Wire) -> None:
     tools = [json.dumps({"name": name, "strict": True}) for name in ("f", "g")]
     chat = Prompt(messages=[Message(role="user", content="hi")], tools_json=tools)
     chat.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
-    # Random weights would reason, or make calls, for ever.
-    tokenized = inference_pb2.TokenizeRequest(model=MODEL, text="h", add_special_tokens=False)
-    (letter,) = (await wire.inference.Tokenize(tokenized)).token_ids
-    sampling = types_pb2.SamplingOptions(seed=1, logit_bias={letter: -100, EOS_ID: -100})
+    bias = {EOS_ID: -100.0}
+    for letter in "to":  # as a call's mark goes on, where one of reasoning would go on otherwise
+        request = inference_pb2.TokenizeRequest(model=MODEL, text=letter, add_special_tokens=False)
+        (token_id,) = (await wire.inference.Tokenize(request)).token_ids
+        bias[token_id] = 100.0
+    sampling = types_pb2.SamplingOptions(seed=1, logit_bias=bias)
     fields: dict[str, Any] = {"model": MODEL, "sampling": sampling, "max_tokens": 300}
 
     async def names() -> list[str]:

@@ -41,12 +41,13 @@ WRITTEN = {
 }
 """What the templates of each family write."""
 MARKS = (
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>",
-    "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "｜DSML｜", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|python_tag|>",
-    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "｜DSML｜", "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|python_tag|>", "<|start|>", "<|channel|>", "<|message|>",
+    "<|constrain|>", "<|end|>",
 )  # fmt: skip
 PIECES = ("!</", "</parameter>", '": "', '"}', ">\n", ">x")
 """Ordinary tokens, some of which have the end of a mark and more."""
@@ -80,7 +81,7 @@ TOOLS = (
 
 def write_marked_model(folder: Path) -> Path:
     """Write a model of random weights whose vocabulary is bytes, `PIECES` and `MARKS`."""
-    write_tiny_model(folder, context_max=2048)
+    write_tiny_model(folder, context_max=1024)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: index for index, text in enumerate([*SPECIAL, *alphabet])}
     raw = RawTokenizer(models.BPE(vocabulary, []))

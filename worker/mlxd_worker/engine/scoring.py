@@ -26,7 +26,7 @@ class Scores:
         """Score the tokens from index `begin` on, each with the `count` best ones."""
         assert begin > 0, "nothing stands before the first token"
         self.reusable = begin - 1
-        """So many of the prompt's tokens may come from a former one: their logits are not needed."""
+        """So many of the prompt's tokens may come from a former one: nobody needs their logits."""
         self._prompt = prompt
         self._begin = begin
         self._count = count
