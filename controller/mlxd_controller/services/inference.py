@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from types import MappingProxyType
 from typing import TypeAlias
 
 import structlog
@@ -40,6 +41,13 @@ from mlxd_shared.wire.status import RemoteError
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
 """Fields that are the controller's to set."""
+_COUNTED = MappingProxyType(
+    {
+        Question.EMBED: inference_pb2.EmbedResponse,
+        Question.SCORE: inference_pb2.ScoreResponse,
+    }
+)
+"""The answers that say how many tokens a model has evaluated for them."""
 _Asking: TypeAlias = (
     inference_pb2.TokenizeRequest
     | inference_pb2.DetokenizeRequest
@@ -184,9 +192,10 @@ class InferenceService:
 
 def _prompt_tokens(question: Question, answer: bytes) -> int:
     """Return the tokens that a model has evaluated for an answer."""
-    if question is not Question.EMBED or current_caller.get().key is None:
+    counted = _COUNTED.get(question)
+    if counted is None or current_caller.get().key is None:
         return 0
-    return inference_pb2.EmbedResponse.FromString(answer).prompt_tokens
+    return counted.FromString(answer).prompt_tokens
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:

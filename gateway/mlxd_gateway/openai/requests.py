@@ -243,9 +243,9 @@ class CompletionRequest(_Sampling, kw_only=True):
 
     prompt: Annotated[Prompts | None, honour("one prompt a request")]
     logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
-    best_of: Annotated[
-        int | None, turn_down("one choice a request in this version", neutral=(1,))
-    ] = None
+    best_of: Annotated[int | None, turn_down("every choice that is made is sent", neutral=(1,))] = (
+        None
+    )
     echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = (
         None
     )

@@ -8,8 +8,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.services.choices import merge, split
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_controller.services.meter import Counts, Meter
+from mlxd_shared.domain.errors import InvalidRequest, WorkerLost
+from mlxd_shared.ops.metrics import labels
+from tests.fakes.world import FakeClock
 from tests.support.calls import error_of
 from tests.support.controller_stack import controller_stack, request
 
@@ -105,3 +109,39 @@ async def test_a_worker_is_asked_for_each_choice() -> None:
             assert isinstance(error, InvalidRequest)
             assert error.violations[0].field == field
         assert messages[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
+
+
+def last_of(prompt_tokens: int, tokens: int) -> inference_pb2.GenerateResponse:
+    """Return a choice's last message."""
+    message = inference_pb2.GenerateResponse()
+    message.finish.reason = types_pb2.FINISH_REASON_LENGTH
+    message.usage.prompt_tokens, message.usage.completion_tokens = prompt_tokens, tokens
+    message.usage.cache_reason = types_pb2.CACHE_REASON_EVICTED
+    return message
+
+
+def test_what_all_choices_cost_is_counted() -> None:
+    """The prompt and its look-up are the first one's, the tokens everybody's."""
+    meter = Meter(metrics := Metrics(), FakeClock())
+    with meter:
+        meter.model = "a"
+        for last in (last_of(5, 3), last_of(0, 4)):
+            meter.complete(last)
+    assert meter.counts == Counts(prompt_tokens=5, generated_tokens=7)
+    assert metrics.generated_tokens.points == {labels(model="a"): 7.0}
+    assert list(metrics.cache_misses.points.values()) == [1.0]
+    (ended,) = metrics.requests.points
+    assert dict(ended) == {"model": "a", "code": "OK", "finish_reason": "length"}
+
+
+def test_a_choice_that_broke_off_is_how_all_ended() -> None:
+    """What the others have come to is counted none the less."""
+    meter = Meter(metrics := Metrics(), FakeClock())
+    meter.model = "a"
+    meter.complete(last_of(5, 3))
+    meter.note_break(2)
+    with pytest.raises(WorkerLost), meter:
+        raise WorkerLost("a", 2, "killed")
+    assert meter.counts == Counts(prompt_tokens=5, generated_tokens=5)
+    (ended,) = metrics.requests.points
+    assert dict(ended) == {"model": "a", "code": "UNAVAILABLE", "finish_reason": "none"}
