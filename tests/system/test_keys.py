@@ -131,21 +131,21 @@ async def test_whatever_a_model_evaluates_is_counted(
         issued.client(web, "writer") as writer,
     ):
 
-        async def counted(what: str) -> float:
+        async def total_of(what: str) -> float:
             return (await points(writer, f"mlxd_key_{what}_tokens_total"))["writer",]
 
         choices = await writer.choices("Once", n=2, model="demo", max_tokens=TOKENS)
         read = len(await writer.tokenize("Once", model="demo"))
-        assert await counted("prompt") == read
-        assert await counted("generation") == sum(len(each.token_ids) for each in choices)
+        assert await total_of("prompt") == read
+        assert await total_of("generation") == sum(len(each.token_ids) for each in choices)
 
         read += (await writer.embeddings(["Once upon"], model="demo")).prompt_tokens
-        assert await counted("prompt") == read
+        assert await total_of("prompt") == read
 
         await writer.score([ScoredText("Once", (" upon", " a time"))], model="demo")
         for whole in ("Once upon", "Once a time"):
             read += len(await writer.tokenize(whole, model="demo"))
-        assert await counted("prompt") == read
+        assert await total_of("prompt") == read
 
 
 @pytest.mark.asyncio

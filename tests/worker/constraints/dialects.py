@@ -128,7 +128,7 @@ class Speech:
         """The marks that are tokens."""
         return self.control.ids_of(self.output.marks)
 
-    def wanted(self, tools: Sequence[str] = TOOLS, **fields: Any) -> CallFormat:
+    def format_of(self, tools: Sequence[str] = TOOLS, **fields: Any) -> CallFormat:
         """Return what calls of `tools` are held to."""
         return CallFormat(self.output, tuple(tools), **fields)
 

@@ -77,7 +77,7 @@ def submit(tiny: TinyEngine, speech: Speech, seed: int, **options: Any) -> Colle
 
 def watch(speech: Speech, **fields: Any) -> CallConstraint:
     """Return a grammar that sleeps until a call begins."""
-    grammar = speech.constraints.compile(speech.wanted(**fields))
+    grammar = speech.constraints.compile(speech.format_of(**fields))
     marks = marks_of(speech.output, Begin())
     return speech.constraints.watch(grammar, marks, ends=not fields.get("several", True))
 
@@ -85,7 +85,7 @@ def watch(speech: Speech, **fields: Any) -> CallConstraint:
 @pytest.mark.parametrize("several", [True, False])
 def test_every_required_call_is_sound(tiny: TinyEngine, speech: Speech, *, several: bool) -> None:
     """Each answer ends by itself, is calls and nothing else, and strict arguments match."""
-    constraint = speech.constraints.compile(speech.wanted(required=True, several=several))
+    constraint = speech.constraints.compile(speech.format_of(required=True, several=several))
     sinks = [
         submit(
             tiny,

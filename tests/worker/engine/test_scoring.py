@@ -37,7 +37,8 @@ def made_wanted(folder: Path) -> list[list[float]]:
     assert caches.join(row, tokens=len(PROMPT), tokens_max=512, coming=1)
     caches.reserve(row, tokens=len(PROMPT))
     logits = model.logits(model.forward(Batch.prefill(PROMPT, 0, row), caches))
-    values: list[list[float]] = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()  # type: ignore[assignment]
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    values: list[list[float]] = logprobs.tolist()  # type: ignore[assignment]
     return values
 
 

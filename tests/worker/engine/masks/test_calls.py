@@ -23,7 +23,7 @@ def made_speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
 
 def matcher_of(speech: Speech, begin: Begin | None = None, *, several: bool = True) -> CallMatcher:
     """Return a matcher at the beginning of an answer."""
-    grammar = speech.constraints.compile(speech.wanted(several=several))
+    grammar = speech.constraints.compile(speech.format_of(several=several))
     marks = marks_of(speech.output, begin or Begin())
     return speech.constraints.watch(grammar, marks, ends=not several).start()
 
