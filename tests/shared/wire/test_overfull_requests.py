@@ -161,7 +161,7 @@ async def test_millions_of_parts_are_never_parsed(attack: str, limits: Limits) -
 def test_every_request_but_those_with_prompts_is_small() -> None:
     """What neither holds a prompt nor ids has a bound of its own, far below a prompt's."""
     large = {name for name, kind in request_types().items() if plan_of(kind).takes_much}
-    kinds = ("Generate", "Tokenize", "Detokenize", "Embed")
+    kinds = ("Generate", "Tokenize", "Detokenize", "Embed", "Score")
     assert large == {f"mlxd.v1.{kind}Request" for kind in kinds}
 
 
