@@ -244,6 +244,7 @@ class Question(StrEnum):
     TOKENIZE = "Tokenize"
     DETOKENIZE = "Detokenize"
     EMBED = "Embed"
+    SCORE = "Score"
 
 
 class WorkerLink(Protocol):

@@ -181,7 +181,7 @@ class Speculator:
     def _depth(self, row: Row) -> int:
         """Return how many tokens the row may guess."""
         request = row.request
-        if request.top_logprobs is not None or request.constraint is not None or row.forcing:
+        if request.top_logprobs is not None or row.is_held or row.forcing:
             return 0
         depth = request.speculation_depth
         return min(self._depth_default if depth is None else depth, row.left - 1, WIDTHS[-1] - 1)

@@ -29,14 +29,20 @@ def prefill(model: Passes, caches: RowCaches, chunks: Sequence[Chunk]) -> None:
     """
     caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
     hidden = model.forward(_batch_of(chunks), caches)
-    along, first = [], 0
+    along: list[mx.array] = []
+    scored: list[tuple[Row, mx.array]] = []
+    first = 0
     for row, tokens in chunks:
-        end = first + len(tokens)
+        own = hidden if len(chunks) == 1 else hidden[first : first + len(tokens)]
         if row.pool is not None:
-            own = hidden if len(chunks) == 1 else hidden[first:end]
             along.append(row.pool.take_states(own))
-        first = end
-    mx.eval(caches.state(), along)
+        if row.scores is not None:
+            scored.append((row, own))
+        first += len(tokens)
+    mx.eval(caches.state(), along, [own for _, own in scored])
+    for row, own in scored:
+        assert row.scores is not None
+        row.scores.take_states(own, row.offset, model.logits)
     for row, tokens in chunks:
         row.offset += len(tokens)
 
