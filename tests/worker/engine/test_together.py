@@ -27,6 +27,7 @@ from tests.support.probing import Probe
 from tests.support.random_model import write_dense_model, write_latent_model, write_sliding_model
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.engine.test_loop import prompt_of
+from tests.worker.engine.test_scoring import prompt_scores
 from tests.worker.tiny import config_with, difference, load, write_model
 
 TOLERANCE = 1e-4
@@ -320,4 +321,21 @@ def test_vectors_are_made_in_company(tmp_path: Path, pooling: Pooling) -> None:
     assert sorted(model.passes[0]) == [9, 11, 30]
     for text, sink in zip(texts, sinks, strict=True):
         assert difference(vector_of(sink), vector_of(tiny.alone(text, pooling=pooling))) < TOLERANCE
+    assert other.ids == tiny.alone(prompt_of(3, 12), max_tokens=5).ids
+
+
+def test_prompts_are_scored_in_company(tmp_path: Path) -> None:
+    """Each prompt's tokens have the log-probabilities of a pass of its own."""
+    tiny, model = serving(write_tiny_model(tmp_path))
+    texts = [prompt_of(1, 20), prompt_of(2, 41)]
+    _, other = tiny.submit(prompt_of(3, 12), max_tokens=5)
+    sinks = [tiny.submit(text, prompt_logprobs=1)[1] for text in texts]
+    tiny.run()
+
+    assert sorted(model.passes[0]) == [11, 19, 40]
+    for text, sink in zip(texts, sinks, strict=True):
+        ours, own = (prompt_scores(its) for its in (sink, tiny.alone(text, prompt_logprobs=1)))
+        assert [one.chosen.token_id for one in ours] == list(text[1:])
+        for one, alone in zip(ours, own, strict=True):
+            assert one.chosen.logprob == pytest.approx(alone.chosen.logprob, abs=1e-3)
     assert other.ids == tiny.alone(prompt_of(3, 12), max_tokens=5).ids
