@@ -9,7 +9,7 @@ more of the next one where the first has gone.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from types import MappingProxyType
 from typing import TypeAlias
@@ -41,11 +41,13 @@ from mlxd_shared.wire.status import RemoteError
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
 """Fields that are the controller's to set."""
-_COUNTED = MappingProxyType(
-    {
-        Question.EMBED: inference_pb2.EmbedResponse,
-        Question.SCORE: inference_pb2.ScoreResponse,
-    }
+_COUNTED: Mapping[Question, type[inference_pb2.EmbedResponse | inference_pb2.ScoreResponse]] = (
+    MappingProxyType(
+        {
+            Question.EMBED: inference_pb2.EmbedResponse,
+            Question.SCORE: inference_pb2.ScoreResponse,
+        }
+    )
 )
 """The answers that say how many tokens a model has evaluated for them."""
 _Asking: TypeAlias = (

@@ -267,7 +267,7 @@ class Engine:
         self._go_on(started_s)
         rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
         drawing = [*rows, *(entry.row for entry in carried if entry.draws)]
-        asking = [row for row in drawing if row.is_held or not row.drawn]
+        asking = [row for row in drawing if row.matcher is not None or not row.drawn]
         failed = {row.id for row in asking if not self._prepare(row)}
         if failed:
             rows = [row for row in rows if row.id not in failed]
@@ -349,7 +349,8 @@ class Engine:
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):
                 events.append(event)
-            if not goes_on or row.is_held:  # guesses behind a mark of a call were made without it
+            # Guesses behind a mark of a call were made without it.
+            if not goes_on or (row.matcher is not None and row.is_held):
                 break
         settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)

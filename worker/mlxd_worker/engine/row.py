@@ -334,7 +334,9 @@ class Row:
             raise wrong_token(index, token_id, "completes a stop string: the stream had ended")
 
     def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
-        follower = self.matcher if self.is_held else None
+        follower = self.matcher
+        if follower is not None and not follower.is_awake:
+            follower = None
         return Draw(
             self.request.sampling,
             position=position,

@@ -104,7 +104,8 @@ class Ahead:
         """Return what is drawn for each row, in the rows' order; they have reserved the token."""
         step, self._under_way = self._under_way, None
         known = [row for row in rows if step is not None and _matches(step, row)]
-        if step is None or len(known) < len(rows) or any(row.is_held for row in known):
+        held = [row for row in known if row.matcher is not None and row.is_held]
+        if step is None or len(known) < len(rows) or held:
             return self._draw_some(rows, step, known, ahead=ahead)
         for row in rows:
             self._take_up(row)
@@ -168,8 +169,8 @@ class Ahead:
             # It stands there once the step is taken up.
             self._caches.contents.cut_back(row.id, row.offset)
         index_of = {row.id: index for index, row in enumerate(going)}
-        kept = logits if any(row.matcher is not None for row in going) else None
-        return _UnderWay(drawn, index_of, offsets, kept)
+        followed = [row for row in going if row.matcher is not None]
+        return _UnderWay(drawn, index_of, offsets, logits if followed else None)
 
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""
