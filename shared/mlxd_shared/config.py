@@ -128,6 +128,7 @@ WAITING_STREAMS_MAX = 512
 WAITING_STREAMS_LIMIT = 65_536
 ENGINE_MAILBOX_MAX = 4096
 PREFILL_CHUNK_TOKENS = 512
+PREFILL_PASS_TOKENS = 2048
 TARGET_INTER_TOKEN_S = 0.1  # what prefill leaves between two tokens of a row that decodes
 EVENTS_PER_MESSAGE_MAX = 64
 STATUS_WAIT_S = 0.02  # for new figures; then the last ones are told, with their age

@@ -136,8 +136,8 @@ def _activations(
         return Term(
             ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"
         )
-    chunk = min(config.PREFILL_CHUNK_TOKENS, context)
-    note = f"a prefill of {chunk} tokens against a context of {context}"
+    most = config.PREFILL_CHUNK_TOKENS if device.on_cpu else config.PREFILL_PASS_TOKENS
+    note = f"a prefill of {min(most, context)} tokens against a context of {context}"
     return Term(ACTIVATIONS_TERM, nbytes, note)
 
 

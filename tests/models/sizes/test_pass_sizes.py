@@ -52,6 +52,16 @@ def test_the_widest_part_counts_and_parts_do_not_add_up() -> None:
 
 
 def test_a_gpu_is_given_a_whole_pass_at_once() -> None:
-    """There all of a chunk's scores may be alive."""
-    nbytes = NARROW.nbytes(WHOLE, context=2048, rows=1, item_nbytes=2, on_cpu=False)
-    assert nbytes == 2 * 512 * (3 * 8 + 16 + 3 * 10 + 2 * 2 * 2048)
+    """There all of a chunk's scores may be alive, beside what all of a pass's tokens become."""
+    nbytes = NARROW.nbytes(WHOLE, context=4096, rows=1, item_nbytes=2, on_cpu=False)
+    assert nbytes == 2 * (2048 * (3 * 8 + 16 + 3 * 10) + 512 * 2 * 2 * 4096)
+    recurrent = replace(NARROW, recurrent=10)
+    nbytes = recurrent.nbytes(WHOLE, context=4096, rows=1, item_nbytes=2, on_cpu=False)
+    assert nbytes == 2 * 512 * (3 * 8 + 16 + 3 * 10 + 2 * 2 * 4096) + 4 * 512 * 10
+
+
+def test_a_gpu_has_room_for_prompts_in_company() -> None:
+    """Where contexts are short: their scores three times, what they read, its keys twice."""
+    nbytes = NARROW.nbytes(WHOLE, context=64, rows=1, item_nbytes=2, on_cpu=False)
+    scores, read = 3 * 4 * 2 * (256 * 2048), (2 * 2 + 4) * 2 * 8 * (2 * 2048)
+    assert nbytes == 2 * 2048 * (3 * 8 + 16 + 3 * 10) + scores + read

@@ -140,8 +140,26 @@ def test_short_prompts_share_a_step() -> None:
     while tokens := its.pacer.chunk(19, its.now_s):
         sizes.append(tokens)
         its.now_s += tokens * its.token_s
+        its.pacer.learn_prefill(tokens, tokens * its.token_s)
 
     assert sizes == [19] * 4
+
+
+def test_prompts_of_one_pass_share_its_time() -> None:
+    """What is given out before any of it is read is no more than fits together."""
+    its = machine(token_s=1e-3, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(CHUNK, decoding=True)
+    its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+    sizes = []
+    while tokens := its.pacer.chunk(19, its.now_s):
+        sizes.append(tokens)
+    assert sizes == [19] * 4
+
+    its.now_s += 0.003
+    assert not its.pacer.over(its.now_s)
+    its.now_s += 0.002
+    assert its.pacer.over(its.now_s), "what was given out is still to be read"
 
 
 def test_without_knowledge_a_step_has_the_floor() -> None:
@@ -215,7 +233,7 @@ def test_widths_are_few_where_shapes_are_bounded() -> None:
     """A prompt's chunks, but for its last, are of few sizes, all within the whole chunk."""
     widths = chunk_widths(CHUNK)
     assert widths == (32, 64, 128, 256, 512)
-    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, widths=widths)
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, few_widths=True)
     pacer.learn_prefill(1000, 1.0)
     pacer.learn_step(0.02)
     for spent_s in (0.0, 0.01, 0.03, 0.06, 0.2):
@@ -223,6 +241,23 @@ def test_widths_are_few_where_shapes_are_bounded() -> None:
         assert pacer.chunk(4000, spent_s) in widths
     pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
     assert pacer.chunk(37, 0.0) == 37
+
+
+@pytest.mark.parametrize(
+    ("token_s", "whole"), [(1e-3, 512), (1e-4, 512), (9e-5, 1024), (4e-5, 2048), (1e-6, 2048)]
+)
+def test_a_pass_is_what_the_device_reads_in_the_target_time(token_s: float, whole: int) -> None:
+    """A chunk, twice or four times as much: for one prompt, or for several together."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, pass_tokens=4 * CHUNK, few_widths=True)
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
+    assert pacer.chunk(4000, 0.0) == CHUNK, "nothing was measured"
+    pacer.learn_prefill(CHUNK, CHUNK * token_s)
+
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
+    assert pacer.chunk(4000, 0.0) == whole
+    assert pacer.chunk(4000, 0.0) == 0
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
+    assert sum(iter(lambda: pacer.chunk(128, 0.0), 0)) == whole
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0.0, 1e3)), max_size=60))

@@ -40,7 +40,11 @@ class Seen:
     vocab_size = 4
     context_max = 1024
     dtype = mx.float32
-    attention = (AttentionGeometry(1, 4), None, AttentionGeometry(1, 4, window=WINDOW))
+    attention: tuple[AttentionGeometry | None, ...] = (
+        AttentionGeometry(1, 4),
+        None,
+        AttentionGeometry(1, 4, window=WINDOW),
+    )
 
     def __init__(self) -> None:
         self.shapes: set[AttentionShape] = set()
@@ -109,6 +113,50 @@ def test_every_shape_is_run_before_ready(context_max: int, rows_max: int) -> Non
     assert model.headed == sum(shape.width in (1, WIDE_WIDTH) for shape in possible)
     assert model.tokens_most == kv_tokens_bound(context_max, rows_max)
     assert model.beyond_window == (set(CHUNK_WIDTHS) if context_max > 512 else set())
+    assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)
+
+
+class SeenTogether(Seen):
+    """One whose passes may be several rows' chunks, which it notes."""
+
+    capabilities = Capabilities(reads_chunks=True)
+    attention = (AttentionGeometry(1, 4),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neighbours: list[bool] = []
+
+    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Attend, and note whether the rows of a pass over chunks lie side by side."""
+        if not batch.counts:
+            return super().forward(batch, caches)
+        plan = caches.plan(
+            batch.rows,
+            offsets=batch.offsets,
+            lengths=batch.lengths,
+            width=batch.width,
+            dtype=self.dtype,
+            counts=batch.counts,
+        )
+        (group,) = plan.groups
+        assert group.chunks is not None
+        self.neighbours.append(isinstance(group.chunks.slots, slice))
+        rows = mx.zeros((sum(batch.counts), 1, 1, 4))
+        for cache in caches.layers:
+            as_attention(cache).attend(rows, rows, rows, plan, scale=1.0)
+        return rows.reshape(-1, 4)
+
+
+@pytest.mark.parametrize(("rows_max", "neighbours"), [(1, []), (2, [True]), (8, [True, False])])
+def test_prompts_are_read_together_before_ready(rows_max: int, neighbours: list[bool]) -> None:
+    """Of two rows that lie side by side, and of two that do not; nothing is left."""
+    model = SeenTogether()
+    caches = RowCaches(model.new_caches(), context_max=1024, rows_max=rows_max, bounded_shapes=True)
+
+    warm_shapes(model, caches)
+
+    assert model.neighbours == neighbours
+    assert model.tokens_most == kv_tokens_bound(1024, rows_max)
     assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)
 
 

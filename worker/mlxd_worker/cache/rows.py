@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
+from mlxd_worker.cache.arenas.chunks import plan_chunks
 from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.arenas.table import RowTable
@@ -52,6 +53,8 @@ class RowCaches:
             layer is not None and layer.kind is Kind.STANDARD for layer in self.layers
         )
         """Whether every layer keeps all keys and values as they are."""
+        self.sliceable = all(layer is not None and layer.kind.sliceable for layer in self.layers)
+        """Whether every layer keeps every position's entry."""
         self.bounded_shapes = not runs_cpu() if bounded_shapes is None else bounded_shapes
         self.table = RowTable(
             context_max=context_max,
@@ -184,18 +187,26 @@ class RowCaches:
         lengths: tuple[int, ...],
         width: int,
         dtype: mx.Dtype,
+        counts: tuple[int, ...] = (),
     ) -> StepPlan:
         """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`.
 
-        The rows stand at `lengths` from now on, so the pass must be carried out.
+        The rows stand at `lengths` from now on, so the pass must be carried out. counts: where the
+        batch is several rows' chunks, over `sliceable` layers: the tokens of each.
 
         Raises:
             RowError: an unknown or doubled row, one whose length exceeds what it reserved, or one
-                that does not stand at its length - `width`.
+                that does not stand at its length - `width`, or its count.
         """
-        self._check(rows, lengths, width)
-        for row, length in zip(rows, lengths, strict=True):
-            self.contents.appending(row, length - width, length)
+        widths = counts or (width,) * len(rows)
+        self._check(rows, lengths, widths)
+        for row, length, own in zip(rows, lengths, widths, strict=True):
+            self.contents.appending(row, length - own, length)
+        if counts:
+            assert self.sliceable, "other layers read chunks one by one"
+            places = [self.table.place(row) for row in rows]
+            few = self.bounded_shapes
+            return plan_chunks(places, lengths, counts, dtype=dtype, bounded_shapes=few)
         if len(rows) == 1 and (width > 1 or not self.bounded_shapes):
             return self._plan_chunk(rows[0], offsets, lengths[0], width=width, dtype=dtype)
         layout = self._layout
@@ -229,7 +240,7 @@ class RowCaches:
         """
         if not self._slotwise:
             return None
-        self._check(rows, lengths, 1)
+        self._check(rows, lengths, (1,) * len(rows))
         layout = self._slot_layout
         known = layout is not None and (layout.rows, layout.version) == (rows, self.table.version)
         if layout is None or not known or (layout.alone is not None) > lone_row:
@@ -254,10 +265,12 @@ class RowCaches:
             before()
         carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
 
-    def _check(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], width: int) -> None:
-        if not rows or len(set(rows)) != len(rows) or len(lengths) != len(rows):
+    def _check(
+        self, rows: tuple[RowId, ...], lengths: tuple[int, ...], widths: tuple[int, ...]
+    ) -> None:
+        if not rows or len(set(rows)) != len(rows) or not len(lengths) == len(widths) == len(rows):
             raise RowError(f"{len(rows)} rows, {len(set(rows))} distinct, {len(lengths)} lengths")
-        for row, length in zip(rows, lengths, strict=True):
+        for row, length, width in zip(rows, lengths, widths, strict=True):
             if not width <= length <= self.table.capacity(row):
                 reserved = self.table.capacity(row)
                 raise RowError(f"row {row}: {length} tokens after {width}, {reserved} reserved")

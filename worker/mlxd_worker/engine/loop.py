@@ -5,8 +5,8 @@ Invariants:
   a step waits at most CONSTRAINT_MASK_WAIT_S, and twice in all: the rows whose masks take longer
   sit steps out (`advance`). What they have drawn is told as soon as their constraints have it.
 - At most `rows_max` rows hold caches; at most `waiting_max` more streams wait (`waiting`).
-- A step evaluates at most one whole chunk of prompt tokens (`prefilling`, `pacing`), so whoever is
-  cancelled, or whose deadline has passed, is gone within one chunk. A stream whose deadline passes
+- A step evaluates at most one whole pass of prompt tokens (`prefilling`, `pacing`), so whoever is
+  cancelled, or whose deadline has passed, is gone within one pass. A stream whose deadline passes
   while it waits is never evaluated.
 - A row lets others have its prompt with its first sound token. However it ends, what it has
   computed is kept for the next prompt that begins alike, unless its logits were no numbers.
@@ -32,8 +32,8 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
-from mlxd_worker.engine.pacing import Pacer, chunk_widths
-from mlxd_worker.engine.prefilling import Prefill
+from mlxd_worker.engine.pacing import Pacer
+from mlxd_worker.engine.prefilling import Prefill, reads_together
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn
@@ -58,7 +58,9 @@ class Limits:
     waiting_max: int = config.WAITING_STREAMS_LIMIT
     """Whoever submits refuses sooner (`Streams`), and says when to come back."""
     prefill_chunk_tokens: int = config.PREFILL_CHUNK_TOKENS
-    """The most prompt tokens that one step evaluates."""
+    """The most prompt tokens that one step evaluates on a CPU, or of rows that are read alone."""
+    prefill_pass_tokens: int = config.PREFILL_PASS_TOKENS
+    """The most that one evaluates elsewhere."""
     inter_token_s: float = config.TARGET_INTER_TOKEN_S
     """What prefill leaves between two tokens of a row, where decoding itself is faster."""
     kv_nbytes_max: int = KV_UNBOUNDED
@@ -105,10 +107,13 @@ class Engine:
         self._waiting = WaitingQueue()
         self._rows: dict[StreamId, Row] = {}
         self._next_row = 0
+        together = reads_together(model.capabilities, caches)
         self._pacer = Pacer(
             target_s=limits.inter_token_s,
             chunk_tokens=limits.prefill_chunk_tokens,
-            widths=chunk_widths(limits.prefill_chunk_tokens) if caches.bounded_shapes else (),
+            # A CPU is busy with a chunk: larger passes would only take more memory.
+            pass_tokens=limits.prefill_pass_tokens if together and caches.bounded_shapes else 0,
+            few_widths=caches.bounded_shapes,
         )
         self._stepper = stepper
         self._masks = MaskThreads(limits.mask_threads, clock=clock)
@@ -117,7 +122,13 @@ class Engine:
         self._decoded_s = 0.0
         """When the last decode step was told: one that is ahead counts from then."""
         self._prefill = Prefill(
-            model, caches, self._prefix, self._pacer, clock, joins=stepper.joins
+            model,
+            caches,
+            self._prefix,
+            self._pacer,
+            clock,
+            joins=stepper.joins,
+            together=together,
         )
 
     @property
@@ -176,7 +187,7 @@ class Engine:
         self.fail_all(error)
 
     def step(self) -> None:
-        """Do one round; returns after at most one whole chunk and one decode step."""
+        """Do one round; returns after at most one whole pass over prompts and one decode step."""
         self._drop_late(self._clock())
         stepper = self._stepper
         if not any(row.decoding and row.advance is None for row in self._rows.values()):

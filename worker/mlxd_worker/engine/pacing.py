@@ -2,19 +2,19 @@
 
 Invariants:
 - Pure: all times come from the caller, on one clock. Equal calls give equal answers.
-- While no row decodes, a step has one whole chunk. While one does, it has as many tokens as
+- While no row decodes, a step has one whole pass: a chunk, or where passes may be larger as many
+  tokens as were measured to be read within the target. While one does, it has as many tokens as
   bring what waits to its end in `BACKLOG_STEPS`, but no more than fit between a decode step and the
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
 - Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
   `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
-- One step never evaluates more than one whole chunk, of however many prompts: so long at most is a
+- One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,27 +71,34 @@ class Rate:
 class Pacer:
     """Learns what prefill and decoding take, and gives each step its prompt tokens."""
 
-    def __init__(self, *, target_s: float, chunk_tokens: int, widths: Sequence[int] = ()) -> None:
+    def __init__(
+        self, *, target_s: float, chunk_tokens: int, pass_tokens: int = 0, few_widths: bool = False
+    ) -> None:
         """Begin without knowledge.
 
-        target_s: between two tokens of a row. chunk_tokens: a whole chunk. widths: where given, the
-        chunks of long prompts are of these sizes alone, so that few shapes are in use.
+        target_s: between two tokens of a row. chunk_tokens: what a pass may always have.
+        pass_tokens: what it may have at most where the device is fast, if that is more. few_widths:
+        the chunks of long prompts are of few sizes, so that few shapes are in use.
         """
         assert target_s > 0.0
         assert chunk_tokens > 0
         self._target_s = target_s
         self._chunk_tokens = chunk_tokens
-        self._widths = sorted({min(width, chunk_tokens) for width in (*widths, chunk_tokens)})
-        self._quantised = bool(widths)
+        self._pass_tokens = max(pass_tokens, chunk_tokens)
+        self._widths = chunk_widths(self._pass_tokens) if few_widths else ()
+        self._whole_tokens = chunk_tokens
+        """This step's most."""
         self._prefill = Rate()
         self._decode = Rate()
         self._left_tokens = 0
+        self._unread_tokens = 0
+        """Given out in this step, and not evaluated yet."""
         self._until_s: float | None = None
         self._gentle = False
 
     @property
     def chunk_tokens(self) -> int:
-        """A whole chunk: the most prompt tokens of a step."""
+        """A whole chunk: what a step may always have."""
         return self._chunk_tokens
 
     @property
@@ -111,7 +118,8 @@ class Pacer:
 
     def begin_step(self, now_s: float, *, decoding: bool, waiting_tokens: int) -> None:
         """Begin a step, in which rows decode or none does; so many prompt tokens wait."""
-        self._left_tokens = self._chunk_tokens
+        self._whole_tokens = self._left_tokens = self._whole_pass()
+        self._unread_tokens = 0
         self._until_s = None
         self._gentle = False
         if decoding:
@@ -124,46 +132,60 @@ class Pacer:
             self._until_s = now_s + min(max(wanted_s, piece_s), most_s)
 
     def over(self, now_s: float) -> bool:
-        """Whether there is no time left for this step's prefill."""
-        return self._until_s is not None and now_s >= self._until_s
+        """Whether there is no time left for prompts, once what was given out has been read."""
+        read_s = now_s + self._unread_tokens * self.prefill_token_s
+        return self._until_s is not None and read_s >= self._until_s
 
     def chunk(self, wanted: int, now_s: float) -> int:
         """Return how many of a prompt's `wanted` tokens come next in this step; 0 ends its prefill.
 
-        What is returned is taken as given out.
+        What is returned is taken as given out, and to be read in one pass with all that was given
+        out before it; `learn_prefill` says that it was.
         """
         assert wanted > 0
-        untouched = self._left_tokens == self._chunk_tokens
+        untouched = self._left_tokens == self._whole_tokens
         tokens = min(wanted, self._left_tokens, self._fitting(now_s))
         if tokens < min(wanted, CHUNK_FLOOR_TOKENS):
             if not untouched:
                 return 0
             tokens = min(wanted, CHUNK_FLOOR_TOKENS, self._chunk_tokens)
         crumb = min(CRUMB_TOKENS, tokens // 2)
-        if not self._quantised and wanted - tokens <= crumb and wanted <= self._left_tokens:
+        if not self._widths and wanted - tokens <= crumb and wanted <= self._left_tokens:
             tokens = wanted
-        if self._quantised and tokens < wanted:
+        if self._widths and tokens < wanted:
             tokens = max((width for width in self._widths if width <= tokens), default=tokens)
         self._left_tokens -= tokens
+        self._unread_tokens += tokens
         return tokens
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn what one pass over `tokens` prompt tokens took."""
+        """Learn what one pass over `tokens` prompt tokens took, those given out last or others."""
+        self._unread_tokens = max(self._unread_tokens - tokens, 0)
         self._prefill.add(tokens, max(seconds, 0.0))
 
     def learn_step(self, seconds: float) -> None:
         """Learn what one decode step took."""
         self._decode.add(1.0, max(seconds, 0.0))
 
+    def _whole_pass(self) -> int:
+        """Return the most tokens of a step: what is read within the target, by what was measured.
+
+        It changes by halves, so that the passes of a crowd are of few sizes.
+        """
+        token_s, tokens = self.prefill_token_s, self._chunk_tokens
+        while 2 * tokens <= self._pass_tokens and 0.0 < 2 * tokens * token_s <= self._target_s:
+            tokens *= 2
+        return tokens
+
     def _fitting(self, now_s: float) -> int:
-        """Return how many tokens there is time for."""
+        """Return how many tokens there is time for beside those that are still to be read."""
         if self._until_s is None:
-            return self._chunk_tokens
+            return self._whole_tokens
         token_s = self.prefill_token_s
         if token_s <= 0.0:
-            spent = self._chunk_tokens - self._left_tokens
+            spent = self._whole_tokens - self._left_tokens
             return max(CHUNK_FLOOR_TOKENS - spent, 0)
-        return int(max(self._until_s - now_s, 0.0) / token_s)
+        return max(int((self._until_s - now_s) / token_s) - self._unread_tokens, 0)
 
 
 def chunk_widths(chunk_tokens: int) -> tuple[int, ...]:

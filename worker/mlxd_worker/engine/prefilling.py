@@ -1,9 +1,10 @@
 """The prefill of one step: whose prompt is evaluated next, and how much of it.
 
 Invariants:
-- A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several, each in
-  a pass of its own: a batch of passes would pad, and costs as much on a CPU. Where little waits, a
-  few tokens go along in the decode step's pass, which then reads the weights for both.
+- A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several. Several
+  are read in one pass, as one list of tokens, where the model and its caches can do that, within
+  the memory that the fit has for it (`together_max`); elsewhere each has a pass of its own. Where
+  little waits, a few tokens go along in the decode step's pass, which reads the weights for both.
 - Rows go by priority, then by what is left to evaluate over how long they have waited, then by
   deadline and age. So few tokens do not wait for many, a prompt that is known but for a few waits
   for nobody's long one, and a long one's turn comes nearer while it waits. In any case the oldest
@@ -16,19 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
+from mlxd_models.sizes.pass_sizes import together_max
 from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried
-from mlxd_worker.engine.stepping.forward import prefill
+from mlxd_worker.engine.stepping.forward import Chunk, prefill
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.models.base import Passes
+from mlxd_worker.models.capabilities import Capabilities
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""
@@ -46,6 +49,15 @@ WAITED_MIN_S: Final = 1e-3
 _log = get_logger("engine")
 
 
+def reads_together(able: Capabilities, caches: RowCaches) -> bool:
+    """Tell whether one pass may read several rows' prompts.
+
+    Windows and states are read row by row: what goes around in a ring, and what every token
+    changes, has an order within each row that a list of many rows' tokens has not.
+    """
+    return able.reads_chunks and caches.sliceable
+
+
 class Prefill:
     """Brings rows through their prompts. One owner: the engine."""
 
@@ -58,10 +70,12 @@ class Prefill:
         clock: Callable[[], float],
         *,
         joins: bool,
+        together: bool,
     ) -> None:
         """Read the prompts of rows of `caches`.
 
-        joins: whether a step's pass takes a prompt's tokens along.
+        joins: whether a step's pass takes a prompt's tokens along. together: whether one pass reads
+        several prompts.
         """
         self._model = model
         self._caches = caches
@@ -72,6 +86,14 @@ class Prefill:
         self._known: dict[RowId, int] = {}
         self._known_version = -1
         self._joins = joins
+        self._together = together
+        context, few = caches.table.context_max, caches.bounded_shapes
+        self._most = together_max(context, on_cpu=not few)
+        self._company: list[Chunk] = []
+        """What the next pass reads; empty between steps."""
+        self._coming: dict[RowId, int] = {}
+        """How many tokens of each row's that is."""
+        self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
     def run(self, rows: Sequence[Row]) -> list[Carried]:
@@ -79,6 +101,12 @@ class Prefill:
 
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
+        joined = self._choose(rows)
+        self._read()
+        return joined
+
+    def _choose(self, rows: Sequence[Row]) -> list[Carried]:
+        """Choose whose tokens go along, and whose are read next; read those that fill a pass."""
         joined: list[Carried] = []
         waiting = [row for row in rows if not row.decoding]
         self._pacer.begin_step(
@@ -88,24 +116,29 @@ class Prefill:
         )
         if waiting:
             self._forget(waiting)
-        while waiting:
-            able = [row for row in waiting if row.begun or not self._shares(row, rows)]
-            if not able:
-                return joined
-            row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
+        able = self._able(waiting, rows)
+        now_s = self._clock()
+        ranks = {row.id: self._rank(row, now_s) for row in able}
+        while able:
+            row = self._turns.first_of(able, rank=lambda entry: ranks[entry.id])
             self.begin(row)
             if self._joins and self._pacer.gentle and not _is_alone(row) and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
-            elif not row.decoding and row.prefill_left and not self._advance(row):
+            elif not row.decoding and row.prefill_left and not self._add_next(row):
                 return joined
             self._turns.note_turn(by_oldest=row is able[0])
             if self._pacer.over(self._clock()):  # a restore takes time as well
                 return joined
             if len(joined) == JOINED_PROMPTS_MAX or self._left_to_join(joined) <= 0:
                 return joined
-            waiting = [entry for entry in waiting if not entry.decoding and entry is not row]
+            # The others have been looked at: only this one has just begun.
+            able = self._able([entry for entry in able if entry is not row], [row])
         return joined
+
+    def _able(self, waiting: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+        """Return the rows that are not to wait for what one of `others` is about to have."""
+        return [row for row in waiting if row.begun or not self._shares(row, others)]
 
     def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated."""
@@ -115,7 +148,7 @@ class Prefill:
     def evaluate(self, alone: Sequence[Carried]) -> None:
         """Evaluate what `run` returned in passes of their own: no row decodes after all."""
         for entry in alone:
-            prefill(self._model, self._caches, entry.row, entry.tokens)
+            prefill(self._model, self._caches, [(entry.row, entry.tokens)])
         self.carry(alone)
 
     def _left_to_join(self, joined: Sequence[Carried]) -> int:
@@ -156,19 +189,34 @@ class Prefill:
         stop = self._prefix.next_stop(row.id)
         return row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
 
-    def _advance(self, row: Row) -> bool:
-        """Evaluate the row's next chunk; False where the step may do no more."""
-        wanted = self._wanted_count(row)
-        started_s = self._clock()
-        tokens = self._pacer.chunk(wanted, started_s)
+    def _add_next(self, row: Row) -> bool:
+        """Put the row's next chunk among those to be read; False where the step may do no more."""
+        tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
         if not tokens:
             return False
-        prefill(self._model, self._caches, row, row.next_chunk(tokens))
-        self._prefix.advance(row.id)
-        self._pacer.learn_prefill(tokens, self._clock() - started_s)
+        if not self._attended.beside(tokens, row.offset + tokens).within(self._most):
+            self._read()
+        self._company.append((row, row.next_chunk(tokens)))
+        self._coming[row.id] = tokens
+        self._attended = self._attended.beside(tokens, row.offset + tokens)
+        if not self._together:
+            self._read()
         return True
 
-    def _rank(self, row: Row, *, now_s: float) -> tuple[float, ...]:
+    def _read(self) -> None:
+        """Evaluate the chunks that were put together in one pass, and forget them."""
+        company, self._company, self._attended = self._company, [], Attended()
+        self._coming.clear()
+        if not company:
+            return
+        started_s = self._clock()
+        prefill(self._model, self._caches, company)
+        for row, _ in company:
+            self._prefix.advance(row.id)
+        read = sum(len(tokens) for _, tokens in company)
+        self._pacer.learn_prefill(read, self._clock() - started_s)
+
+    def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left
         if not row.begun:
             left = max(left - self._known_of(row), 0)
@@ -205,7 +253,8 @@ class Prefill:
                 or other.request.priority < row.request.priority
             ):
                 continue
-            both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
+            left = other.prefill_left - self._coming.get(other.id, 0)
+            both = known + max(left, SHARED_MIN_TOKENS)
             if both <= _reusable(row) and prompt[:both] == other.request.prompt[:both]:
                 return True
         return False

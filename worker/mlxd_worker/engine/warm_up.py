@@ -13,11 +13,14 @@ import mlx.core as mx
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.models.base import Batch, Passes
 
-_ROW, _OTHER = RowId(-1), RowId(-2)
+_ROW, _OTHER, _BETWEEN = RowId(-1), RowId(-2), RowId(-3)
 """No stream's rows."""
+_CHUNKS = (2, 3)
+"""Tokens of two rows that are read together."""
 
 
 def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | None = None) -> int:
@@ -41,7 +44,29 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
                 _run_all_slots(compiled, caches)
         caches.leave(_ROW)
     _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
+    if reads_together(model.capabilities, caches):
+        _warm_company(model, caches)
     return len(shapes)
+
+
+def _warm_company(model: Passes, caches: RowCaches) -> None:
+    """Run passes over two rows' chunks: neighbours, and where there is room others.
+
+    They have no shapes of their own, but operations whose kernels are built at their first use.
+    """
+    tokens = _CHUNKS[-1]
+    room = min(caches.table.rows_max, len((_ROW, _BETWEEN, _OTHER)))
+    if room < len(_CHUNKS) or caches.table.context_max < tokens:
+        return
+    for rows in ((_ROW, _OTHER), (_ROW, _BETWEEN, _OTHER))[: room - 1]:
+        for row in rows:
+            joined = caches.join(row, tokens=tokens, coming=len(rows))
+            assert joined, "nobody else is there"
+        chunks = zip((_ROW, _OTHER), _CHUNKS, strict=True)
+        batch = Batch.chunks([([0] * count, 0, row) for row, count in chunks])
+        mx.eval(model.forward(batch, caches), caches.state())
+        for row in rows:
+            caches.leave(row)
 
 
 def _warm_wrapped(model: Passes, caches: RowCaches, widths: list[int]) -> None:

@@ -25,17 +25,20 @@ from mlxd_worker.models.capabilities import Capabilities
 class Batch:
     """The tokens of one forward pass: N rows of `width` tokens each.
 
-    Decode has N rows and width 1; a prefill chunk has one row and the chunk's width.
+    Decode has N rows and width 1; a prefill chunk has one row and the chunk's width. Several rows'
+    chunks (`counts`) lie one after another: N is then the number of tokens, width 1.
     """
 
     tokens: mx.array
     """int32 [N, width]."""
     offsets: mx.array
-    """int32 [N]: the position of each row's first token."""
+    """int32 [N]: the position of each row's first token; of several chunks, of each token."""
     lengths: tuple[int, ...]
     """Tokens each row holds after this pass (offset + width), as the host knows them."""
     rows: tuple[RowId, ...]
     """Whose caches are read and written. `RowCaches.rows` order is the cheapest."""
+    counts: tuple[int, ...] = ()
+    """The tokens of each row where these are several rows' chunks; for models that read those."""
 
     @property
     def width(self) -> int:
@@ -65,6 +68,19 @@ class Batch:
             rows=(row,),
         )
 
+    @classmethod
+    def chunks(cls, parts: Sequence[tuple[Sequence[int], int, RowId]]) -> Self:
+        """Return a batch of several rows' next tokens: each one's, where these start, whose."""
+        tokens = [token for ids, _, _ in parts for token in ids]
+        positions = [offset + at for ids, offset, _ in parts for at in range(len(ids))]
+        return cls(
+            tokens=mx.array(tokens, dtype=mx.int32)[:, None],
+            offsets=mx.array(positions, dtype=mx.int32),
+            lengths=tuple(offset + len(ids) for ids, offset, _ in parts),
+            rows=tuple(row for _, _, row in parts),
+            counts=tuple(len(ids) for ids, _, _ in parts),
+        )
+
 
 class Passes(Protocol):
     """What the engine runs: passes over rows, and the head on demand."""
@@ -82,8 +98,9 @@ class Passes(Protocol):
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
 
-        Row i's token j is hidden row `i * width + j`. The caller evaluates the result together with
-        the caches' state (prefill: that alone) before the next call.
+        Row i's token j is hidden row `i * width + j`; several chunks are one after another. The
+        caller evaluates the result together with the caches' state (prefill: that alone) before the
+        next call.
         """
         ...
 
@@ -144,4 +161,5 @@ def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:
         lengths=batch.lengths,
         width=batch.width,
         dtype=dtype,
+        counts=batch.counts,
     )

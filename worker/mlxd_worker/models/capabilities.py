@@ -23,6 +23,8 @@ class Capabilities:
     """Whether a decode step's `forward` evaluates nothing, so that it may be called early."""
     joins_passes: bool = False
     """Whether it is `JoiningPasses`, reading the weights once for all batches of a joined pass."""
+    reads_chunks: bool = False
+    """Whether a pass may be several rows' chunks (`Batch.counts`), over sliceable caches."""
     decodes_in_place: bool = False
     """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
     overlaps_steps: bool = False

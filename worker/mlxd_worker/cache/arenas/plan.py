@@ -29,8 +29,26 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """How several rows' chunks, token after token, are attended as rows of one width.
+
+    A chunk that is shorter is filled up with its own last token; what that reads is dropped.
+    """
+
+    slots: slice | mx.array
+    """Whose keys are read: consecutive slots, or int32 [n]."""
+    width: int
+    """Tokens of the longest chunk."""
+    source: mx.array
+    """int32 [n * width]: the batch's token that stands there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
-    """The part of a batch that lives in one arena: one write and one attention call a layer."""
+    """The part of a batch that lives in one arena: one write and one attention call a layer.
+
+    Where a batch is several rows' chunks (`chunks`), its rows are tokens, several of one row's.
+    """
 
     arena: ArenaId
     capacity: int
@@ -56,11 +74,14 @@ class Group:
     """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
     targets: mx.array | None = None
     """Slots, then positions, to write, int32 [2, m or more], where a kernel may do so in place."""
+    chunks: Chunks | None = None
+    """Where the batch is several rows' chunks: how these here are attended; `slots_used` is then
+    the number of their rows, and `last_visible` is by these, `[n, chunks.width]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass: a chunk of one row, or groups of rows."""
+    """One forward pass: a chunk of one row, groups of rows, or groups of several rows' chunks."""
 
     width: int
     dtype: mx.Dtype
@@ -88,6 +109,8 @@ class StepPlan:
 
     def in_order(self, parts: Sequence[mx.array]) -> mx.array:
         """Return what the groups' rows read, group by group, in the batch's order, lazy."""
+        if self.groups[0].chunks is not None:  # [n, heads, width, *] each, to a token a row
+            parts = [part.swapaxes(1, 2).flatten(0, 1)[:, :, None] for part in parts]
         result = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
         return result if self.order is None else mx.take(result, self.order, axis=0)
 
@@ -108,6 +131,11 @@ class PassCaches(Protocol):
         lengths: tuple[int, ...],
         width: int,
         dtype: mx.Dtype,
+        counts: tuple[int, ...] = (),
     ) -> StepPlan:
-        """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`."""
+        """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`.
+
+        counts: where the batch is a chunk of each row, one after another: their tokens; offsets are
+        then every token's position, and the width is 1.
+        """
         ...

@@ -43,9 +43,27 @@ def members(array: mx.array, group: Group) -> mx.array:
 def by_slot(array: mx.array, group: Group) -> mx.array:
     """Return a batch's array `[N, ...]` slot by slot, `[slots_used, ...]`.
 
-    A slot whose row is not in the batch takes another row's.
+    A slot whose row is not in the batch takes another row's; chunks become rows of one width.
     """
+    chunks = group.chunks
+    if chunks is not None:  # a token a row, `[T, heads, 1, *]`
+        _, heads, _, values = array.shape
+        taken = mx.take(array, chunks.source, axis=0)
+        return taken.reshape(-1, chunks.width, heads, values).swapaxes(1, 2)
     return members(array, group) if group.queriers is None else array[group.queriers]
+
+
+def seen_of(array: mx.array, group: Group, span: int) -> mx.array:
+    """Return the first `span` columns of the rows that a group's queries read, slot by slot.
+
+    A view where they are neighbours in their arena; it dies with the step.
+    """
+    if group.chunks is None:
+        return array[: group.slots_used, :, :span]
+    slots = group.chunks.slots
+    if isinstance(slots, slice):
+        return array[slots, :, :span]
+    return mx.take(array[:, :, :span], slots, axis=0)
 
 
 def from_slots(array: mx.array, group: Group) -> mx.array:
@@ -65,7 +83,8 @@ def visible_by_slot(group: Group, span: int, plan: StepPlan) -> mx.array:
         last = group.last_visible[:, None, :, None]
         return additive(mx.arange(span, dtype=mx.int32) > last, plan.dtype)
 
-    return plan.share(("visible", group.arena, span), make)
+    width = 1 if group.chunks is None else group.chunks.width
+    return plan.share(("visible", group.arena, span, width), make)
 
 
 def shares_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
@@ -88,11 +107,12 @@ def attend_slots(
     *,
     scale: float,
     sinks: mx.array | None = None,
+    fused: bool = True,
 ) -> mx.array:
     """Return what queries `[slots, heads, width, head_dim]` read, as wide as the values.
 
     Keys and values are `[slots, kv_heads, span, head_dim]`, the mask `[slots, 1, width, span]`,
-    sinks `[heads]`; values may be of another width.
+    sinks `[heads]`; values may be of another width. fused: whether one of MLX's kernels may do it.
     """
     slots, heads, width, head_dim = queries.shape
     kv_heads, span = keys.shape[1], keys.shape[2]
@@ -107,6 +127,10 @@ def attend_slots(
         if powers and beside is None:
             exponents = (grouped[part] * (scale * LOG2_E)) @ keys[part].swapaxes(-1, -2)
             return softmax_of_powers(exponents + folded[part]) @ values[part]
+        if not fused:  # scores in full, as kernels have them: rounded, one of 20 is 0.06 off
+            wide_queries, wide_keys = (its[part].astype(mx.float32) for its in (grouped, keys))
+            scores = (wide_queries @ wide_keys.swapaxes(-1, -2)) * scale + folded[part]
+            return shares_of(scores, beside).astype(values.dtype) @ values[part]
         if beside is not None:  # MLX has one sink for all queries of a head
             scores = (grouped[part] * scale) @ keys[part].swapaxes(-1, -2) + folded[part]
             return shares_of(scores, beside) @ values[part]
@@ -117,6 +141,27 @@ def attend_slots(
     cost = slots * heads * width * span * SCORE_VALUES
     result = side_by_side(read, count=slots, values=cost, axis=0)
     return result.reshape(slots, heads, width, values.shape[-1])
+
+
+def attend_group(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    group: Group,
+    plan: StepPlan,
+    *,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return what a batch's queries `[N, heads, width, head_dim]` read of one arena, slot by slot.
+
+    Keys and values are the rows' own (`seen_of`). Several rows' chunks come in any number and
+    width: where MLX builds a kernel for each shape, single products do it.
+    """
+    mask = visible_by_slot(group, keys.shape[2], plan)
+    fused = group.chunks is None or not plan.bounded_shapes
+    rows = by_slot(queries, group)
+    return attend_slots(rows, keys, values, mask, scale=scale, sinks=sinks, fused=fused)
 
 
 def attend_chunk(

@@ -15,12 +15,11 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    attend_group,
     attend_row,
-    attend_slots,
-    by_slot,
     from_slots,
     members,
-    visible_by_slot,
+    seen_of,
 )
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, tickets_of
@@ -153,17 +152,15 @@ class KVCache(SliceableCache):
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        slots, span = group.slots_used, group.span
-        keys, values = (array[:slots, :, :span] for array in self._arenas[group.arena])
-        mask = visible_by_slot(group, span, plan)
-        return attend_slots(by_slot(queries, group), keys, values, mask, scale=scale, sinks=sinks)
+        keys, values = (seen_of(array, group, group.span) for array in self._arenas[group.arena])
+        return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
 
     def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
         """Write a batch's tokens, each row's at its own position; only these are touched."""
         # Made once a pass: with a slice among the indices each layer would make its own.
         at = tuple(
             plan.share(
-                ("write", group.arena, self.kv_heads, axis),
+                ("write", group.arena, group.first, self.kv_heads, axis),
                 partial(_target, group, self.kv_heads, axis),
             )
             for axis in range(3)

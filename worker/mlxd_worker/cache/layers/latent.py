@@ -12,11 +12,10 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.layers.attention import (
+    attend_group,
     attend_row,
-    attend_slots,
-    by_slot,
     members,
-    visible_by_slot,
+    seen_of,
 )
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
 
@@ -49,14 +48,9 @@ class LatentCache(SliceableCache):
         return attend_row(queries, row, row[..., : self.latent_dim], chunk, plan, scale=scale)
 
     def _read(self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float) -> mx.array:
-        entries = self._arenas[group.arena][0][: group.slots_used, :, : group.span]
-        return attend_slots(
-            by_slot(queries, group),
-            entries,
-            entries[..., : self.latent_dim],
-            visible_by_slot(group, group.span, plan),
-            scale=scale,
-        )
+        entries = seen_of(self._arenas[group.arena][0], group, group.span)
+        read = entries[..., : self.latent_dim]
+        return attend_group(queries, entries, read, group, plan, scale=scale)
 
 
 def as_latent(cache: LayerCache | None) -> LatentCache:

@@ -20,11 +20,12 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    attend_group,
     attend_row,
-    attend_slots,
     by_slot,
     folded_sinks,
     members,
+    seen_of,
     shares_of,
     visible_by_slot,
 )
@@ -135,8 +136,13 @@ class QuantizedKVCache(SliceableCache):
         new = self.packing.pack(mx.concatenate([keys, values], axis=1))
         if plan.chunk is not None:
             return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale, sinks=sinks)
+        # All are written before any is read: several groups may live in one arena.
+        for group in plan.groups:
+            tokens = (members(array, group) for array in new.arrays)
+            arrays = self._arenas[group.arena]
+            scatter(arrays, group.write_slots, group.write_positions, tokens)
         parts = [
-            self._attend_group(queries, new, group, plan, scale=scale, sinks=sinks)
+            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
             for group in plan.groups
         ]
         return plan.in_order(parts)
@@ -158,26 +164,23 @@ class QuantizedKVCache(SliceableCache):
         keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
         return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
 
-    def _attend_group(
+    def _read_group(
         self,
         queries: mx.array,
-        new: Packed,
         group: Group,
         plan: StepPlan,
         *,
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        arrays, slots, span = self._arenas[group.arena], group.slots_used, group.span
-        tokens = (members(array, group) for array in new.arrays)
-        scatter(arrays, group.write_slots, group.write_positions, tokens)
-        seen = Packed(*(array[:slots, :, :span] for array in arrays))
-        mask = visible_by_slot(group, span, plan)
-        grouped = by_slot(queries, group)
-        if not self.packed_products:
+        arrays = self._arenas[group.arena]
+        seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
+        # A prompt's product, with many queries, is faster unpacked.
+        if not self.packed_products or group.chunks is not None:
             keys, values = self._unpack(seen)
-            return attend_slots(grouped, keys, values, mask, scale=scale, sinks=sinks)
-        return self._attend_packed(grouped, seen, mask, scale=scale, sinks=sinks)
+            return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
+        mask = visible_by_slot(group, group.span, plan)
+        return self._attend_packed(by_slot(queries, group), seen, mask, scale=scale, sinks=sinks)
 
     def _attend_packed(
         self,

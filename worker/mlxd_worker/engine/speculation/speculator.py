@@ -128,7 +128,7 @@ class Speculator:
             runs = self._step_plainly(rows, ahead=ahead, carried=carried)
         else:
             for one in carried:
-                prefill(self._model, self._caches, one.row, one.tokens)
+                prefill(self._model, self._caches, [(one.row, one.tokens)])
             guessing = [row for row in rows if row.id in guesses] if choice.apart else rows
             runs = self._step_wide(guessing, _cut(guesses, choice.width - 1), width=choice.width)
             if len(guessing) < len(rows):

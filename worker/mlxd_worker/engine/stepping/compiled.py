@@ -72,7 +72,8 @@ class CompiledModel:
 
     def _pass(self, batch: Batch, caches: PassCaches, *, lone_row: bool) -> mx.array:
         slots = None
-        if batch.width == 1 and self._layers is not None and caches is self._caches:
+        one_each = batch.width == 1 and not batch.counts
+        if one_each and self._layers is not None and caches is self._caches:
             slots = self._caches.by_slots(batch.rows, batch.lengths, lone_row=lone_row)
         if slots is None or self._layers is None:
             return self._model.forward(batch, caches)
@@ -158,7 +159,8 @@ class _TracedCaches:
         lengths: tuple[int, ...],
         width: int,
         dtype: mx.Dtype,
+        counts: tuple[int, ...] = (),
     ) -> StepPlan:
         """Return the plan."""
-        del rows, offsets, lengths, width, dtype
+        del rows, offsets, lengths, width, dtype, counts
         return self.traced_plan

@@ -1,7 +1,7 @@
-"""What a step evaluates: one prompt chunk of one row, or one token of every decoding row.
+"""What a step evaluates: chunks of prompts, or one token of every decoding row.
 
 Invariants:
-- A prefill chunk evaluates the caches alone: no head, no logits.
+- A pass over prompts evaluates the caches alone: no head, no logits.
 - A decode step syncs with the host once, for all rows together (`drawing`).
 - Nothing of a step outlives it: no array, view or plan is kept.
 - A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
@@ -18,18 +18,40 @@ from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
 from mlxd_worker.models.base import Batch, Passes
 
+Chunk = tuple[Row, Sequence[int]]
+"""A row, and its prompt's next tokens."""
 
-def prefill(model: Passes, caches: RowCaches, row: Row, tokens: Sequence[int]) -> None:
-    """Evaluate the row's next prompt tokens into the caches, and move its offset."""
-    caches.reserve(row.id, tokens=row.offset + len(tokens))
-    hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
-    along = [] if row.pool is None else [row.pool.take_states(hidden)]
-    if row.scores is not None:
-        along.append(hidden)
-    mx.eval(caches.state(), along)
-    if row.scores is not None:
-        row.scores.take_states(hidden, row.offset, model.logits)
-    row.offset += len(tokens)
+
+def prefill(model: Passes, caches: RowCaches, chunks: Sequence[Chunk]) -> None:
+    """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
+
+    Several rows' only where the model and its caches can do that (`reads_together`).
+    """
+    caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
+    hidden = model.forward(_batch_of(chunks), caches)
+    along: list[mx.array] = []
+    scored: list[tuple[Row, mx.array]] = []
+    first = 0
+    for row, tokens in chunks:
+        own = hidden if len(chunks) == 1 else hidden[first : first + len(tokens)]
+        if row.pool is not None:
+            along.append(row.pool.take_states(own))
+        if row.scores is not None:
+            scored.append((row, own))
+        first += len(tokens)
+    mx.eval(caches.state(), along, [own for _, own in scored])
+    for row, own in scored:
+        assert row.scores is not None
+        row.scores.take_states(own, row.offset, model.logits)
+    for row, tokens in chunks:
+        row.offset += len(tokens)
+
+
+def _batch_of(chunks: Sequence[Chunk]) -> Batch:
+    if len(chunks) == 1:
+        ((row, tokens),) = chunks
+        return Batch.prefill(tokens, row.offset, row.id)
+    return Batch.chunks([(tokens, row.offset, row.id) for row, tokens in chunks])
 
 
 def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:

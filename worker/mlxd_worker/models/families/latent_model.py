@@ -65,7 +65,7 @@ class LatentModel(Decoder[Layer]):
             rotations=[rotation],
             attention=(geometry,) * decoder.layers,
         )
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(reads_chunks=True)
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows, normalised, lazy."""
@@ -75,7 +75,8 @@ class LatentModel(Decoder[Layer]):
             read = layer.attention(rows, batch.offsets, as_latent(cache), plan)
             return layer.feed(add_projection(rows, read, layer.output))
 
-        return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=batch.width > 1)
+        is_wide = batch.width > 1 or bool(batch.counts)
+        return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=is_wide)
 
 
 def _take_layer(config: LatentConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:

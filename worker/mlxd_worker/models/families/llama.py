@@ -72,6 +72,7 @@ class LlamaModel(Decoder[Layer]):
         self.capabilities = Capabilities(
             stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
             joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
+            reads_chunks=True,
             decodes_in_place=self._in_place,
         )
 
@@ -88,7 +89,7 @@ class LlamaModel(Decoder[Layer]):
             read = self._attend(layer, rows, as_attention(cache), passes)
             return layer.feed(add_projection(rows, read, layer.output, layer.output_norm))
 
-        is_wide = any(its.batch.width > 1 for its in passes)
+        is_wide = any(its.batch.width > 1 or its.batch.counts for its in passes)
         return _apart(self._run(ids, caches, do_layer, is_wide=is_wide), passes)
 
     def _attend(
