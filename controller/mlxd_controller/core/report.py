@@ -44,7 +44,7 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
     match None if model is None else model.phase:
         case Queued(plans=plans):
             in_force = True
-        case Loading(plan=plan) | Ready(plan=plan):
+        case Loading(plan=plan) | Ready(plan=plan) if state.device_named(plan.device) is not None:
             in_force, plans = True, (plan,)
         case _:
             in_force = False
@@ -91,6 +91,7 @@ class _Look:
 
 def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     device = state.device_named(plan.device)
+    assert device is not None, "planned for the devices there are"
     pressed = device.name in state.pressed
     room = room_of(state, device)
     available, slots = room.free_bytes, room.free_slots

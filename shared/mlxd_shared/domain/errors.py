@@ -130,7 +130,8 @@ class NoRoom(MlxdError):
     """A model that fits, but not now: everything that could make room is busy or pinned.
 
     `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none. The
-    fields from `weights_bytes` on are the terms of its need.
+    fields from `weights_bytes` on are the terms of its need. `lost` names the devices on which
+    alone it could live, where their machines cannot be reached.
     """
 
     model: str
@@ -145,11 +146,14 @@ class NoRoom(MlxdError):
     activations_bytes: int = 0
     pool_bytes: int = 0
     process_bytes: int = 0
+    lost: str = ""
 
     def __str__(self) -> str:
+        need = f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}"
+        if self.lost:
+            return f"{need}, and what could hold it is lost: {self.lost}"
         return (
-            f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}, "
-            f"{self.available_bytes} available now after {self.reserve_bytes} reserved, "
+            f"{need}, {self.available_bytes} available now after {self.reserve_bytes} reserved, "
             "and nothing idle can be evicted"
             + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")
         )

@@ -3,6 +3,8 @@
 Invariants:
 - A plan is for one device. A model has one for each device whose whole budget holds it; without any
   it is too large, whoever is evicted.
+- Nothing lives on a lost device: a model that only lost ones could hold has no room until one is
+  back. That it is too large is said only of one that those could not hold either.
 - A device that holds it only with less context than is useful is left out where others do better.
 - What an earlier model in the queue has a claim on, on a device, is offered to no later one.
 """
@@ -20,7 +22,8 @@ from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.measured import Known
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_models.fit.planner import is_useful, plan_load
-from mlxd_shared.domain.errors import ModelTooLarge
+from mlxd_shared import config
+from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
 from mlxd_shared.domain.requests import LoadSpec
 
 
@@ -60,14 +63,31 @@ class Home:
 
 def plans_for(
     model: Model, spec: LoadSpec, devices: tuple[Device, ...]
-) -> tuple[Plan, ...] | ModelTooLarge:
+) -> tuple[Plan, ...] | ModelTooLarge | NoRoom:
     """Return a plan for each device that can hold the model, at least one, in the devices' order.
 
     Or why there is none: by the device that comes closest.
     """
     plans = plans_of(model.facts, spec, devices, known=model.measured)
     closest = next(device for device in devices if device.name == plans[0].device)
-    return too_large(model, plans[0], closest) or plans
+    return too_large(model, plans[0], closest) or _out_of_reach(model, plans, closest) or plans
+
+
+def _out_of_reach(model: Model, plans: tuple[Plan, ...], closest: Device) -> NoRoom | None:
+    """Return what to tell those who want a model that only lost devices could hold."""
+    if not closest.lost:
+        return None
+    plan = plans[0].within(0)
+    return NoRoom(
+        model.name,
+        plan.need_bytes,
+        0,
+        config.NO_ROOM_RETRY_AFTER_S,
+        0,
+        closest.reserve_bytes,
+        *plan.term_bytes,
+        lost=", ".join(plan.device for plan in plans),
+    )
 
 
 def plans_of(
@@ -79,12 +99,14 @@ def plans_of(
 ) -> tuple[Plan, ...]:
     """Return a plan for each device that can hold such a model; without any, for the largest.
 
-    known: what was measured of the model before.
+    For lost devices only where all that can are lost. known: what was measured of the model before.
     """
     planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
-    fitting = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
-    if not fitting:
+    able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
+    if not able:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
+    present = [pair for pair in able if not pair[1].lost]
+    fitting = [plan for plan, _ in present or able]
     useful = [plan for plan in fitting if is_useful(plan, facts, spec)]
     return tuple(useful or fitting)
 
@@ -102,6 +124,7 @@ def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
 
 def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Home:
     device = state.device_named(plan.device)
+    assert device is not None, "a queued model has plans for the devices there are"
     room = rooms[device.name]
     free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)
     short = Short(device, plan.least_bytes - free_bytes, 1 + line.claimed_slots - room.free_slots)

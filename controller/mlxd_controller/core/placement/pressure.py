@@ -4,7 +4,7 @@ The soft mark is what is usable: at it the reserve is whole. The hard mark lies 
 of the budget above it. What counts is what workers hold by measure, not what they were promised.
 
 Each device has marks of its own. What follows is said of one device and the models that live on it:
-pressure on one leaves the others alone.
+pressure on one leaves the others alone. A lost device has no marks: nobody there can be told.
 
 Invariants:
 - Nothing is done before the hard mark is passed, nor once memory is below the soft one again; in
@@ -46,7 +46,7 @@ def above_hard_mark(state: State, device: Device) -> bool:
 def note_memory(turn: Turn) -> None:
     """Note whether the measurement that has just come passes a mark."""
     state = turn.state
-    pressed = frozenset(device.name for device in state.devices if _is_pressed(state, device))
+    pressed = frozenset(device.name for device in state.present if _is_pressed(state, device))
     if pressed == state.pressed:
         return
     turn.state = replace(state, pressed=pressed)

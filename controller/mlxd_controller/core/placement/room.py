@@ -29,8 +29,11 @@ class Room:
 
 
 def rooms_of(state: State) -> dict[str, Room]:
-    """Return what is free on each device now and what is about to be; the slots are everybody's."""
-    free_bytes = {device.name: device.usable_bytes for device in state.devices}
+    """Return what is free on each device now and what is about to be; the slots are everybody's.
+
+    Nothing is free on a lost device. What lives where there is no device takes a slot alone.
+    """
+    free_bytes = {device.name: 0 if device.lost else device.usable_bytes for device in state.devices}
     coming_bytes = dict.fromkeys(free_bytes, 0)
     free_slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
     coming_slots = 0
@@ -39,11 +42,12 @@ def rooms_of(state: State) -> dict[str, Room]:
         if not nbytes:
             continue
         home = state.home_of(model)
+        leaving = isinstance(model.phase, Draining | Unloading)
         free_slots -= 1
-        free_bytes[home] -= nbytes
-        if isinstance(model.phase, Draining | Unloading):
-            coming_bytes[home] += nbytes
-            coming_slots += 1
+        coming_slots += leaving
+        if home in free_bytes:
+            free_bytes[home] -= nbytes
+            coming_bytes[home] += nbytes if leaving else 0
     return {
         name: Room(nbytes, free_slots, coming_bytes[name], coming_slots)
         for name, nbytes in free_bytes.items()
