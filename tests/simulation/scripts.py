@@ -13,8 +13,8 @@ the present answers in place of those that stand there; the change is read as a 
     ready MODEL | fail MODEL | die MODEL | gone MODEL               news of the model's own worker
     shrunk MODEL                                                    it has answered to a shrink
     late ready|gone|died|shrunk WORKER                              news of a worker by its number
-    memory ROOM ... [MODEL=MIB ...]        what is usable of each device, what workers say they hold;
-                                           `lost` for a device whose machine is out of reach
+    memory ROOM ... [MODEL=MIB ...]        what is usable of each device, what workers say they hold
+    memory lost ROOM ... [MODEL=MIB ...]   likewise; the machine of this device is out of reach
     wait S | shutdown S
 """
 

@@ -63,4 +63,7 @@ def _fits(state: State, device: Device, need_bytes: int) -> bool:
     staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes
+    here = [model for model in staying if state.lives_on(model, device)]
+    if device.models_max is not None and len(here) >= device.models_max:
+        return False
+    return state.reserved_on(device, here) + need_bytes <= device.budget_bytes

@@ -15,7 +15,6 @@ from mlxd_controller.core.phases import (
     Failed,
     Loading,
     Ready,
-    Resident,
     Unloading,
     demand_of,
 )

@@ -149,11 +149,6 @@ class State:
         """Return a device, lost or not; None where there is none of this name."""
         return next((device for device in self.devices if device.name == name), None)
 
-    @property
-    def present(self) -> list[Device]:
-        """The devices that are not lost."""
-        return [device for device in self.devices if not device.lost]
-
     def home_of(self, model: Model) -> str:
         """Return the name of the device on which a model lives, or is to; "" without a plan.
 
@@ -172,7 +167,10 @@ class State:
         return sum(model.reserved_bytes for model in of if self.lives_on(model, device))
 
     def held_on(self, device: Device) -> int:
-        """Return what all workers were measured to hold on a device, or say that they do."""
+        """Return what all workers were measured to hold on a device, or say that they do.
+
+        On a lost one nothing: whatever was measured last, its workers have ended.
+        """
         if device.held_bytes and not device.lost:
             return device.held_bytes
         here = {m.worker for m in self.models.values() if self.lives_on(m, device)}

@@ -173,11 +173,10 @@ class Conversation:
                 pressed = [d for d in self.state.devices if d.name in self.state.pressed]
                 here = any(self.state.lives_on(model, device) for device in pressed)
                 assert here, "a worker shrinks below the marks"
-            if isinstance(action, a.StopWorker):
-                if action.reason.value in {"room", "pressure"}:
-                    victim = self.state.models[action.digest]  # it may have become idle just now
-                    assert not victim.leases, "a victim was in use"
-                    assert not victim.pinned, "a victim was pinned"
+            if isinstance(action, a.StopWorker) and action.reason.value in {"room", "pressure"}:
+                victim = self.state.models[action.digest]  # it may have become idle just now
+                assert not victim.leases, "a victim was in use"
+                assert not victim.pinned, "a victim was pinned"
 
 
 def check_state(state: State) -> None:
@@ -205,7 +204,8 @@ def check_state(state: State) -> None:
     for device in state.devices:
         _check_device(state, device)
     for queued in (queued for _, queued in state.queue()):
-        assert {plan.device for plan in queued.plans} <= {device.name for device in state.present}
+        present = {device.name for device in state.devices if not device.lost}
+        assert {plan.device for plan in queued.plans} <= present, "it waits for a lost device"
 
 
 def _surplus(model: Model) -> bool:

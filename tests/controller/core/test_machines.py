@@ -65,7 +65,9 @@ def test_a_device_that_nobody_knows_is_not_the_first_one() -> None:
     _, wanted = talk.arrive("o")
     assert [action.digest for action in wanted if isinstance(action, a.StopWorker)] == ["m"]
     assert report(talk.state, "n", facts(10), LoadSpec()).device.name == "n0/cpu"
-    talk.die("n")
+
+    first, second = machines(1, 1)
+    talk.send(ev.MemoryRead((first, replace(second, lost=True))))
     assert talk.phase("n") is phases.Failed
 
 
@@ -179,7 +181,9 @@ def test_nothing_is_placed_on_a_lost_machine() -> None:
 
     wanted = see(talk)
 
-    assert [action.plan.device for action in wanted if isinstance(action, a.StartLoad)] == ["n1/cpu"]
+    assert [action.plan.device for action in wanted if isinstance(action, a.StartLoad)] == [
+        "n1/cpu"
+    ]
 
 
 def test_queued_models_are_planned_anew_when_the_devices_change() -> None:
@@ -191,8 +195,9 @@ def test_queued_models_are_planned_anew_when_the_devices_change() -> None:
     talk.arrive("first")
     talk.wait(1)
     talk.arrive("second")
-    before = talk.model("first").phase
+    before = talk.model("second").phase
     assert isinstance(before, phases.Queued)
+    talk.wait(1)
 
     (start,) = talk.send(ev.MemoryRead((first, second, more)))
 
@@ -201,7 +206,7 @@ def test_queued_models_are_planned_anew_when_the_devices_change() -> None:
     queued = talk.model("second").phase
     assert isinstance(queued, phases.Queued)
     assert [plan.device for plan in queued.plans] == ["n0/cpu", "n1/cpu", "n2/cpu"]
-    assert queued.since_s == talk.now_s
+    assert (queued.place, queued.since_s) == (before.place, before.since_s)
     assert talk.send(ev.MemoryRead((replace(first, lost=True), second, more))) == ()
     queued = talk.model("second").phase
     assert isinstance(queued, phases.Queued)
@@ -243,12 +248,17 @@ def test_too_large_is_only_what_the_lost_could_not_hold_either() -> None:
     assert isinstance(talk.refusal(ticket), ModelTooLarge)
 
 
-def test_a_short_context_here_is_better_than_a_long_one_out_of_reach() -> None:
-    """Where the device with the useful context is lost, the tight one does."""
+def test_a_short_context_is_no_substitute_for_a_long_one_out_of_reach() -> None:
+    """Whose device is lost comes back later; one that has but a tight device lives there."""
     model = facts(10, context_max=1 << 20)
     tight, wide = machines(1.0, 1000.0)
     talk = Conversation(tight, wide)
     see(talk, "n1")
+    ticket, _ = talk.load("m", LoadSpec(), model=model)
+    error = talk.refusal(ticket)
+    assert isinstance(error, NoRoom)
+    assert error.lost == "n1/cpu"
+    talk = Conversation(tight)
     talk.load("m", LoadSpec(), model=model)
     assert home(talk, "m") == "n0/cpu"
 

@@ -53,6 +53,10 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
             "and nothing idle can be evicted (place 3 in the queue)"
         ),
     ),
+    (
+        errors.NoRoom("big", 9, 0, 1.25, lost="b/cpu, c/cpu"),
+        "big needs 9 bytes, and what could hold it is lost: b/cpu, c/cpu",
+    ),
     (errors.QueueFull("streams", 256, 0.5), "the queue of streams is full (limit 256)"),
     (
         errors.MachineShort("open files", "config.json", 2.5),

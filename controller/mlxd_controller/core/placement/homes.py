@@ -5,7 +5,8 @@ Invariants:
   it is too large, whoever is evicted.
 - Nothing lives on a lost device: a model that only lost ones could hold has no room until one is
   back. That it is too large is said only of one that those could not hold either.
-- A device that holds it only with less context than is useful is left out where others do better.
+- A device that holds it only with less context than is useful is left out where others do better,
+  lost ones too: to come back later helps whose prompt is long, a short context does not.
 - What an earlier model in the queue has a claim on, on a device, is offered to no later one.
 """
 
@@ -29,11 +30,16 @@ from mlxd_shared.domain.requests import LoadSpec
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What earlier models in the queue have a claim on, by device, and the place after them."""
+    """What earlier models in the queue have a claim on, by device, and the position after them."""
 
     claimed_bytes: Mapping[str, int]
-    claimed_slots: int
+    claimed_places: Mapping[str, int]
     position: int
+
+    @property
+    def claimed_slots(self) -> int:
+        """Every claim is on a slot as well."""
+        return sum(self.claimed_places.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +105,15 @@ def plans_of(
 ) -> tuple[Plan, ...]:
     """Return a plan for each device that can hold such a model; without any, for the largest.
 
-    For lost devices only where all that can are lost. known: what was measured of the model before.
+    For lost devices where all such are lost. known: what was measured of the model before.
     """
     planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
     able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
     if not able:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
-    present = [pair for pair in able if not pair[1].lost]
-    fitting = [plan for plan, _ in present or able]
-    useful = [plan for plan in fitting if is_useful(plan, facts, spec)]
-    return tuple(useful or fitting)
+    good = [pair for pair in able if is_useful(pair[0], facts, spec)] or able
+    present = [pair for pair in good if not pair[1].lost]
+    return tuple(plan for plan, _ in present or good)
 
 
 def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
@@ -127,6 +132,16 @@ def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Ho
     assert device is not None, "a queued model has plans for the devices there are"
     room = rooms[device.name]
     free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)
-    short = Short(device, plan.least_bytes - free_bytes, 1 + line.claimed_slots - room.free_slots)
-    coming = Short(device, short.nbytes - room.coming_bytes, short.slots - room.coming_slots)
+    short = Short(
+        device,
+        plan.least_bytes - free_bytes,
+        1 + line.claimed_slots - room.free_slots,
+        1 + line.claimed_places.get(device.name, 0) - room.free_places,
+    )
+    coming = Short(
+        device,
+        short.nbytes - room.coming_bytes,
+        short.slots - room.coming_slots,
+        short.places - room.coming_places,
+    )
     return Home(plan, device, free_bytes, short, coming)

@@ -46,7 +46,7 @@ def above_hard_mark(state: State, device: Device) -> bool:
 def note_memory(turn: Turn) -> None:
     """Note whether the measurement that has just come passes a mark."""
     state = turn.state
-    pressed = frozenset(device.name for device in state.present if _is_pressed(state, device))
+    pressed = frozenset(device.name for device in state.devices if _is_pressed(state, device))
     if pressed == state.pressed:
         return
     turn.state = replace(state, pressed=pressed)
