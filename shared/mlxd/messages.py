@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.chats import AnswerPart, ChatMessage, answer_of
-from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
+from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import FinishReason, KVFormat, SamplingOptions, Weights
 
 
@@ -267,20 +267,12 @@ class ProcessRole(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Memory of the machine; `resident_nbytes` is the part of mlxd."""
-
-    total_nbytes: int
-    available_nbytes: int
-    resident_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """One device's memory: what mlxd may use of it, what models are promised, what they hold.
 
     `usable_nbytes` is what of the budget other programs leave now. While `pressed` no load begins
-    there. `id` is the driver's own of a GPU.
+    there; nor where its `machine` is `lost`, of which these are the last figures. `id` is the
+    driver's own of a GPU. `models_max` can live there, whatever they take; None: as many as fit.
     """
 
     name: str
@@ -293,6 +285,9 @@ class DeviceStatus:
     pressed: bool
     id: str
     product: str
+    machine: str
+    lost: bool
+    models_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,3 +392,4 @@ class Status:
     devices: tuple[DeviceStatus, ...]
     workers: tuple[WorkerStatus, ...]
     metrics: tuple[MetricFamily, ...]
+    machines: tuple[HostMemory, ...]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import Status, WorkerStatus
+from mlxd.messages import HostMemory, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
@@ -63,21 +63,30 @@ def _show(status: Status, *, as_json: bool) -> None:
         up_s = (status.now - status.start_time).total_seconds()
     lines = {
         status.role.value: f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}",
-        "host memory": (
-            f"{format_bytes(host.available_nbytes)} of {format_bytes(host.total_nbytes)} available,"
-            f" {format_bytes(host.resident_nbytes)} in mlxd"
-        ),
+        "host memory": _memory(host),
     }
+    for machine in status.machines:
+        if machine.machine_id != host.machine_id:
+            lines[machine.machine or "machine"] = _memory(machine)
     for device in status.devices:
         lines[device.name] = (
             f"{device.product or device.kind}, {format_bytes(device.reserved_nbytes)} promised of"
             f" {format_bytes(device.budget_nbytes)}, {format_bytes(device.held_nbytes)} held"
-            f"{', above its marks' if device.pressed else ''}"
+            f"{'' if device.models_max is None else f', {device.models_max} models at most'}"
+            f"{', above its marks' if device.pressed else ''}{', lost' if device.lost else ''}"
         )
     show.fields(lines.items())
     for worker in status.workers:
         typer.echo()
         show.fields(_worker(worker))
+
+
+def _memory(machine: HostMemory) -> str:
+    return (
+        f"{format_bytes(machine.available_nbytes)} of {format_bytes(machine.total_nbytes)}"
+        f" available, {format_bytes(machine.resident_nbytes)} in mlxd"
+        f"{', lost' if machine.lost else ''}"
+    )
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
