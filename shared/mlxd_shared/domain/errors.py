@@ -146,7 +146,7 @@ class NoRoom(MlxdError):
     activations_bytes: int = 0
     pool_bytes: int = 0
     process_bytes: int = 0
-    lost: str = ""
+    lost: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
         need = f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}"

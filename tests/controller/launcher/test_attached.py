@@ -353,9 +353,9 @@ async def test_what_workers_hold_at_the_start_is_taken_over_where_it_is() -> Non
     workers = [Scripted(name, on=on) for name, on in ("xa", "hb", "db", "fb")]
     unknown, held, double, later = workers
     unknown.say(model="x")
-    for worker in (held, double):
-        worker.worker.weights = types_pb2.WEIGHTS_FORMAT_FLOAT32
-        worker.say(model="m", digest="d")
+    for scripted in (held, double):
+        scripted.worker.weights = types_pb2.WEIGHTS_FORMAT_FLOAT32
+        scripted.say(model="m", digest="d")
     later.say(model="n", digest="e")
     later.worker.weights = 99  # type: ignore[assignment]
     store = FakeStore({"m": ("d", facts(10)), "n": ("e", facts(10))})

@@ -47,7 +47,7 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
         "big needs 9 bytes, 8 available now after 0 reserved, and nothing idle can be evicted",
     ),
     (
-        errors.NoRoom("big", 9, 8, 1.25, queue_position=3, reserve_bytes=2, **TERMS),
+        errors.NoRoom("big", 9, 8, 1.25, 3, 2, *TERMS.values()),
         (
             f"big needs 9 bytes {SPELT}, 8 available now after 2 reserved, "
             "and nothing idle can be evicted (place 3 in the queue)"

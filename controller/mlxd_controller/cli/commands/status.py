@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import HostMemory, Status, WorkerStatus
+from mlxd.messages import Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
 from mlxd_shared import config
+from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.units import format_bytes, format_duration
 
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
