@@ -287,9 +287,9 @@ def test_a_report_says_that_it_fits_but_not_now() -> None:
     talk = Conversation(*machines(1, 2))
     talk.make_idle("m")
     see(talk, "n1")
-    found = report(talk.state, "large", facts(25), LoadSpec())
-    assert (found.device.name, found.fits_now, found.fits_ever) == ("n1/cpu", False, True)
-    assert (found.available_bytes, found.would_evict, found.suggestions) == (0, (), ())
+    answer = report(talk.state, "large", facts(25), LoadSpec())
+    assert (answer.device.name, answer.fits_now, answer.fits_ever) == ("n1/cpu", False, True)
+    assert (answer.available_bytes, answer.would_evict, answer.suggestions) == (0, (), ())
     assert report(talk.state, "small", facts(10), LoadSpec()).device.name == "n0/cpu"
 
 

@@ -107,9 +107,9 @@ def test_a_report_reckons_with_places() -> None:
     """Who would go for a place is said, and nothing is advised where only a place is lacking."""
     talk = Conversation(*machines((9, 1)))
     talk.make_idle("m")
-    found = report(talk.state, "n", facts(10), LoadSpec())
-    assert (found.fits_now, found.fits_ever, found.would_evict) == (False, True, ("m",))
+    answer = report(talk.state, "n", facts(10), LoadSpec())
+    assert (answer.fits_now, answer.fits_ever, answer.would_evict) == (False, True, ("m",))
     assert report(talk.state, "m", facts(10), LoadSpec()).fits_now
     talk.serve("m")
-    found = report(talk.state, "n", facts(10), LoadSpec())
-    assert (found.fits_now, found.would_evict, found.suggestions) == (False, (), ())
+    answer = report(talk.state, "n", facts(10), LoadSpec())
+    assert (answer.fits_now, answer.would_evict, answer.suggestions) == (False, (), ())

@@ -61,9 +61,9 @@ async def test_a_worker_says_which_machine_it_is_on(started: Started) -> None:
         Health(),
         stopping=asyncio.Event(),
     )
-    for asked, machine in ((worker, this_machine()), (named, this_machine("node-7"))):
+    for each, machine in ((worker, this_machine()), (named, this_machine("node-7"))):
         figures = await figures_now(started.engine)
-        status = status_to_pb(asked, figures, WorkerMetrics(), model="")
+        status = status_to_pb(each, figures, WorkerMetrics(), model="")
         memory = status.host_memory
         assert (memory.machine_id, memory.machine) == (machine.id, machine.name)
         assert memory.total_bytes > memory.available_bytes > 0
