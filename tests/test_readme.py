@@ -33,10 +33,14 @@ def commands() -> dict[str, set[str]]:
     """The commands of `mlxd`, and the options of each."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    return {
-        name: {option for param in command.params for option in param.opts} | {"--help"}
-        for name, command in group.commands.items()
-    }
+    return {name: options_of(command) | {"--help"} for name, command in group.commands.items()}
+
+
+def options_of(command: object) -> set[str]:
+    """The options of a command, and of those below it."""
+    own = {option for param in getattr(command, "params", ()) for option in param.opts}
+    below = getattr(command, "commands", {}).values()
+    return own.union(*(options_of(each) for each in below))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ".ci/run"])

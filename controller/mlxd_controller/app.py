@@ -10,8 +10,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from importlib import resources
-from pathlib import Path
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -24,6 +22,7 @@ from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService
@@ -31,7 +30,7 @@ from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.model_library import Library
-from mlxd_controller.store.shelves import library_of
+from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
@@ -41,7 +40,6 @@ from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
-DEMO_NAME = "demo"
 FLUSH_GRACE_S = 0.5
 """What calls without a lease get to end by themselves, once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
@@ -146,8 +144,11 @@ async def _listening(
     calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
     catalog = Catalog(store, runtime)
-    streams = InferenceService(catalog, runtime, clock, log_content=settings.log_content)
-    figures = StatusService(catalog, runtime, clock)
+    allowances = Allowances(clock, runtime.metrics)
+    streams = InferenceService(
+        catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
+    )
+    figures = StatusService(catalog, runtime, clock, allowances=allowances)
     servicers = (streams, ModelService(catalog, runtime, clock), figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
@@ -211,8 +212,3 @@ async def _preload(runtime: Runtime, ref: ModelRef) -> None:
             await answer
     except MlxdError as error:
         _log.error("preload failed", model=ref.name, reason=error.describe())
-
-
-def demo_model() -> Path:
-    """Return the folder of the model that comes with mlxd."""
-    return Path(str(resources.files("mlxd_shared") / "demo_model"))

@@ -25,8 +25,10 @@ from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.errors import BackendProblem
 from mlxd_shared.domain.figures import HostMemory, WorkerFigures, WorkerState
 from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.logs import get_logger
 
 FIRST_WORD_S = 2.0
@@ -65,6 +67,10 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         async with _attach(settings, clock) as crew:
             yield crew
         return
+    try:
+        await asyncio.to_thread(check_own_worker)
+    except BackendProblem as problem:  # what models there are and what they need can still be asked
+        _log.error("no worker can run here", reason=problem.describe())
     gpus = await asyncio.to_thread(usable_gpus, os.environ)
     run_dir = open_run_dir(settings.run_dir, address=settings.address, environment=os.environ)
     launcher = SubprocessLauncher(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -21,6 +21,7 @@ from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.origins import check_origins
 
 MODULE = "mlxd_gateway"
 LISTENING = "mlxd gateway listens on "
@@ -30,14 +31,15 @@ STOP_S = config.SHUTDOWN_GRACE_S + 5.0
 _log = get_logger("gateway")
 
 
-def check_installed() -> None:
-    """Refuse to serve HTTP where the extra is not installed.
+def check_usable(origins: Collection[str]) -> None:
+    """Refuse to serve HTTP without the extra, or to pages of an origin that is none.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: naming `http` or `http_origin`.
     """
     if any(find_spec(name) is None for name in (MODULE, *NEEDS)):
         raise InvalidRequest.of("http", "needs the extra http: pip install 'mlxd[http]'")
+    check_origins(origins)
 
 
 def command_of(options: Mapping[str, object]) -> list[str]:
@@ -50,7 +52,7 @@ class Gateway:
     """The gateway of one controller, process after process.
 
     It dials a private socket: what protects the controller's address is for others, but for the
-    token, which every call needs.
+    token, which every call needs. Where there are keys, each request carries its own.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -66,11 +68,12 @@ class Gateway:
             "tls_cert": files.tls_cert,
             "tls_key": files.tls_key,
             "tls_client_ca": files.tls_client_ca,
-            "token_file": files.token_file,
+            "token_file": None if files.keys_file else files.token_file,
+            "pass_keys": files.keys_file is not None,
             "allow_remote": settings.allow_remote,
             "origins": list(settings.http_origins),
             "address": self.private_address,
-            "controller_token_file": files.token_file,
+            "controller_token_file": None if files.keys_file else files.token_file,
             "follow_parent": True,
             "log_level": settings.log_level,
             "log_format": settings.log_format,

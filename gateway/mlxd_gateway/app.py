@@ -14,28 +14,31 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlxd import MlxdError
+from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.common.bodies import Room
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
 from mlxd_gateway.common.responses import json_response
+from mlxd_gateway.door import Door
 from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.shapes import Api, api_of, render
-from mlxd_shared.security.bearer import Token
+from mlxd_shared import config
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    clients: Clients, *, token: Token | None = None, origins: tuple[str, ...] = ()
+    clients: Clients, door: Door, *, bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
-    token: what requests must carry; None: nothing. origins: of pages that may use it; see CORS.
+    door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
+    that are being read.
     """
     app = Starlette(
         routes=[
@@ -54,10 +57,11 @@ def make_app(
             ClientDisconnect: _note_gone,
             Exception: _tell_bug,
         },
-        middleware=[_cors(origins)] if origins else [],
+        middleware=[_cors(door.origins)] if door.origins else [],
     )
     app.state.clients = clients
-    return Edge(app, token=token)
+    app.state.room = Room(bodies_nbytes_max)
+    return Edge(app, door)
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:
@@ -89,6 +93,8 @@ async def check_health(request: Request) -> Response:
     """GET /health: whether the controller serves."""
     try:
         healthy = await client_of(request).healthy()
+    except RemoteError as error:
+        healthy = error.code.name == "UNAUTHENTICATED"  # it answers; this request has no key
     except MlxdError:
         healthy = False
     status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
@@ -118,10 +124,11 @@ async def _tell_bug(request: Request, _: Exception) -> Response:
 
 async def _tell_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path = request.scope["path"]
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {request.url.path}")
+        failure = Failure(FailureKind.METHOD, f"{request.method} is not for {path}")
     else:
-        failure = Failure(FailureKind.NOT_FOUND, f"there is no {request.url.path}")
+        failure = Failure(FailureKind.NOT_FOUND, f"there is no {path}")
     response = render(failure, request.scope)
     response.headers.update(error.headers or {})
     return response

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
-- A request without the token reaches no handler. What is refused here has the API's own shape.
+- What the door refuses reaches no handler. Refusals have the API's own shape.
 - An exception of ours is in the log under the request's id; the client is told the id alone.
 """
 
@@ -15,15 +15,15 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlxd import trace_context
+from mlxd import call_headers
 from mlxd_gateway.common.endpoints import REQUEST_ID
 from mlxd_gateway.common.failures import Failure, FailureKind
+from mlxd_gateway.door import Door
 from mlxd_gateway.shapes import render
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.security.bearer import REFUSAL, Refusals, Token
+from mlxd_shared.security.bearer import Refusals
 
-OPEN_PATHS = ("/health",)
 _ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
@@ -34,11 +34,11 @@ class Edge:
     """ASGI middleware around everything."""
 
     def __init__(
-        self, app: ASGIApp, *, token: Token | None, requests_max: int = config.HTTP_REQUESTS_MAX
+        self, app: ASGIApp, door: Door, *, requests_max: int = config.HTTP_REQUESTS_MAX
     ) -> None:
-        """Let requests with `token` through (None: all), and `requests_max` at once."""
+        """Let in whom `door` does, and `requests_max` requests at once."""
         self._app = app
-        self._token = token
+        self._door = door
         self._requests_max = requests_max
         self._under_way = 0
         self._refusals = Refusals()
@@ -52,13 +52,13 @@ class Edge:
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _ID.fullmatch(sent_id) else uuid4().hex
         scope[REQUEST_ID] = request_id
-        marked = trace_context.set(_trace(headers))
+        marked = call_headers.set((*_trace(headers), *self._door.pass_on(headers)))
         self._under_way += 1
         try:
             await self._answer(scope, receive, _Sender(send, request_id), headers)
         finally:
             self._under_way -= 1
-            trace_context.reset(marked)
+            call_headers.reset(marked)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: _Sender, headers: Headers
@@ -87,14 +87,10 @@ class Edge:
         if self._under_way > self._requests_max:
             message = f"{self._requests_max} requests are under way"
             return Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S)
-        if self._token is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
-            return None
-        key = headers.get("x-api-key")
-        header = headers.get("authorization", "") if key is None else f"Bearer {key}"
-        if self._token.accepts(header):
-            return None
-        self._refusals.note(str(scope.get("client")))
-        return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
+        failure = self._door.refuse(scope, headers)
+        if failure is not None and failure.kind is FailureKind.UNAUTHENTICATED:
+            self._refusals.note(str(scope.get("client")))
+        return failure
 
 
 class _Sender:

@@ -1,8 +1,8 @@
 """The process: settings to a listening gateway, and its graceful stop.
 
 Invariants:
-- It takes no request before its one line on stdout says where; it ends at SIGTERM, SIGINT, or when
-  whoever started it is gone (`follow_parent`), with a grace for answers under way.
+- Its one line on stdout says where it can be dialled, once it can; it ends at SIGTERM, SIGINT, or
+  when whoever started it is gone (`follow_parent`), with a grace for answers under way.
 - An address that others can reach is served only as a controller serves it: protected, or by name.
 """
 
@@ -23,12 +23,15 @@ import uvicorn
 from mlxd import Client
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.connection import Connection
+from mlxd_gateway.door import Door
 from mlxd_gateway.settings import Settings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import Address, parse_address
+from mlxd_shared.security.origins import check_origins
 from mlxd_shared.security.unix_socket import claim_socket
 
 LISTENING = "mlxd gateway listens on "
@@ -56,12 +59,21 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
         InvalidRequest: an address or an option is wrong.
         BadCredentials: a file cannot be used.
     """
+    check_origins(settings.origins)
+    settings.check_keys()
     security = settings.files.load()
     address = parse_address(settings.listen)
-    security.check(address, anywhere=settings.allow_remote)
+    known = settings.pass_keys and security.identity is not None
+    security.check(address, anywhere=settings.allow_remote or known)
     with listen_on(address, anywhere=settings.allow_remote) as listener:
         async with Clients(lambda: Client(settings.address, security=settings.channel)) as clients:
-            app = make_app(clients, token=security.token, origins=settings.origins)
+            door = Door(
+                token=security.token,
+                passes_keys=settings.pass_keys,
+                origins=settings.origins,
+                local=address.loopback and not address.is_unix,
+            )
+            app = make_app(clients, door)
             server = make_server(app, security)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -75,6 +87,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
 def make_server(
     app: Any,  # noqa: ANN401 - starlette and uvicorn each have a type of their own for it
     security: ListenerSecurity,
+    *,
+    connection: type[Connection] = Connection,
 ) -> uvicorn.Server:
     """Return a server of `app`; `should_exit` has its `serve` return, after a grace."""
     context = security.ssl_context()
@@ -85,7 +99,7 @@ def make_server(
 
     settings = uvicorn.Config(
         app,
-        http="h11",
+        http=connection,
         ws="none",
         lifespan="off",
         loop="none",
@@ -116,6 +130,7 @@ def listen_on(address: Address, *, anywhere: bool) -> Iterator[socket.socket]:
     else:
         listener = _bind(address)
     try:
+        listener.listen(BACKLOG)  # who dials before the server runs waits for it
         yield listener
     finally:
         listener.close()

@@ -15,6 +15,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
 from mlxd_shared.security.listeners import ListenerFiles
+from mlxd_shared.security.net import parse_address
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,8 +23,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `listen` is HOST:PORT or unix:PATH; port 0 lets the system choose. `tls_*`, `token_file` and
     `allow_remote` protect it as a controller's do. `address` is the controller's, `controller_*`
-    how to reach it. `origins` are those whose pages may use it from a browser. With `follow_parent`
-    it ends when its standard input does, which is when whoever started it is gone.
+    how to reach it. With `pass_keys` each request carries a key or the controller's token, which
+    the controller judges. `origins` are those whose pages may use it from a browser. With
+    `follow_parent` it ends when its standard input does, which is when whoever started it is gone.
     """
 
     listen: str = config.DEFAULT_HTTP_ADDRESS
@@ -38,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     controller_tls_cert: Path | None = None
     controller_tls_key: Path | None = None
     controller_token_file: Path | None = None
+    pass_keys: bool = False
     follow_parent: bool = False
     log_level: str = "info"
     log_format: logs.LogFormat = "auto"
@@ -56,6 +59,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.controller_tls_key,
             self.controller_token_file,
         )
+
+    def check_keys(self) -> None:
+        """Refuse keys beside a token, and keys that would travel in plain text.
+
+        Raises:
+            InvalidRequest: `pass_keys` does not go with what the other settings say.
+        """
+        if not self.pass_keys:
+            return
+        if self.token_file is not None or self.controller_token_file is not None:
+            raise InvalidRequest.of("pass_keys", "goes with no token: requests carry their own")
+        if self.controller_tls_ca is None and not parse_address(self.address).loopback:
+            raise InvalidRequest.of("pass_keys", f"needs tls_ca: {self.address} is not loopback")
 
 
 def read_settings(text: str) -> Settings:

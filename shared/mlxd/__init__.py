@@ -7,7 +7,6 @@ program that needs these alone does not pay for a client. `__all__` is what prog
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidModel,
         InvalidRequest,
+        KeyLimit,
         LoadAbandoned,
         MachineShort,
         MlxdError,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ModelUnloaded,
         NoChatTemplate,
         NoRoom,
+        NotAllowed,
         PoisonPrompt,
         QueueFull,
         ShuttingDown,
@@ -80,24 +81,26 @@ if TYPE_CHECKING:
         SamplingOptions,
         Weights,
     )
-    from mlxd_shared.security.secure_channel import ChannelSecurity, trace_context
+    from mlxd_shared.security.secure_channel import ChannelSecurity, call_headers
     from mlxd_shared.wire.status import RemoteError
 
-__version__ = version("mlxd")
+    __version__: str
+
 # fmt: off
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
     "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
     "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed", "FieldViolation",
     "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory",
-    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "LoadAbandoned", "LoadProgress",
-    "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily",
-    "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining", "ModelLoading",
-    "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom",
-    "PoisonPrompt", "Pooling", "PositionLogprobs", "ProcessRole", "QueueFull", "RemoteError",
-    "ResponseFormat", "SamplingOptions", "ShuttingDown", "Status", "Stream", "TokenLogprob",
-    "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost", "WorkerMemory",
-    "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker", "trace_context",
+    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "KeyLimit", "LoadAbandoned",
+    "LoadProgress", "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount",
+    "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining",
+    "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded",
+    "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling", "PositionLogprobs",
+    "ProcessRole", "QueueFull", "RemoteError", "ResponseFormat", "SamplingOptions", "ShuttingDown",
+    "Status", "Stream", "TokenLogprob", "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited",
+    "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut",
+    "WrongWorker", "call_headers",
 ]
 # fmt: on
 
@@ -117,11 +120,13 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from where it is defined.
+    """Import a public name from where it is defined; look the version up.
 
     Raises:
         AttributeError: it is none.
     """
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))

@@ -204,10 +204,21 @@ def token_ids_to_pb(token_ids: Sequence[int]) -> Sequence[int]:
     return token_ids
 
 
+def whole_to_pb(field: str, value: int | None) -> int | None:
+    """Return a number that a field of 32 bits without a sign can carry; None stays absent.
+
+    Raises:
+        InvalidRequest: it cannot; names `field`.
+    """
+    _refuse(*check_range(field, value, *UINT32))
+    return value
+
+
 def _sampling_violations(sampling: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     return [
         *check_range(f"{prefix}.top_k", sampling.top_k, *INT32),
         *check_range(f"{prefix}.seed", sampling.seed, *UINT64),
+        *check_range(f"{prefix}.repeat_last_n", sampling.repeat_last_n, *INT32),
         *_ids(f"{prefix}.logit_bias", (token for token, _ in sampling.logit_bias)),
     ]
 

@@ -222,11 +222,14 @@ class Client:
         """Return a vector for each of `texts`, with what they cost; the model is loaded if need be.
 
         `dimensions` keeps so many of each vector's; `pooling` and `normalize` None are the model's.
+
+        Raises:
+            InvalidRequest: a value that the wire cannot carry, or that the server refuses.
         """
         request = inference_pb2.EmbedRequest(
             model=text_to_pb("model", model),
             texts=[text_to_pb("texts", text) for text in texts],
-            dimensions=dimensions,
+            dimensions=_wire.whole_to_pb("dimensions", dimensions),
             pooling=POOLING_TO_PB[pooling],
             normalize=normalize,
         )

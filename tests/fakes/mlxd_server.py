@@ -38,7 +38,7 @@ Script = Sequence[_T | MlxdError]
 class Answers:
     """What the fake says, message by message; an error in a script is raised there.
 
-    `hold` keeps a stream open after its script, until the client goes away.
+    `hold` keeps a stream open after its script, until the client goes away; `hold_load` a load.
     """
 
     generate: Script[inference_pb2.GenerateResponse] = ()
@@ -57,6 +57,7 @@ class Answers:
     token_ids: Sequence[int] = ()
     text: str = ""
     hold: bool = False
+    hold_load: bool = False
 
 
 class FakeServer(
@@ -143,6 +144,8 @@ class FakeServer(
             if isinstance(message, MlxdError):
                 raise message
             yield message
+        if self.answers.hold_load:
+            await asyncio.Event().wait()
 
     async def UnloadModel(
         self, request: model_pb2.UnloadModelRequest, context: Context

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from mlxd_models.files.chat_template import read_template
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall, json_object
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.answer import Answer, PartPiece
@@ -20,7 +21,6 @@ from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.parsing.pieces import tools_of
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
 from mlxd_worker.chat.room import RenderRoom
-from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.text.tokenizer import Tokenizer as OwnTokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.fuzz.inputs import encode, text_of, wrong

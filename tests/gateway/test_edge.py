@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlxd import Client
 from mlxd.v1 import inference_pb2
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.door import Door
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InternalError,
@@ -22,7 +24,7 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
 )
 from mlxd_shared.domain.errors import InvalidRequest as Invalid
-from mlxd_shared.security.bearer import Token
+from mlxd_shared.security.tokens import Token
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.gateways import Web, gateway_over
 from tests.support.spoken import answer_with_text
@@ -124,6 +126,49 @@ async def test_pages_of_named_origins_alone() -> None:
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 
+STRANGERS = [
+    {"Origin": "https://else.example"},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "https://else.example", "Content-Type": "text/plain"},
+    {"Host": "else.example"},
+    {"Host": "else.example:8556", "Origin": "http://else.example:8556"},
+    {"Host": ""},
+]
+FRIENDS = [
+    {"Origin": "https://chat.example"},
+    {"Origin": "vscode-webview://panel"},
+    {"Host": "localhost:8556", "Origin": "http://localhost:8556"},
+    {"Host": "models.localhost"},
+    {"Host": "[::1]:8556"},
+    {"Host": "chat.example"},
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", CHATS)
+async def test_pages_of_strangers_are_kept_out(path: str) -> None:
+    """Whoever a browser sends a request for is known by Origin and Host; a token says more."""
+    answers = Answers(generate=answer_with_text())
+    named = ("https://chat.example",)
+    async with serving(answers) as fake, gateway_over(fake.address, origins=named) as web:
+        for headers in STRANGERS:
+            refused = await web.post(path, body_for(path), headers=headers)
+            assert refused.status_code == 403, headers
+            assert message_of(path, refused.json()).startswith(("Origin: ", "Host: "))
+        assert fake.requests == []
+        for headers in FRIENDS:
+            answer = await web.post(path, body_for(path), headers=headers)
+            assert answer.status_code == 200, headers
+    async with serving(answers) as fake, gateway_over(fake.address, token=Token(SECRET)) as web:
+        for headers in STRANGERS:
+            own = {**headers, "Authorization": f"Bearer {SECRET}"}
+            assert (await web.post(path, body_for(path), headers=own)).status_code == 200
+    async with serving(answers) as fake, gateway_over(fake.address, local=False) as web:
+        answer = await web.post(path, body_for(path), headers={"Host": "mlxd:8556"})
+        assert answer.status_code == 200
+
+
 @pytest.mark.asyncio
 async def test_bounds_of_a_body() -> None:
     """One byte more than the bound is refused, whether its length was told before or not."""
@@ -141,13 +186,32 @@ async def test_bounds_of_a_body() -> None:
 
 
 @pytest.mark.asyncio
+async def test_all_bodies_together_are_bounded() -> None:
+    """What finds no room is told when to come again; what was read has left its room."""
+    async with (
+        serving(Answers(generate=answer_with_text())) as fake,
+        Clients(lambda: Client(fake.address)) as clients,
+    ):
+        app = make_app(clients, Door(), bodies_nbytes_max=200)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
+            for length, status in ((180, 200), (201, 429), (180, 200)):
+                body = json.dumps(CHAT).ljust(length)
+                answer = await http.post(CHATS[0], content=body.encode())
+                assert answer.status_code == status
+                assert ("retry-after" in answer.headers) == (status == 429)
+
+
+@pytest.mark.asyncio
 async def test_paths_and_methods_that_there_are_not() -> None:
     """404 and 405 have the API's shape too."""
-    async with serving(Answers()) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers()) as fake, gateway_over(fake.address, local=False) as web:
         for path in ("/v1/nothing", "/v1/messages/nothing", "/api/nothing"):
             answer = await web.http.get(path)
             assert answer.status_code == 404
             assert "error" in answer.json()
+        strange = await web.http.get("/v1/nothing", headers={"Host": "["})
+        assert strange.status_code == 404
         answer = await web.http.get("/api/chat")
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
@@ -206,7 +270,7 @@ async def test_a_bug_is_in_the_log_and_its_id_in_the_answer(
     async with serving(Answers(generate=answer_with_text())) as fake:
         clients = Clients(lambda: Client(fake.address))
         async with clients:
-            app = make_app(Broken(clients, make))
+            app = make_app(Broken(clients, make), Door())
             transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
             async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
                 for path in CHATS:

@@ -38,7 +38,10 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True},
     },
     "/v1/completions": {"model": "demo", "prompt": [1, 2], "max_tokens": 3, "logprobs": 1},
-    "/v1/embeddings": {"model": "demo", "input": ["a", "b"], "encoding_format": "base64"},
+    "/v1/embeddings": {
+        "model": "demo", "input": ["a", "b"], "encoding_format": "base64",
+        "dimensions": 8,
+    },
     "/v1/messages": {
         "model": "demo",
         "max_tokens": 4,
@@ -63,7 +66,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "model": "demo",
         "messages": [{"role": "user", "content": "a"}],
         "tools": [TOOL],
-        "options": {"num_predict": 3, "stop": ["x"], "temperature": 0.1},
+        "options": {"num_predict": 3, "stop": ["x"], "temperature": 0.1, "repeat_last_n": 4},
         "format": {"type": "object"},
         "keep_alive": "5m",
         "think": True,

@@ -14,7 +14,8 @@ from mlxd.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.attached import GONE_WAIT_S, AttachedLauncher
+from mlxd_controller.launcher.station import SILENCE_S_MAX
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
@@ -35,7 +36,8 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self.unloads: list[str] = []
         self.loads = 0
         self.load_errors: list[MlxdError] = []
-        self._silent = False
+        self.watches = 0
+        self._silent = self._mute = False
         self._changed = asyncio.Event()
 
     def say(self, *, incarnation: str = "", model: str = "", digest: str = "") -> None:
@@ -45,6 +47,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self.worker.model_name = model
         self.worker.state = types_pb2.MODEL_STATE_READY if model else types_pb2.MODEL_STATE_UNLOADED
         self._changed.set()
+
+    def fall_mute(self) -> None:
+        """Say nothing any more, though the connection stands."""
+        self._mute = True
 
     def fall_silent(self) -> None:
         """End the watch, and refuse any other."""
@@ -59,7 +65,10 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
         self, request: status_pb2.WatchStatusRequest, context: object
     ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
         """Say it, and again at each change."""
+        self.watches += 1
         while not self._silent:
+            if self._mute:
+                await asyncio.Event().wait()
             self._changed.clear()
             status = status_pb2.Status(workers=[self.worker], host_memory=self.host)
             yield status_pb2.WatchStatusResponse(status=status)
@@ -89,7 +98,11 @@ class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServ
 
 @asynccontextmanager
 async def attach_launcher(
-    *workers: Scripted, wait_s: float = TIMEOUT_S, restart_s: float = TIMEOUT_S
+    *workers: Scripted,
+    wait_s: float = TIMEOUT_S,
+    gone_wait_s: float = GONE_WAIT_S,
+    silence_s_max: float = SILENCE_S_MAX,
+    restart_s: float = TIMEOUT_S,
 ) -> AsyncIterator[AttachedLauncher]:
     """A launcher that has heard all these workers."""
     async with AsyncExitStack() as stack:
@@ -103,7 +116,13 @@ async def attach_launcher(
             await server.start()
             stack.push_async_callback(server.stop, None)
             named.append((f"w{number}", target))
-        launcher = AttachedLauncher(named, wait_s=wait_s, restart_s=restart_s)
+        launcher = AttachedLauncher(
+            named,
+            wait_s=wait_s,
+            gone_wait_s=gone_wait_s,
+            silence_s_max=silence_s_max,
+            restart_s=restart_s,
+        )
         watching = asyncio.create_task(launcher.run())
         try:
             assert len(await launcher.wait_for_figures(wait_s=TIMEOUT_S)) == len(workers)

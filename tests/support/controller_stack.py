@@ -23,6 +23,7 @@ from mlxd_controller.core.state import Model, State
 from mlxd_controller.runtime.ports import Clock, ModelStore, Ports
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService
@@ -135,9 +136,12 @@ async def serving(
     catalog = Catalog(store, runtime)
     health = Health()
     server = make_server(health, ())
-    add_service(server, inference.DESCRIPTOR, InferenceService(catalog, runtime, clock))
+    allowances = Allowances(clock, runtime.metrics)
+    streams = InferenceService(catalog, runtime, clock, allowances=allowances)
+    figures = StatusService(catalog, runtime, clock, allowances=allowances)
+    add_service(server, inference.DESCRIPTOR, streams)
     add_service(server, models.DESCRIPTOR, ModelService(catalog, runtime, clock))
-    add_service(server, status.DESCRIPTOR, StatusService(catalog, runtime, clock))
+    add_service(server, status.DESCRIPTOR, figures)
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
         target = listen(server, parse_address(f"unix:{Path(folder)}/private/c.sock"))
         await server.start()

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_shared.serving.server import Health
 from mlxd_worker.front.worker import Identity, Worker
-from mlxd_worker.machine.backend import Backend, choose_backend, installed_versions
+from mlxd_worker.machine.backend import Backend
 from mlxd_worker.machine.blas_library import BlasReport
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Figures, LoadJob

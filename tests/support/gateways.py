@@ -16,10 +16,11 @@ from mlxd import Client
 from mlxd_controller.gateway import LISTENING
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.door import Door
 from mlxd_gateway.process import listen_on, make_server
-from mlxd_shared.security.bearer import Token
 from mlxd_shared.security.listeners import OPEN
 from mlxd_shared.security.net import parse_address
+from mlxd_shared.security.tokens import Token
 from tests.support.cli import LIMIT_S
 from tests.support.served import Served, serve
 
@@ -54,12 +55,15 @@ async def gateway_over(
     *,
     token: Token | None = None,
     origins: tuple[str, ...] = (),
+    local: bool = True,
+    passes_keys: bool = False,
 ) -> AsyncIterator[Web]:
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
     where = parse_address("127.0.0.1:0")
     with listen_on(where, anywhere=False) as listener:
         async with Clients(lambda: Client(address)) as clients:
-            server = make_server(make_app(clients, token=token, origins=origins), OPEN)
+            door = Door(token, passes_keys, origins, local)
+            server = make_server(make_app(clients, door), OPEN)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:

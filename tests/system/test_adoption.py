@@ -363,6 +363,27 @@ async def test_strangers_are_purged_and_nobody_else_is_touched(tiny: Path, run_d
 
 
 @pytest.mark.asyncio
+async def test_a_folder_that_was_loaded_outlives_its_controller(tiny: Path, run_dir: Path) -> None:
+    """Its name is remembered, so that its worker is none of a stranger; `forget` ends that."""
+    options = ("--run-dir", str(run_dir / "run"), "--orphan-grace", "60s")
+    own = {"MLXD_MODELS_DIR": str(run_dir / "models")}
+    async with serve(*options, environment=own) as server:
+        load = await mlxd("load", str(tiny), "--name", "mine", "--address", server.address)
+        assert load.code == 0, load.err
+        server.process.kill()
+        await server.process.wait()
+    async with serve(*options, environment=own) as server:
+        where = ("--address", server.address)
+        assert [row[0] for row in (await mlxd("ps", *where)).rows[1:]] == ["mine"]
+        assert server.count("worker adopted") == 1
+        assert (await mlxd("unload", "mine", *where)).code == 0
+        assert (await mlxd("forget", "mine", *where)).code == 0
+    async with serve(*options, environment=own) as server:
+        known = await mlxd("models", "--address", server.address)
+    assert [row[0] for row in known.rows[1:]] == ["demo"]
+
+
+@pytest.mark.asyncio
 async def test_two_controllers_never_share_a_run_directory(tiny: Path, run_dir: Path) -> None:
     """The second is refused and told by whom; the first goes on as if nothing had been."""
     async with controller(tiny, run_dir) as its:

@@ -232,7 +232,9 @@ async def go_early(web: Web, body: dict[str, Any]) -> None:
     host, port = web.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
     writer.write(head.encode() + content)
     await writer.drain()
     async with Client(address_of(web)) as client, client.watch_status(interval_s=0.1) as watch:

@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from mlxd.v1 import inference_pb2, inference_pb2_grpc
-from mlxd_controller.app import demo_model
 from mlxd_controller.launcher.records import Record, WorkerFiles
 from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_controller.launcher.survivors import survivors_of
 from mlxd_controller.runtime.ports import Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.store.model_library import Library
+from mlxd_controller.store.shelves import demo_model
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.wire.proof import Checked

@@ -37,12 +37,18 @@ def edit(**values: Any) -> Callable[[Path], None]:
     return change
 
 
+def garble(folder: Path) -> None:
+    """Give a model a chat template that is no text."""
+    (folder / "chat_template.jinja").write_bytes(b"{{ \xff }}")
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "nobodys": (edit(architectures=["FooForCausalLM"]), "config.json", "architectures"),
     "nonsense": (
         edit(rope_scaling={"rope_type": "nonsense"}), "config.json", "rope_scaling.rope_type",
     ),
     "mute": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json", ""),
+    "garbled": (garble, "chat_template.jinja", ""),
     "taller": (
         edit(num_hidden_layers=3), "model.safetensors", "model.layers.2.input_layernorm.weight",
     ),

@@ -5,9 +5,11 @@ their commands taken by the real command lines, what they install installed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,24 @@ def test_nobody_is_root(image: str) -> None:
     users = [user for stage in dockerfile.chain(stages(), image) for user in stage.all("USER")]
 
     assert users == ["10001:10001"]
+
+
+def test_a_build_sees_every_package() -> None:
+    """Each folder that the wheel takes a package from is let into a build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    let_in = IGNORE.read_text(encoding="utf-8").split()
+
+    assert packages
+    assert {f"!{package.partition('/')[0]}" for package in packages} <= set(let_in)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_image_can_serve_http(image: str) -> None:
+    """`--http` after an image's name is served: the extra is in both."""
+    lines = "\n".join(stages()[IMAGES[image]].all("RUN"))
+
+    assert re.search(r"\[(.*,)?http\b.*\]", lines)
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -203,6 +223,7 @@ def test_the_controller_s_image_works_without_mlx(tmp_path: Path) -> None:
     assert ask(mlxd, "serve", "--help", folder=tmp_path).returncode == 0
     assert ask(mlxd, "protos", "--out", str(tmp_path / "p"), folder=tmp_path).returncode == 0
     assert ask(python, "-c", "import mlxd_controller.app", folder=tmp_path).returncode == 0
+    assert ask(python, "-c", "import mlxd_gateway.app", folder=tmp_path).returncode == 0
     assert "No module" in ask(python, "-c", "import mlx", folder=tmp_path).stderr
     refused = ask(python, "-m", "mlxd_worker", folder=tmp_path)
     assert refused.returncode != 0

@@ -15,18 +15,25 @@ Exit codes, the same for every command:
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 
 # gRPC's handlers around fork() start its threads again in the child, where they crash at times
 # before the child becomes a worker (seen in 2 of 60 starts under uvloop, whose fork() runs them).
 # A process that only forks to exec has no use for them. gRPC reads this when it is imported.
 NO_FORK_HANDLERS = ("GRPC_ENABLE_FORK_SUPPORT", "0")
+INTERRUPTED = 130
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 """By their descriptors' numbers."""
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    # Until a command runs there is nothing to end in good order, and no place for an exception:
+    # one that is raised in the midst of an import is a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave_at_once)
     os.environ.setdefault(*NO_FORK_HANDLERS)
     open_closed()  # before the modules below open files, or keep a stream
     # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
@@ -34,6 +41,17 @@ def main() -> None:
     from mlxd_controller.cli.output import run_guarded  # noqa: PLC0415
 
     run_guarded(app)
+
+
+def leave_at_once(_number: int, _frame: FrameType | None) -> None:
+    """End the process as Ctrl-C ends a command that has not begun."""
+    os._exit(INTERRUPTED)
+
+
+def take_interrupts() -> None:
+    """Have Ctrl-C be a KeyboardInterrupt from now on, which a command knows how to handle."""
+    if signal.getsignal(signal.SIGINT) is leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_closed() -> None:

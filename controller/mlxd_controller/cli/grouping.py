@@ -2,7 +2,7 @@
 
 Invariants:
 - typer is shown a plain function: each field of a group is a parameter, under the field's name, and
-  `Server` is --address. The command itself gets one value a group.
+  `Server` is the fields of `Reach`, last. The command itself gets one value a group.
 - Every command that asks a server begins and ends in the same way (`outcome.run`).
 """
 
@@ -16,12 +16,10 @@ from typing import Any, get_type_hints
 
 import typer
 
-from mlxd_controller.cli.options import Address
 from mlxd_controller.cli.outcome import ExitCode, run
-from mlxd_controller.cli.security import Server, server
+from mlxd_controller.cli.security import Reach, Server, server
 
 _CONTEXT = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-_ADDRESS = Parameter("address", Parameter.KEYWORD_ONLY, default=None, annotation=Address)
 
 
 def spread_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,12 +39,13 @@ def ask_server(command: Callable[..., Coroutine[Any, Any, ExitCode]]) -> Callabl
     """
     groups = {name: kind for name, kind in _groups(command).items() if kind is not Server}
 
-    def ask(context: typer.Context, address: str | None, **values: Any) -> None:  # noqa: ANN401
-        where = server(context, address)
-        run(command(where=where, **_gather(values, groups)), address=where.address)
+    def ask(context: typer.Context, **values: Any) -> None:  # noqa: ANN401 - what typer has read
+        gathered = _gather(values, groups | {"where": Reach})
+        where = server(context, gathered.pop("where"))
+        run(command(where=where, **gathered), address=where.address, flags=where.flags)
 
     own = [parameter for parameter in _spread(command, groups) if parameter.name != "where"]
-    return _show(ask, command, [_CONTEXT, *own, _ADDRESS])
+    return _show(ask, command, [_CONTEXT, *own, *_parameters_of(Reach)])
 
 
 def _groups(command: Callable[..., object]) -> Mapping[str, type]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -51,7 +51,8 @@ GlobalAddress = Annotated[
         "--address",
         envvar="MLXD_ADDRESS",
         metavar="HOST:PORT|unix:PATH",
-        help="The server's address; also accepted after the command.",
+        help="The server's address. This and the options below are also accepted after the"
+        " command.",
     ),
 ]
 Address = Annotated[
@@ -132,6 +133,17 @@ class Sampling:
         """
         biases = tuple(bias(text) for text in self.logit_bias or ())
         return SamplingOptions(**asdict(self) | {"logit_bias": biases})
+
+
+def given_flags(context: typer.Context) -> Mapping[str, str]:
+    """Return the flags that a command was given, by the parameters that they set."""
+    parameters = ((str(param.name), param.opts) for param in context.command.params)
+    sources = ((name, flags, context.get_parameter_source(name)) for name, flags in parameters)
+    return {
+        name: flags[0]
+        for name, flags, source in sources
+        if flags[0].startswith("-") and source is not None and source.name == "COMMANDLINE"
+    }
 
 
 def server_address(context: typer.Context, own: str | None) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import grpc
@@ -16,6 +18,20 @@ import typer
 from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.terminal import escape
 from mlxd_shared.wire.status import RemoteError
+
+NO_FLAGS: Mapping[str, str] = MappingProxyType({})
+_PARAMETERS = {
+    "choices": "choice",
+    "depth_max": "speculate",
+    "ebnf_grammar": "grammar",
+    "pinned": "pin",
+    "prefix_cache_bytes": "prefix_cache",
+    "rows_max": "rows",
+    "stop_token_ids": "stop_token_id",
+    "template_variables_json": "variable",
+    "top_logprobs": "logprobs",
+}
+"""Of fields that a command's parameters have another name than."""
 
 
 class ExitCode(enum.IntEnum):
@@ -35,11 +51,12 @@ def run(
     work: Coroutine[Any, Any, ExitCode],
     *,
     address: str,
+    flags: Mapping[str, str] = NO_FLAGS,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
     """Run `work` to its end and leave with its exit code, or its error's.
 
-    `address` is the server's, for the message when nobody answers.
+    `address` is the server's, for the message when nobody answers; `flags` as `describe` has them.
 
     Ctrl-C cancels `work`, which ends its calls on the way out. Output that cannot be written is for
     `mlxd_controller.cli.output` to tell of.
@@ -53,9 +70,9 @@ def run(
             code = runner.run(work)
         sys.stdout.flush()
     except e.MlxdError as error:
-        code = report(error, address)
+        code = report(error, address, flags)
     except ExceptionGroup as group:
-        code = report(_only_expected(group), address)
+        code = report(_only_expected(group), address, flags)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     raise typer.Exit(code)
@@ -73,15 +90,32 @@ def _only_expected(group: ExceptionGroup[Exception]) -> e.MlxdError:
     return first
 
 
-def report(error: e.MlxdError, address: str) -> ExitCode:
-    """Print an error on stderr; return its exit code."""
+def report(error: e.MlxdError, address: str, flags: Mapping[str, str] = NO_FLAGS) -> ExitCode:
+    """Print an error on stderr; return its exit code. `flags` as `describe` has them."""
     if isinstance(error, RemoteError) and is_unreachable(error):
         complain(_unreachable(address, error.message))
     elif isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAUTHENTICATED:
         complain(f"{error.message} by the server at {address}: see --token-file")
     else:
-        complain(error.describe())
+        complain(describe(error, flags))
     return exit_code_of(error)
+
+
+def describe(error: e.MlxdError, flags: Mapping[str, str]) -> str:
+    """Return what is wrong, by the flag that was given rather than the field that it set.
+
+    flags: what the command was given, by parameter, see `options.given_flags`.
+    """
+    if not isinstance(error, e.InvalidRequest):
+        return error.describe()
+    said = (replace(v, field=_name_flag(v.field, flags)) for v in error.violations)
+    return e.InvalidRequest(tuple(said)).describe()
+
+
+def _name_flag(field: str, flags: Mapping[str, str]) -> str:
+    """Return the flag that set a field, such as options.sampling.top_p; the field if none did."""
+    name = field.rpartition(".")[2].partition("[")[0]
+    return flags.get(_PARAMETERS.get(name, name), field)
 
 
 def complain(problem: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from mlxd_controller.cli import take_interrupts
 from mlxd_controller.cli.outcome import ExitCode, complain
 
 _REFUSED = frozenset({
@@ -28,28 +29,36 @@ _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Commands(TyperGroup):
-    """Commands that leave with 141 where typer, which looks for EPIPE itself, would with 1.
+    """Commands that leave with 141 or 130 where typer, which looks itself, would with 1.
 
     The types are click's, which some versions of typer have for a module of their own.
     """
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         """Read the command line; `--help` and `--version` are printed while it is."""
-        with _leaving_with_the_reader():
+        with _leaving_in_good_order():
             return super().make_context(*arguments, **options)
+
+    def resolve_command(self, *arguments: Any) -> Any:  # noqa: ANN401
+        """Look the command up, which imports it."""
+        resolved = super().resolve_command(*arguments)
+        take_interrupts()
+        return resolved
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         """Run the command."""
-        with _leaving_with_the_reader():
+        with _leaving_in_good_order():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _leaving_with_the_reader() -> Iterator[None]:
+def _leaving_in_good_order() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
         raise typer.Exit(ExitCode.PIPE) from error
+    except KeyboardInterrupt as interrupt:  # a command that asks a server has its own way
+        raise typer.Exit(ExitCode.INTERRUPTED) from interrupt
 
 
 def run_guarded(work: Callable[[], object]) -> None:

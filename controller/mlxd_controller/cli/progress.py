@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Self
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mlxd.messages import Model
-from mlxd_controller.cli import show
+from mlxd_controller.cli.outcome import complain
 from mlxd_shared.ops.terminal import escape
 
 
@@ -17,7 +19,7 @@ class ByteBar:
 
     def __init__(self, waiting_for: str, *, quiet: bool = False) -> None:
         """Show `waiting_for` until the first update."""
-        console = show.console(err=True)
+        console = Console(stderr=True, highlight=False, markup=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -30,6 +32,7 @@ class ByteBar:
         self._lines = not quiet and not console.is_terminal
         self._task = self._progress.add_task(waiting_for, total=None)
         self._stage = ""
+        self._loading = ""
 
     def update(self, name: str, stage: str, here_nbytes: int, total_nbytes: int) -> None:
         """Show how far a model is; a total of 0 is one that is not known yet."""
@@ -46,6 +49,7 @@ class ByteBar:
 
     def show_load(self, model: Model) -> None:
         """Show how far the load of a model is."""
+        self._loading = model.name
         progress = model.progress
         self.update(
             model.name,
@@ -58,5 +62,9 @@ class ByteBar:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._progress.stop()
+        if self._loading and kind is not None and issubclass(kind, asyncio.CancelledError):
+            # A load belongs to the server: who asked for it may go.
+            name = self._loading
+            complain(f"the server goes on loading {name}; `mlxd unload {name}` ends that")

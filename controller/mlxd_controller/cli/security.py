@@ -6,14 +6,15 @@ whoever runs into it. A token itself is never an argument: command lines are for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from mlxd import Client
-from mlxd_controller.cli.options import server_address
+from mlxd_controller.cli.options import Address, given_flags
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
@@ -33,7 +34,10 @@ def _file(help_text: str, panel: str = PANEL, *, envvar: str | None = None) -> A
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client command shows, and whom it trusts."""
+    """What a client command shows, and whom it trusts, before the command.
+
+    Only these read the environment, so that no flag loses to it.
+    """
 
     tls_ca: Annotated[
         Path | None,
@@ -56,22 +60,43 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """The server that a command is for, and how to reach it, after the command."""
+
+    address: Address = None
+    tls_ca: Annotated[
+        Path | None,
+        _file("Use TLS; the authorities that signed the server's certificate, as PEM."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, _file("The client's certificate, for servers that require one.")
+    ] = None
+    tls_key: Annotated[Path | None, _file("The key of --tls-cert, as PEM.")] = None
+    token_file: Annotated[Path | None, _file("A file with the token that the server requires.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """The server that a command is for, and how to reach it."""
 
     address: str
     security: ChannelSecurity
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """What the command was given, see `given_flags`: what an error about a field speaks of."""
 
     def client(self, *, timeout_s: float = config.CLIENT_TIMEOUT_S) -> Client:
         """Return a client of it, not yet entered."""
         return Client(self.address, security=self.security, timeout_s=timeout_s)
 
 
-def server(context: typer.Context, own_address: str | None) -> Server:
-    """Return the server that the options before and after the command name."""
-    options = context.find_root().params
-    files = {name: options[name] for name in (*TLS_OPTIONS, "token_file")}
-    return Server(server_address(context, own_address), ChannelSecurity(**files))
+def server(context: typer.Context, own: Reach) -> Server:
+    """Return the server that the options name: each after the command, else before it."""
+    nearest = {name: value for name, value in asdict(own).items() if value is not None}
+    options = {name: context.find_root().params[name] for name in asdict(own)} | nearest
+    address: str = options.pop("address")
+    return Server(address, ChannelSecurity(**options), given_flags(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +113,19 @@ class Listener:
         Path | None,
         _file("Serve only clients that send the token in this file.  [env var: MLXD_TOKEN_FILE]"),
     ] = None
+    keys_file: Annotated[
+        Path | None,
+        _file(
+            "Serve clients that send a key of this file, within its scopes and limits; see"
+            " `mlxd keys`.",
+            envvar="MLXD_KEYS_FILE",
+        ),
+    ] = None
     open_health: Annotated[
         bool,
         typer.Option(
             "--open-health",
-            help="Answer health checks without the token.",
+            help="Answer health checks without the token or a key.",
             rich_help_panel=PANEL,
         ),
     ] = False
@@ -111,7 +144,7 @@ class Listener:
                 usage_error(f"{flag} before the command is a client's; see `mlxd serve --help`")
         token = self.token_file or root.params["token_file"]
         return ListenerFiles(
-            self.tls_cert, self.tls_key, self.tls_client_ca, token, self.open_health
+            self.tls_cert, self.tls_key, self.tls_client_ca, token, self.open_health, self.keys_file
         )
 
 
@@ -130,6 +163,14 @@ class GatewayListener:
     listen_token_file: Annotated[
         Path | None, _file("Serve only clients that send the token in this file.")
     ] = None
+    pass_keys: Annotated[
+        bool,
+        typer.Option(
+            "--pass-keys",
+            help="Pass the keys that clients send on to the server, which judges them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

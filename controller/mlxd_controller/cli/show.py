@@ -9,23 +9,23 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
+from mlxd_controller.cli.tables import lay_out
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
-_WIDE = 10_000
+_OF_EVERY_LINE = frozenset({"component", "incarnation", "timestamp"})
 _HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
     KVFormat.MODEL: "as the model computes",
@@ -34,44 +34,32 @@ _KV_TEXT = {
 }
 
 
-def console(*, err: bool = False) -> Console:
-    """Return a console for stdout or stderr."""
-    stream = sys.stderr if err else sys.stdout
-    width = None if stream.isatty() else _WIDE
-    return Console(file=stream, width=width, highlight=False, markup=False)
-
-
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print rows under upper-case headings; the columns in `right` are aligned to the right."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        grid.add_column(
-            column.upper(),
-            justify="right" if column in right else "left",
-            overflow="fold",
-        )
-    for row in rows:
-        grid.add_row(*(Text(escape(cell)) for cell in row))
-    _print(grid)
+    """Print rows under upper-case headings; see `lay_out`, whose `right` and `spare` these are."""
+    cells = ([escape(cell) for cell in row] for row in rows)
+    headings, *lines = lay_out(columns, cells, width=_width(), right=right, spare=spare)
+    if os.environ.get("TERM") != "dumb":
+        headings = typer.style(headings, bold=True)  # which is gone where nobody sees it
+    typer.echo("\n".join([headings, *lines]))
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
     """Print one `name  value` line each, values aligned; pairs without a value are left out."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for name, value in pairs:
-        if value:
-            grid.add_row(Text(escape(name), style="bold"), Text(escape(value)))
-    _print(grid)
+    cells = [(escape(name), escape(value)) for name, value in pairs if value]
+    if cells:
+        _, *lines = lay_out(("name", "value"), cells, width=_width())
+        typer.echo("\n".join(lines))
 
 
-def _print(grid: Table) -> None:
-    """Print without trailing blanks."""
-    screen = console()
-    with screen.capture() as capture:
-        screen.print(grid)
-    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+def _width() -> int | None:
+    """Return how wide a line may be; None where nobody sees it."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def json_line(value: object) -> None:
@@ -113,6 +101,25 @@ def _token(token: TokenLogprob) -> str:
 
 def _best(top: Sequence[TokenLogprob]) -> str:
     return f"  [{', '.join(_token(token).strip() for token in top)}]" if top else ""
+
+
+def log_line(line: str) -> str:
+    """Return a line of a program's output for people: of a structured one what happened, and why.
+
+    Of a traceback, the last line says that.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        return line
+    fields = {name: value for name, value in fields.items() if name not in _OF_EVERY_LINE}
+    event, level = fields.pop("event"), fields.pop("level", "info")
+    if isinstance(fields.get("exception"), str):
+        fields["exception"] = fields["exception"].strip().rpartition("\n")[2]
+    said = ", ".join(f"{name} {value}" for name, value in fields.items())
+    return f"{level}: {event}" + (f" ({said})" if said else "")
 
 
 def short(digest: str) -> str:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from mlxd_models.fit.plan import Choice, Device, Plan
 from mlxd_models.fit.planner import CONTEXT_FLOOR_TOKENS, shorter_contexts
 from mlxd_models.fit.terms import reckon
 from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, Weights
 from mlxd_shared.domain.units import format_bytes
 
@@ -52,6 +54,11 @@ def suggestions(
         return (together,)
     if room_bytes is not None:
         return ()
+    if (
+        chosen.need_bytes <= device.total_bytes - device.reserve_bytes
+    ):  # an operator's limit is less
+        limit = f"{math.ceil(chosen.need_bytes / MIB)}M"
+        return (f"a memory limit of {limit} (`mlxd serve --memory-limit {limit}`)",)
     return (f"a machine with {format_bytes(chosen.need_bytes)} for models",)
 
 

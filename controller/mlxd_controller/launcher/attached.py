@@ -2,6 +2,8 @@
 
 Invariants:
 - A load takes a worker on the machine where it was planned, and no other.
+- A load waits long while a worker has never answered, because that may be starting too, and
+  GONE_WAIT_S where all workers of its machine have been there and have gone.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 
 from mlxd_controller.launcher.attached_link import AttachedLink
 from mlxd_controller.launcher.attached_machines import AttachedMachines
-from mlxd_controller.launcher.station import AttachedProcess, Station
+from mlxd_controller.launcher.station import SILENCE_S_MAX, AttachedProcess, Station
 from mlxd_shared import config
 from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
 from mlxd_shared.domain.figures import WorkerFigures, WorkerState
@@ -19,6 +21,9 @@ from mlxd_shared.domain.units import timeout_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.wire.proof import Proof
+
+GONE_WAIT_S = 10.0
+"""What a worker that has gone gets to come back, such as one that is started again."""
 
 _log = get_logger("attached")
 
@@ -32,21 +37,33 @@ class AttachedLauncher:
         *,
         security: ChannelSecurity = PLAIN,
         wait_s: float = config.LOAD_STALL_TIMEOUT_S,
+        gone_wait_s: float = GONE_WAIT_S,
+        silence_s_max: float = SILENCE_S_MAX,
         restart_s: float = config.ROOM_WAIT_MAX_S,
     ) -> None:
         """Take (name, address) of each worker. A load waits `wait_s` for one that answers.
 
-        restart_s: what one that falls silent may take to be there again before it is lost: as long
-            as anybody waits for it.
+        gone_wait_s: what a load waits for one to come back where all of its machine have gone.
+        silence_s_max: one that says nothing for so long has gone, though its connection stands.
+        restart_s: what one that has gone may take to be there again before it is lost: as long as
+            anybody waits for room.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
         """
         self._wait_s = wait_s
+        self._gone_wait_s = gone_wait_s
         self._security = security
         self._changed = asyncio.Event()
         self.stations = tuple(
-            Station(name, address, security, self._changed, restart_s=restart_s)
+            Station(
+                name,
+                address,
+                security,
+                self._changed,
+                silence_s_max=silence_s_max,
+                restart_s=restart_s,
+            )
             for name, address in workers
         )
         self.machines = AttachedMachines(self.stations)
@@ -86,16 +103,25 @@ class AttachedLauncher:
             WorkerStartFailed: the machine is lost, or there is no such device any more.
             WorkerTimedOut: none was free and answered in time.
 
-            The lines say why of each worker.
+            Both say why of each worker.
         """
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        until_s: float | None = None
         try:
             async with asyncio.timeout(timeout_of(self._wait_s)):
                 while (station := self._free(model, device)) is None:
                     if not self.machines.may_serve(device):
                         raise WorkerStartFailed(model, self._reasons())
-                    await self._changed.wait()
+                    if not self.machines.all_gone(device):
+                        until_s = None
+                    elif until_s is None:
+                        until_s = now_s() + self._gone_wait_s
+                    async with asyncio.timeout_at(until_s):
+                        await self._changed.wait()
         except TimeoutError:
-            raise WorkerTimedOut(model, self._reasons(), self._wait_s) from None
+            lines = self._reasons()
+            raise WorkerTimedOut(model, lines, now_s() - began_s, "; ".join(lines)) from None
         return station.take()
 
     def _reasons(self) -> tuple[str, ...]:

@@ -96,6 +96,12 @@ class AttachedMachines:
         stations = self.stations_of(device)
         return not self._names or any(not station.lost for station in stations)
 
+    def all_gone(self, device: str) -> bool:
+        """Return whether no worker of this device's machine is there, nor may one be starting."""
+        return all(station.last is not None for station in self._stations) and all(
+            station.is_gone for station in self.stations_of(device)
+        )
+
     def _names_of(self, status: ProcessStatus) -> tuple[str, str]:
         host = status.host
         if host.machine_id not in self._names:

@@ -60,8 +60,10 @@ class RunDir:
         return cls(path, lock_fd=None, removed=True)
 
     @classmethod
-    def claim(cls, path: Path, *, removed: bool = False) -> RunDir:
+    def claim(cls, path: Path, *, removed: bool = False, served: str = "") -> RunDir:
         """Hold `path`, made private, and made if it is not there; `removed`: with its parent.
+
+        served: the address that the folder is named by; "" where the operator named the folder.
 
         Raises:
             InvalidRequest: it cannot be made, belongs to others, leaves no room for a socket's
@@ -73,7 +75,7 @@ class RunDir:
             if removed:
                 _make_private(path.parent)
             _make_private(path)
-            lock_fd = _lock(path)
+            lock_fd = _lock(path, served=served)
             if lock_fd is not None:
                 return cls(path, lock_fd=lock_fd, removed=removed)
         raise _refusal(path, "other controllers come and go in it")
@@ -120,7 +122,7 @@ def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, s
         # A process that has taken that name prevents no serving.
         _log.warning("no run directory that lasts: a restart will load anew", reason=str(error))
         return RunDir.temporary()
-    return RunDir.claim(parent / name, removed=True)
+    return RunDir.claim(parent / name, removed=True, served=address)
 
 
 def name_of(address: str) -> str | None:
@@ -175,8 +177,10 @@ def _make_private(path: Path) -> None:
         os.close(folder)
 
 
-def _lock(path: Path) -> int | None:
+def _lock(path: Path, *, served: str) -> int | None:
     """Return the held lock of a folder; None where its last holder removed it meanwhile.
+
+    served: as `RunDir.claim` has it.
 
     Raises:
         InvalidRequest: another controller holds it.
@@ -194,11 +198,7 @@ def _lock(path: Path) -> int | None:
     except BlockingIOError:
         holder = os.read(lock_fd, 32).decode(errors="replace").strip()
         os.close(lock_fd)
-        raise _refusal(
-            path,
-            f"another controller (process {holder}) has it; stop that one, or give this one a"
-            " --run-dir of its own",
-        ) from None
+        raise _held_by_other(path, f"another controller (process {holder})", served) from None
     except FileNotFoundError:
         same = False
     if not same:
@@ -215,6 +215,15 @@ def _lock(path: Path) -> int | None:
 
 def _has_room(path: Path) -> bool:
     return len(os.fsencode(path)) <= RUN_DIR_BYTES_MAX
+
+
+def _held_by_other(path: Path, holder: str, served: str) -> InvalidRequest:
+    """Return what to do about a folder that `holder` has."""
+    if served:  # a --run-dir of its own would lead to a port that is taken
+        problem = f"{holder} serves {served}; stop that one, or give this one another --address"
+        return InvalidRequest.of("address", problem)
+    advice = "stop that one, or give this one a --run-dir of its own"
+    return _refusal(path, f"{holder} has it; {advice}")
 
 
 def _refusal(path: Path, problem: str) -> InvalidRequest:

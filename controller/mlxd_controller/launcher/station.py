@@ -1,8 +1,9 @@
 """One worker that was started elsewhere: what it says, who uses it, and when it is lost.
 
 Invariants:
-- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that is silent for
-  LOST_AFTER_S, or comes back as another process, has ended as far as its user here is concerned. It
+- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that cannot be reached
+  for LOST_AFTER_S, or comes back as another process, has ended as far as its user here is
+  concerned. So has one that says nothing for SILENCE_S_MAX, nor to a new watch for LOST_AFTER_S. It
   is given time to be started again, before it is lost itself.
 - A worker serves one model at a time. Taking one and giving it back are single steps of the event
   loop, so that no two loads take the same one.
@@ -86,6 +87,7 @@ class Station:
         security: ChannelSecurity,
         changed: asyncio.Event,
         *,
+        silence_s_max: float = SILENCE_S_MAX,
         restart_s: float,
     ) -> None:
         """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
@@ -103,6 +105,8 @@ class Station:
         self.process: AttachedProcess | None = None
         self._changed = changed
         self._silent_since_s = 0.0
+        self._heard_s = 0.0
+        self._silence_s_max = silence_s_max
         self._security = security
         self._restart_s = restart_s
         self._link = self._link_to("")  # to whatever process listens there
@@ -111,6 +115,11 @@ class Station:
     def figures(self) -> WorkerFigures | None:
         """What the worker said of itself last; None while it is silent."""
         return self.status.workers[0] if self.status is not None else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is silent, and was not always."""
+        return self.status is None and self.last is not None
 
     def take(self) -> AttachedProcess:
         """Take the worker, which must be free and not silent."""
@@ -143,12 +152,14 @@ class Station:
 
     async def follow(self) -> None:
         """Watch the worker until cancelled."""
+        self._heard_s = asyncio.get_running_loop().time()
         while True:
             try:
                 await self._watch()
                 self._fall_silent("it is stopping")
             except TimeoutError:
-                self._fall_silent(f"it said nothing for {SILENCE_S_MAX:.0f} s")
+                silent_s = asyncio.get_running_loop().time() - self._heard_s
+                self._fall_silent(f"it said nothing for {silent_s:.0f} s")
             except MlxdError as error:
                 self._fall_silent(error.describe())
             await asyncio.sleep(RETRY_S)
@@ -160,12 +171,15 @@ class Station:
         await self._link.close()
 
     async def _watch(self) -> None:
+        # As long as it counts as there: one that lives answers a new watch at once.
+        limit_s = LOST_AFTER_S if self.present and self.is_gone else self._silence_s_max
         async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
-                status = await hear(anext(statuses, None), limit_s=SILENCE_S_MAX)
+                status = await hear(anext(statuses, None), limit_s=limit_s)
                 if status is None:
                     return
                 self._hear(status)
+                limit_s = self._silence_s_max
 
     def _link_to(self, incarnation: str) -> GrpcLink:
         return GrpcLink(
@@ -177,6 +191,7 @@ class Station:
         if not status.workers:
             return
         self.status = self.last = status
+        self._heard_s = asyncio.get_running_loop().time()
         self.present, self.lost = True, False
         figures = status.workers[0]
         if self.process is not None and self.process.incarnation != figures.incarnation:
@@ -188,13 +203,16 @@ class Station:
 
     def _fall_silent(self, problem: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self.status is not None:
+        was_heard = self.status is not None
+        if was_heard:
             self._silent_since_s = now_s
         # Once a kind: what gRPC says of a connection differs from one attempt to the next.
         is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
-        if self.status is not None or is_other:
+        if was_heard or is_other:
             _log.warning("worker is silent", worker=self.name, reason=problem)
         self.status, self.problem = None, problem
+        if was_heard:
+            self._pulse()
         silent_s = now_s - self._silent_since_s
         if self.last is None or silent_s < LOST_AFTER_S:
             return

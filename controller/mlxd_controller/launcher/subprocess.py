@@ -35,6 +35,7 @@ from mlxd_shared.domain.errors import (
     WorkerStartFailed,
     WorkerTimedOut,
 )
+from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.known_process import mark_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.proof import Proof
@@ -117,6 +118,7 @@ class SubprocessLauncher:
         """Start a worker and return it once it listens; see the port."""
         log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
+            check_own_worker()  # else it would end in its first imports
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             raise _start_failed(error, model, f"{self._command[0]}: ") from error

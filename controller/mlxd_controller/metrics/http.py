@@ -2,7 +2,7 @@
 
 One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
 request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped. The
-protection is the gRPC listener's: TLS, client certificates and the token. A stranger learns
+protection is the gRPC listener's: TLS, client certificates, the token or a key. A stranger learns
 nothing, not even whether a path exists.
 """
 
@@ -18,6 +18,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.bearer import REFUSAL, Refusals
+from mlxd_shared.security.keys import Scope
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import parse_address
 
@@ -126,11 +127,14 @@ class _Endpoint:
         return await _send(writer, answer, body=request.method != "HEAD")
 
     async def _answer(self, request: Request, peer: str) -> Answer:
-        token = self._security.token
-        if token is not None and not token.accepts(request.headers.get("authorization", "")):
-            self._refusals.note(peer)
-            challenge = ("WWW-Authenticate", "Bearer")
-            return Answer.of(HTTPStatus.UNAUTHORIZED, challenge, text=REFUSAL)
+        if self._security.needs_secret:
+            caller = self._security.caller_of(request.headers.get("authorization", ""))
+            if caller is None:
+                self._refusals.note(peer)
+                challenge = ("WWW-Authenticate", "Bearer")
+                return Answer.of(HTTPStatus.UNAUTHORIZED, challenge, text=REFUSAL)
+            if not caller.may(frozenset({Scope.OBSERVE})):
+                return Answer.of(HTTPStatus.FORBIDDEN, text="needs the scope observe")
         if request.path != PATH:
             return Answer.of(HTTPStatus.NOT_FOUND, text=f"there is only {PATH}")
         if request.method not in METHODS:

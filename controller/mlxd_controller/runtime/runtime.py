@@ -287,6 +287,8 @@ class Runtime:
                 self._bury(number, error)
             case ev.Unloaded(number):
                 self._bury(number, None)
+            case ev.UnloadAsked(digest=digest):
+                self.workers.drop_dead(digest)
             case _:
                 pass
 

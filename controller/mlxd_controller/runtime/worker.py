@@ -71,6 +71,8 @@ class Worker:
     """When its model became ready."""
     stopping: bool = False
     error: MlxdError | None = None
+    ended_s: float = 0.0
+    """When it was known to have ended."""
     figures: WorkerFigures | None = None
     figures_s: float = 0.0
     last_figures: Figures | None = None

@@ -19,6 +19,8 @@ from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
+DEAD_SHOWN_S = 600.0
+"""A failure is news for so long, or until somebody unloads its model."""
 DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
@@ -55,8 +57,14 @@ class Workers:
         return tuple(self._live.values())
 
     def dead(self) -> tuple[Worker, ...]:
-        """Return the last failed worker of each model, oldest first."""
+        """Return the last failed worker of each model, oldest first, for DEAD_SHOWN_S."""
+        since_s = self._clock.now_s() - DEAD_SHOWN_S
+        self._dead = {d: worker for d, worker in self._dead.items() if worker.ended_s >= since_s}
         return tuple(self._dead.values())
+
+    def drop_dead(self, digest: str) -> None:
+        """Say no more of a model's failed worker: somebody has seen to the model."""
+        self._dead.pop(digest, None)
 
     def news(self) -> Iterator[tuple[int, Figures]]:
         """Yield what workers that are ready are newly known to take, each by its number."""
@@ -92,7 +100,7 @@ class Workers:
     def end(self, worker: Worker, error: MlxdError | None) -> None:
         """Move a worker that failed to the dead; one that ended as it was told is forgotten."""
         del self._live[worker.number]
-        worker.error = error
+        worker.error, worker.ended_s = error, self._clock.now_s()
         if error is None:
             return
         self._dead.pop(worker.digest, None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from mlxd_controller.core.phases import Resident
 from mlxd_controller.runtime.ports import ModelRef, ModelStore
 from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.store.naming import beginning_of_digest, is_repository
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
 
@@ -67,7 +68,7 @@ class Catalog:
         try:
             return await self.find(model)
         except ModelNotFound as error:
-            if "/" in model:
+            if "/" in model and not is_repository(model):
                 hint = f"{error.hint}; a path must be absolute on the controller's machine"
                 raise ModelNotFound(model, hint) from error
             raise
@@ -87,10 +88,14 @@ class Catalog:
         return self._runtime.in_use().union(*self._kept)
 
     def _resident(self, name: str) -> ModelRef | None:
+        beginning = beginning_of_digest(name)
+        cut_short: list[ModelRef] = []
         for model in self._runtime.state.models.values():
             if not isinstance(model.phase, Resident):
                 continue
             ref = self.store.find_known(model.digest)
             if ref is not None and name in (ref.digest, ref.name, *ref.aliases):
                 return ref
-        return None
+            if ref is not None and beginning and ref.digest.startswith(beginning):
+                cut_short.append(ref)
+        return cut_short[0] if len(cut_short) == 1 else None

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import TypeAlias
 
 import structlog
 from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2
-from mlxd_controller.runtime.ports import Clock, Question
+from mlxd_controller.runtime.ports import Clock, ModelRef, Question
 from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
-from mlxd_controller.services.meter import Meter
+from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdError
+from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
@@ -45,9 +47,16 @@ class InferenceService:
     """Implements the service; answers are bytes, as they came from the worker."""
 
     def __init__(
-        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, log_content: bool = False
+        self,
+        catalog: Catalog,
+        runtime: Runtime,
+        clock: Clock,
+        *,
+        allowances: Allowances,
+        log_content: bool = False,
     ) -> None:
         self._log_content = log_content
+        self._allowances = allowances
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
@@ -64,7 +73,11 @@ class InferenceService:
             _note_time(request)
             transcript = Transcript(wanted=self._log_content)
             model_ref = await self._catalog.find(spec.model)
-            with self._catalog.keeping(model_ref) as ref, self._flight(request) as request_id:
+            with (
+                self._catalog.keeping(model_ref) as ref,
+                self._flight(request) as request_id,
+                self._spending(spec.model, ref, meter.counts),
+            ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 relay = Relay(
@@ -115,30 +128,48 @@ class InferenceService:
         finally:
             self._in_flight.discard(request_id)
 
+    def _spending(self, name: str, ref: ModelRef, counts: Counts) -> AbstractContextManager[None]:
+        """Charge the caller's key; raises NotAllowed and KeyLimit."""
+        key = current_caller.get().key
+        return self._allowances.spending(key, (name or ref.name, ref.name), counts)
+
     async def _ask(self, question: Question, request: _Asking, context: Context) -> bytes:
         """Return a worker's answer, or the next one's where the first has gone meanwhile.
 
         Whoever calls has checked the request.
         """
-        again = True
-        with self._catalog.keeping(await self._catalog.find(request.model)) as ref:
+        again, counts = True, Counts()
+        with (
+            self._catalog.keeping(await self._catalog.find(request.model)) as ref,
+            self._spending(request.model, ref, counts),
+        ):
             while True:
                 wait_s = model_wait_s(context.time_remaining())
                 async with self._runtime.lease(ref, keep_alive_s=None, timeout_s=wait_s) as lease:
                     loss: MlxdError
                     try:
-                        return await link_of(lease).ask(
+                        answer = await link_of(lease).ask(
                             question, as_checked(request), timeout_s=context.time_remaining()
                         )
                     except RemoteError as error:
                         loss = await explain(error, lease, 0)
                     except GONE as error:
                         loss = error
+                    else:
+                        counts.prompt_tokens = _prompt_tokens(question, answer)
+                        return answer
                 if lease.aborted is not None or not again or not isinstance(loss, GONE):
                     raise loss
                 if not await lease.worker.wait_ended(wait_s=LEAVING_WAIT_S):
                     raise loss
                 again = False
+
+
+def _prompt_tokens(question: Question, answer: bytes) -> int:
+    """Return the tokens that a model has evaluated for an answer."""
+    if question is not Question.EMBED or current_caller.get().key is None:
+        return 0
+    return inference_pb2.EmbedResponse.FromString(answer).prompt_tokens
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:

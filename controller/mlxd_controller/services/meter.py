@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 
 import grpc
@@ -23,6 +24,15 @@ _REASONS = {number: reason.value for reason, number in CACHE_REASON_TO_PB.items(
 _log = get_logger("inference")
 
 
+@dataclass(slots=True)
+class Counts:
+    """The tokens of one call; 0 until it has ended."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    """By this call: a stream that goes on has had others before."""
+
+
 class Meter:
     """A context around one Generate; `model` is set as soon as it is known."""
 
@@ -31,6 +41,7 @@ class Meter:
         self.model = UNKNOWN_MODEL
         self.resumed = 0
         """How many tokens the client had before."""
+        self.counts = Counts()
         self._metrics = metrics
         self._clock = clock
         self._start_s = clock.now_s()
@@ -50,15 +61,18 @@ class Meter:
 
     def note_break(self, tokens: int) -> None:
         """Note that the stream has no end, and what it carried up to there."""
+        self.counts.generated_tokens = tokens
         self._metrics.generated_tokens.add(tokens, model=self.model)
 
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
         """Note the stream's last message, which carries its usage."""
         self._last = last
         metrics, usage, model = self._metrics, last.usage, self.model
+        self.counts.prompt_tokens = usage.prompt_tokens
+        self.counts.generated_tokens = usage.completion_tokens - self.resumed
         metrics.prompt_tokens.add(usage.prompt_tokens, model=model)
         metrics.cached_tokens.add(usage.cached_tokens, model=model)
-        metrics.generated_tokens.add(usage.completion_tokens - self.resumed, model=model)
+        metrics.generated_tokens.add(self.counts.generated_tokens, model=model)
         lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
         lookups.add(model=model, reason=_REASONS.get(usage.cache_reason, UNKNOWN_REASON))
         metrics.queue.observe(duration_from_pb(usage.queue_duration), model=model)

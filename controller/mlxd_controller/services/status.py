@@ -17,6 +17,7 @@ from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
 from mlxd_controller.runtime.ports import Clock
 from mlxd_controller.runtime.runtime import Runtime
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.views import worker_to_pb
@@ -25,6 +26,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.ops.machine import memory_of, this_machine
 from mlxd_shared.wire.convert import checked_duration_s
+from mlxd_shared.wire.convert_status import gauge_to_pb
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import timestamp_to_pb, write
 
@@ -34,7 +36,10 @@ DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]
 class StatusService:
     """Implements the service over the runtime."""
 
-    def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, allowances: Allowances
+    ) -> None:
+        self._allowances = allowances
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
@@ -103,7 +108,15 @@ class StatusService:
                 worker_to_pb(worker, state.by_worker(worker.number), self._clock)
                 for worker in shown
             ],
-            metrics=[*families_to_pb(self._runtime.metrics), *gauges(state, workers.live())],
+            metrics=[
+                *families_to_pb(self._runtime.metrics),
+                *gauges(state, workers.live()),
+                gauge_to_pb(
+                    "mlxd_key_streams",
+                    "Requests under way, by key.",
+                    self._allowances.gauges(),
+                ),
+            ],
         )
 
 

@@ -13,12 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,11 +29,11 @@ from mlxd_shared.domain.errors import (
     ModelNotFound,
     QueueFull,
 )
+from mlxd_shared.ops.state_file import replace_json, writing_alone
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
 _VERSION = 1
-_MODE = 0o644
 Unreadable = InvalidModel | MachineShort
 
 
@@ -77,7 +72,11 @@ def set_alias(folder: Path, alias: str, target: str) -> None:
     check_name(target)
 
     def change(aliases: dict[str, str]) -> None:
-        if target in aliases or target == alias:
+        if target == alias:
+            raise InvalidRequest.of(
+                "alias", f"{alias} would mean itself: give the model another name"
+            )
+        if target in aliases:
             raise InvalidRequest.of("model", f"{target} is an alias itself")
         if alias in aliases.values():
             raise InvalidRequest.of("alias", f"other aliases mean {alias}")
@@ -105,39 +104,13 @@ def remove_alias(folder: Path, alias: str) -> None:
 
 def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with writing_alone(folder, _LOCK_FILE):
             aliases = dict(read_aliases(folder))
             change(aliases)
-            _replace(folder, aliases)
+            content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
+            replace_json(folder / ALIASES_FILE, content)
     except OSError as error:
         raise file_error(error, ALIASES_FILE, doing="cannot be written: ") from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other writers out; a process that dies lets them in."""
-    descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _replace(folder: Path, aliases: Mapping[str, str]) -> None:
-    content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{ALIASES_FILE}.")
-    path = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(content, indent=2) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        path.chmod(_MODE)
-        path.replace(folder / ALIASES_FILE)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class AliasPlaces:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from mlxd_models.describe import describe
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
+from mlxd_models.files.chat_template import read_template
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_config import check_tokenizer_file
@@ -52,12 +53,14 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
 
     Raises:
         InvalidModel: no worker could load it: its config, generation_config.json or tensors cannot
-            be served, there is no tokenizer, or a file that another one names is missing.
+            be served, there is no tokenizer, its chat template cannot be read, or a file that
+            another one names is missing.
     """
     files = files_of(source)
     check_modules(files)
     described = describe(files, foreign=foreign)
     check_tokenizer_file(files)
+    read_template(files)
     facts = replace(facts_of(described), taken=taken_of(described))
     return Folder(model_digest(files), facts, read_generation_defaults(files))
 

@@ -7,7 +7,7 @@ one folder until it is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlxd_shared import config
@@ -18,7 +18,11 @@ Needed = Callable[[str, Path], bool]
 
 
 class LoadedNames(dict[str, Path]):
-    """Folders by name, the name that was used longest ago first. Names are added by `give`."""
+    """Folders by name, the name that was used longest ago first; see `give` and `restore`."""
+
+    def restore(self, names: Mapping[str, Path]) -> None:
+        """Take in names that were given before, the oldest first."""
+        self.update(names)
 
     def of(self, path: Path) -> tuple[str, ...]:
         """Return the names of a folder, in alphabetical order."""

@@ -6,15 +6,16 @@ Invariants:
   listed so where another has its name.
 - Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
 - One broken model hides no other: it is listed with its error, and refused when asked for.
-- A name that a load gave is forgotten when a client says so, or to make room for another, if no
-  model in use and no alias needs it. What is forgotten while its files are read is not found.
+- A name that a load gave outlives the server. It is forgotten when a client says so, or to make
+  room for another, if no model in use and no alias needs it. What is forgotten while its files are
+  read is not found.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from typing import Any
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import AliasPlaces, Unreadable
 from mlxd_controller.store.folder import Entry, Folder, Readings
+from mlxd_controller.store.folder_paths import existing_folder, resolve_folder
 from mlxd_controller.store.loaded_names import LoadedNames
+from mlxd_controller.store.naming import beginning_of_digest, hint_for
+from mlxd_controller.store.remembered import RememberedNames
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
-from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InvalidModel,
@@ -37,7 +40,6 @@ from mlxd_shared.domain.errors import (
 )
 from mlxd_shared.ops.logs import get_logger
 
-NAMES_IN_HINT_MAX = 8
 REFS_MAX = 4 * config.MODELS_MAX
 _log = get_logger("store")
 
@@ -51,12 +53,13 @@ class Library:
         shelves: Sequence[Shelf] = (),
         *,
         aliases: Path | None = None,
+        remembered: RememberedNames | None = None,
         foreign: Family[Any] = FOREIGN,
     ) -> None:
-        """Take the configured names and stores; nothing is read yet.
+        """Take the configured names, those that loads gave before, and stores; no model is read.
 
-        aliases: the directory that has the file of aliases. foreign: what describes models that
-        mlx-lm alone has an architecture for.
+        aliases: the directory that has the file of aliases. remembered: the file of names that
+        loads gave. foreign: what describes models that mlx-lm alone has an architecture for.
 
         Raises:
             InvalidRequest: a name is given twice, or is not a name; or a path is not text.
@@ -76,8 +79,13 @@ class Library:
             check_name(name)
             if len(self._configured) >= config.MODELS_MAX:
                 raise QueueFull("models", config.MODELS_MAX)
-            self._configured[name] = _resolve(path)
+            self._configured[name] = resolve_folder(path)
             self._seen[name] = Place(name, self._configured[name])
+        self._remembered = remembered or RememberedNames(None)
+        self._remembering = asyncio.Lock()  # so that the file changes in the order of the names
+        known = self._remembered.read().items()
+        self._loaded.restore({n: path for n, path in known if n not in self._configured})
+        self._seen.update({name: Place(name, path) for name, path in self._loaded.items()})
 
     async def resolve(self, name: str) -> ModelRef:
         """Return the model of a name, alias or digest; see the port."""
@@ -85,13 +93,38 @@ class Library:
         place = await asyncio.to_thread(self._find, name, self._named)
         if place is not None:
             return await self._ref(place)
-        places = {place.path: place for place in self._seen.values() if self._is(place, name)}
-        for _, place in sorted(places.items()):
-            if (await self._readings.read(place.path)).digest == name:  # still: files change
-                return await self._ref(place)
+        place = await self._find_by_digest(name)
+        if place is not None:
+            return await self._ref(place)
         await asyncio.to_thread(self._aliases.check_is_none, name)
-        names = ", ".join(sorted(self._seen)[:NAMES_IN_HINT_MAX])
-        raise ModelNotFound(name, f"known: {names}" if names else "none is configured")
+        raise ModelNotFound(name, await asyncio.to_thread(self._hint, name, self._named))
+
+    async def _find_by_digest(self, name: str) -> Place | None:
+        """Return where a model is whose digest is `name`, or begins so; None if there is none."""
+        beginning = beginning_of_digest(name)
+        if beginning is None:
+            return None
+        if not any(self._is(place, beginning) for place in self._seen.values()):
+            await self.list_models()  # which reads what nobody has asked for yet
+        places = {place.path: place for place in self._seen.values() if self._is(place, beginning)}
+        entries = [(place, await self._readings.read(place.path)) for place in places.values()]
+        matches = {
+            entry.digest: place  # still: files change
+            for place, entry in sorted(entries, key=lambda pair: pair[0].path, reverse=True)
+            if entry.digest is not None and entry.digest.startswith(beginning)
+        }
+        if len(matches) > 1:
+            problem = f"the digests of {len(matches)} models begin with {name}: write more of one"
+            raise InvalidRequest.of("model", problem)
+        return next(iter(matches.values()), None)
+
+    def _hint(self, name: str, named: Mapping[str, Path]) -> str:
+        """Return what to tell about a name that nobody has, on a thread."""
+        known: Iterable[str] = named
+        with suppress(MachineShort):  # which is no answer to who asked for a name
+            known = self._look(named)
+        pulls = any(shelf.kind is StoreKind.HUB for shelf in self._shelves)
+        return hint_for(name, known, pulls=pulls)
 
     def only_name(self) -> str:
         """Return the name to take where none is given: the only one named to the server."""
@@ -114,7 +147,12 @@ class Library:
         await self._readings.read_good(path)
         name = name or path.name
         if name not in self._configured:
-            self._give(name, path, await asyncio.to_thread(self._aliases.targets), in_use())
+            aliased = await asyncio.to_thread(self._aliases.targets)
+            async with self._remembering:
+                is_new = name not in self._loaded
+                former = self._give(name, path, aliased, in_use())
+                if is_new:
+                    await asyncio.to_thread(self._remembered.put, name, path, instead=former)
         return await self._ref(Place(name, path))
 
     def use(self, name: str) -> None:
@@ -131,10 +169,18 @@ class Library:
                 await asyncio.to_thread(self._aliases.check_is_none, name)
                 raise ModelNotFound(name, "no load has given this name")
             raise InvalidRequest.of("name", f"{name!r} {origin}")
-        path = self._loaded[name]
+        async with self._remembering:
+            left = self._forget(name, in_use())
+            await asyncio.to_thread(self._remembered.drop, name)
+        return left
+
+    def _forget(self, name: str, needed: Collection[str]) -> tuple[str, ...]:
+        """Take a name away that a load gave, and return those that its folder has left."""
+        path = self._loaded.get(name)
+        if path is None:
+            raise ModelNotFound(name, "the name was forgotten just now")
         left = sorted(other for other, place in self._named.items() if place == path)
         left.remove(name)
-        needed = in_use()
         if not left and self._is_in_use(path, needed):
             problem = f"{name!r} is the only name of a model in use: unload it first"
             raise InvalidRequest.of("name", problem)
@@ -276,11 +322,11 @@ class Library:
         return ref
 
     def _is(self, place: Place, digest: str) -> bool:
-        """Return whether a place had this digest when it was last read."""
+        """Return whether a place had this digest, or one that begins so, when it was last read."""
         if place.error is not None or self._is_forgotten(place):
             return False
         entry = self._readings.last(place.path)
-        return entry is not None and entry.digest == digest
+        return entry is not None and entry.digest is not None and entry.digest.startswith(digest)
 
     # --- folders that were named -----------------------------------------------------------------
 
@@ -290,8 +336,8 @@ class Library:
         path: Path,
         aliased: Collection[str] | Unreadable,
         in_use: Collection[str],
-    ) -> None:
-        """Take in a name that a load gives, in the place of one that nobody needs, if need be."""
+    ) -> str | None:
+        """Take in a name that a load gives; return the one that made room for it, if need be."""
 
         def is_needed(known: str, place: Path) -> bool:
             if isinstance(aliased, Unreadable):
@@ -303,6 +349,7 @@ class Library:
         if former is not None:
             _log.info("name forgotten", model=former, instead=name)
             self._unsee(former, in_use)
+        return former
 
     def _is_forgotten(self, place: Place) -> bool:
         """Return whether a folder that was named one by one has lost that name meanwhile."""
@@ -334,39 +381,10 @@ class Library:
 
     async def _check_folder(self, path: Path, name: str) -> Path:
         """Return the folder itself, if it may be served under `name`."""
-        path = await asyncio.to_thread(_existing, path)
+        path = await asyncio.to_thread(existing_folder, path)
         name = name or path.name
         check_name(name)
         place = await asyncio.to_thread(self._find, name, self._named)
         if place is not None and place.path != path:
             raise InvalidRequest.of("name", f"{name!r} is the name of another folder")
         return path
-
-
-def _existing(path: Path) -> Path:
-    """Return the folder that `path` leads to.
-
-    Raises:
-        ModelNotFound: none, or none that may be looked at.
-        InvalidRequest: its own path is not text.
-    """
-    try:
-        if path.is_dir():
-            return _resolve(path)
-    except OSError as error:  # such as a path that is too long
-        short = machine_short(error, path.name)
-        if short is not None:
-            raise short from error
-        raise ModelNotFound(str(path), error.strerror or "unreadable") from error
-    raise ModelNotFound(str(path), "there is no such folder")
-
-
-def _resolve(path: Path) -> Path:
-    """Return the path without links, which messages can carry."""
-    try:
-        path = path.resolve()
-        str(path).encode()
-    except (RuntimeError, UnicodeEncodeError) as error:
-        problem = "not UTF-8" if isinstance(error, UnicodeEncodeError) else "a loop of links"
-        raise InvalidRequest.of("model", f"the path {str(path)!r} is {problem}") from error
-    return path

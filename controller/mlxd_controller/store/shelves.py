@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import resources
 from pathlib import Path
 
 from mlxd_controller.settings import StorePlaces
@@ -10,8 +11,16 @@ from mlxd_controller.store.hub import HubShelf
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.models_dir import ModelsShelf
 from mlxd_controller.store.ollama import OllamaShelf
+from mlxd_controller.store.remembered import RememberedNames
 from mlxd_controller.store.shelf import Shelf
 from mlxd_models.families.foreign import FOREIGN, INSTALLED
+
+DEMO_NAME = "demo"
+
+
+def demo_model() -> Path:
+    """Return the folder of the model that comes with mlxd."""
+    return Path(str(resources.files("mlxd_shared") / "demo_model"))
 
 
 def library_of(
@@ -29,4 +38,10 @@ def library_of(
     )  # fmt: skip
     shelves = [make(root) for make, root in kinds if root is not None]
     foreign = INSTALLED if launches else FOREIGN
-    return Library(models, shelves, aliases=places.models_dir, foreign=foreign)
+    return Library(
+        models,
+        shelves,
+        aliases=places.models_dir,
+        remembered=RememberedNames(places.models_dir),
+        foreign=foreign,
+    )

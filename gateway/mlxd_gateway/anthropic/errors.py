@@ -8,6 +8,7 @@ from mlxd_gateway.common.failures import Failure, FailureKind
 
 TYPES = {
     FailureKind.UNAUTHENTICATED: "authentication_error",
+    FailureKind.FORBIDDEN: "permission_error",
     FailureKind.NOT_FOUND: "not_found_error",
     FailureKind.TOO_LARGE: "request_too_large",
     FailureKind.BUSY: "rate_limit_error",

@@ -2,15 +2,17 @@
 
 Invariants:
 - A body is never longer in memory than HTTP_BODY_BYTES_MAX, whatever its head says, and has all
-  come within HTTP_BODY_S.
+  come within HTTP_BODY_S; those that are being read take at most their `Room` together.
 - What is not JSON, not of the struct's types, or a field that the struct has not is BadField.
+- All of a body is UTF-8, what is kept as JSON text too, into which nobody looks here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,27 +27,60 @@ _PATH = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(?P<name>.*)`")
 
 
+class Room:
+    """What bodies take in memory while they are being read, of all requests together."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Let bodies take `nbytes` at once."""
+        self._nbytes = nbytes
+        self._free_nbytes = nbytes
+
+    @contextmanager
+    def lend(self) -> Iterator[Callable[[int], None]]:
+        """Yield what takes so many bytes more for one body; they are free again behind the block.
+
+        What is yielded raises Refused, with a time to retry, where there is no room now.
+        """
+        taken = 0
+
+        def take(nbytes: int) -> None:
+            nonlocal taken
+            if nbytes > self._free_nbytes:
+                message = f"bodies of {self._nbytes} bytes are being read"
+                failure = Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S)
+                raise Refused(failure)
+            self._free_nbytes -= nbytes
+            taken += nbytes
+
+        try:
+            yield take
+        finally:
+            self._free_nbytes += taken
+
+
 def reader_of(kind: type[_T]) -> Callable[[Request], Coroutine[Any, Any, _T]]:
     """Return a function that reads a request's body as `kind`.
 
-    It raises Refused where the body is too large, too slow or not JSON, BadField for a field, and
-    starlette's ClientDisconnect where the client goes.
+    It raises Refused where the body is too large, too slow or not JSON, or there is no room for it,
+    BadField for a field, and starlette's ClientDisconnect where the client goes.
     """
     decoder = msgspec.json.Decoder(kind)
 
     async def read(request: Request) -> _T:
-        struct = decode(decoder, await read_body(request))
+        room: Room = request.app.state.room
+        with room.lend() as take:
+            struct = decode(decoder, await read_body(request, take))
         refuse(struct)
         return struct
 
     return read
 
 
-async def read_body(request: Request) -> bytes:
-    """Return a request's body.
+async def read_body(request: Request, take: Callable[[int], None]) -> bytes:
+    """Return a request's body, for whose bytes `take` is called as they come.
 
     Raises:
-        Refused: it is too long, or does not come.
+        Refused: it is too long, or does not come; or `take` raises it.
         ClientDisconnect: the client has gone.
     """
     limit = config.HTTP_BODY_BYTES_MAX
@@ -58,10 +93,11 @@ async def read_body(request: Request) -> bytes:
     try:
         async with asyncio.timeout(config.HTTP_BODY_S):
             async for chunk in request.stream():
-                chunks.append(chunk)
                 nbytes += len(chunk)
                 if nbytes > limit:
                     raise too_large
+                take(len(chunk))
+                chunks.append(chunk)
     except TimeoutError as error:
         message = f"the body did not come within {config.HTTP_BODY_S:.0f} s"
         raise Refused(Failure(FailureKind.SLOW_BODY, message)) from error
@@ -75,6 +111,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         BadField: it spells none; names the field where there is one.
     """
     try:
+        body.decode()  # msgspec passes over what it keeps as it is
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise describe_violation(str(error)) from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import mlxd
 from mlxd_shared import config
+from mlxd_shared.security.bearer import REFUSAL
 
 
 class FailureKind(enum.Enum):
@@ -20,6 +21,7 @@ class FailureKind(enum.Enum):
 
     INVALID = 400
     UNAUTHENTICATED = 401
+    FORBIDDEN = 403
     NOT_FOUND = 404
     METHOD = 405
     SLOW_BODY = 408
@@ -96,6 +98,8 @@ _KINDS = {
     mlxd.NoRoom: FailureKind.BUSY,
     mlxd.QueueFull: FailureKind.BUSY,
     mlxd.MachineShort: FailureKind.BUSY,
+    mlxd.KeyLimit: FailureKind.BUSY,
+    mlxd.NotAllowed: FailureKind.FORBIDDEN,
     mlxd.DeadlinePassed: FailureKind.LATE,
     mlxd.BrokenStream: FailureKind.BROKEN,
     mlxd.InternalError: FailureKind.BUG,
@@ -106,6 +110,8 @@ _KINDS = {
 def _remote(error: mlxd.RemoteError) -> Failure:
     """Return the failure of a call that no controller has answered in mlxd's own words."""
     match error.code.name:
+        case "UNAUTHENTICATED":
+            return Failure(FailureKind.UNAUTHENTICATED, REFUSAL)
         case "UNAVAILABLE":
             message = "no controller answers"
             return Failure(FailureKind.UNAVAILABLE, message, retry_after_s=config.HTTP_RETRY_S)

@@ -88,19 +88,21 @@ def refuse(request: msgspec.Struct) -> None:
         raise BadField(path, fate.why)
 
 
-def _find_refused(value: object, path: str) -> Iterator[tuple[str, Fate]]:
-    if isinstance(value, msgspec.Struct):
-        kind = type(value)
-        for name, encoded, fate in _list_refusable(kind):
-            content = _plain(getattr(value, name))
-            if content is not None and content not in fate.neutral:
-                yield _join(path, encoded), fate
-        names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
-        for name, encoded in names:
-            yield from _find_refused(getattr(value, name), _join(path, encoded))
-    elif isinstance(value, list):
-        for index, entry in enumerate(value):
-            yield from _find_refused(entry, f"{path}[{index}]")
+def _find_refused(struct: msgspec.Struct, path: str) -> Iterator[tuple[str, Fate]]:
+    """Yield what is refused of a struct and of those in it; other values have no fields."""
+    kind = type(struct)
+    for name, encoded, fate in _list_refusable(kind):
+        content = _plain(getattr(struct, name))
+        if content is not None and content not in fate.neutral:
+            yield _join(path, encoded), fate
+    for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        content = getattr(struct, name)
+        if isinstance(content, msgspec.Struct):
+            yield from _find_refused(content, _join(path, encoded))
+        elif isinstance(content, list):
+            for index, entry in enumerate(content):
+                if isinstance(entry, msgspec.Struct):
+                    yield from _find_refused(entry, f"{_join(path, encoded)}[{index}]")
 
 
 def _join(path: str, name: str) -> str:

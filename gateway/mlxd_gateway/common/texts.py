@@ -23,14 +23,17 @@ def join_objects(own: Mapping[str, object], sent: msgspec.Raw, field: str) -> st
     """Return the JSON object of both, of which `own` yields to `sent`; empty where there is none.
 
     Raises:
-        BadField: `sent` is no object; names `field`.
+        BadField: `sent` is no object, or has what cannot be read; names `field`.
     """
     text = json_of(sent)
     if not text:
         return json.dumps(own) if own else ""
     if not own:
         return text
-    value = msgspec.json.decode(text)
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadField(field, f"cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise BadField(field, "is no object")
     return json.dumps({**own, **value})

@@ -8,6 +8,7 @@ from mlxd_gateway.common.failures import Failure, FailureKind
 
 TYPES = {
     FailureKind.UNAUTHENTICATED: ("authentication_error", "invalid_api_key"),
+    FailureKind.FORBIDDEN: ("permission_error", "forbidden"),
     FailureKind.NOT_FOUND: ("invalid_request_error", "not_found"),
     FailureKind.BUSY: ("rate_limit_error", "busy"),
     FailureKind.BUG: ("server_error", "internal_error"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.stored_files import GGUF_PROBLEM, GGUF_SUFFIX
 from mlxd_models.files.tensor_blobs import blob_quantization
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
@@ -26,11 +27,14 @@ def read_model_config(source: Source) -> dict[str, Any]:
     packing holds no longer.
 
     Raises:
-        InvalidModel: missing, unreadable, over its bound, not JSON, or not an object; or of blobs
-            the packing cannot be told.
+        InvalidModel: missing, also because the weights are of another format; unreadable, over its
+            bound, not JSON, or not an object; or of blobs the packing cannot be told.
     """
     files = files_of(source)
     if files.path_of(CONFIG_FILE) is None:
+        gguf = [name for name in files.others if name.endswith(GGUF_SUFFIX)]
+        if gguf:
+            raise InvalidModel(GGUF_PROBLEM, file=gguf[0])
         raise InvalidModel("missing", file=CONFIG_FILE)
     values = files.read_json(CONFIG_FILE)
     packing = blob_quantization(files) if files.by_content and _PACKING not in values else None
@@ -45,7 +49,7 @@ def check_tokenizer_file(source: Source) -> None:
 
     Raises:
         InvalidModel: it is missing, empty, over TOKENIZER_FILE_BYTES_MAX, no regular file, or a
-            link that cannot be followed; or a file beside it is there, and is no JSON object.
+            link that cannot be followed.
     """
     files = files_of(source)
     path = files.path_of(TOKENIZER_FILE)
@@ -57,8 +61,6 @@ def check_tokenizer_file(source: Source) -> None:
     if not 0 < nbytes <= TOKENIZER_FILE_BYTES_MAX:
         problem = "empty" if not nbytes else f"over {TOKENIZER_FILE_BYTES_MAX} bytes long"
         raise InvalidModel(problem, file=files.label(TOKENIZER_FILE))
-    for beside in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        files.read_json(beside)
 
 
 def no_tokenizer() -> InvalidModel:

@@ -20,7 +20,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mlxd_models.files.model_files import file_error, parse_json_object, read_file
-from mlxd_models.files.stored_files import READ_FOLDERS, Blob, StoredFiles, check_inside
+from mlxd_models.files.stored_files import (
+    GGUF_PROBLEM,
+    READ_FOLDERS,
+    Blob,
+    StoredFiles,
+    check_inside,
+)
 from mlxd_shared.config import MANIFEST_BYTES_MAX, MANIFEST_LAYERS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -89,9 +95,7 @@ def open_manifest(path: Path) -> StoredFiles:
     check_inside(path, (root / MANIFESTS).resolve(), name=path.name)
     layers = read_manifest(path)
     if is_gguf(layers):
-        raise InvalidModel(
-            "GGUF: these weights are for another engine; mlxd serves safetensors", file=path.name
-        )
+        raise InvalidModel(GGUF_PROBLEM, file=path.name)
     places = dict(_find_blobs(layers, root / BLOBS))
     blobs = {(layer.name, layer.digest): layer for layer in layers if layer.media_type == _TENSOR}
     if not blobs:

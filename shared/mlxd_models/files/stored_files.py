@@ -29,6 +29,8 @@ OTHER_WEIGHTS = frozenset(
     {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 )
 """Of weights in formats that are not served, several of which would run code when read."""
+GGUF_SUFFIX = ".gguf"
+GGUF_PROBLEM = "GGUF: these weights are for another engine; mlxd serves safetensors"
 
 TO_NOTHING = "a link to nothing"
 HUB_REPOSITORY_PREFIX = "models--"

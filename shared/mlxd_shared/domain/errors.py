@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, dataclass_transform
 
+from mlxd_shared.domain.units import format_bytes
+
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 class MlxdError(Exception):
@@ -100,7 +102,7 @@ def _list_terms(need: ModelTooLarge | NoRoom) -> str:
     terms = {name: int(vars(need)[f"{name}_bytes"]) for name in names}
     if not any(terms.values()):
         return ""
-    return f" ({', '.join(f'{name} {nbytes}' for name, nbytes in terms.items())})"
+    return f" ({', '.join(f'{name} {format_bytes(nbytes)}' for name, nbytes in terms.items())})"
 
 
 class ModelTooLarge(MlxdError):
@@ -120,8 +122,9 @@ class ModelTooLarge(MlxdError):
 
     def __str__(self) -> str:
         return (
-            f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}, "
-            f"{self.budget_bytes} available after {self.reserve_bytes} reserved"
+            f"{self.model} needs {format_bytes(self.need_bytes)}{_list_terms(self)}, "
+            f"{format_bytes(self.budget_bytes)} available"
+            f" after {format_bytes(self.reserve_bytes)} reserved"
             + (f"; {self.hint}" if self.hint else "")
         )
 
@@ -149,11 +152,12 @@ class NoRoom(MlxdError):
     lost: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
-        need = f"{self.model} needs {self.need_bytes} bytes{_list_terms(self)}"
+        need = f"{self.model} needs {format_bytes(self.need_bytes)}{_list_terms(self)}"
         if self.lost:
             return f"{need}, and what could hold it is lost: {self.lost}"
         return (
-            f"{need}, {self.available_bytes} available now after {self.reserve_bytes} reserved, "
+            f"{need}, {format_bytes(self.available_bytes)} available now"
+            f" after {format_bytes(self.reserve_bytes)} reserved, "
             "and nothing idle can be evicted"
             + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")
         )
@@ -230,10 +234,14 @@ class WorkerExited(WorkerStartFailed):
 
 
 class WorkerTimedOut(WorkerStartFailed):
-    """A worker that made no progress in time."""
+    """A worker that made no progress in time, or that was not there; `cause` is for people."""
 
     waited_s: float = 0.0
-    sentence = "the worker of {model} made no progress for {waited_s:.0f} s"
+    cause: str = ""
+
+    def __str__(self) -> str:
+        cause = f" ({self.cause})" if self.cause else ""
+        return f"the worker of {self.model} made no progress for {self.waited_s:.0f} s{cause}"
 
 
 class LoadAbandoned(MlxdError):
@@ -287,6 +295,24 @@ class BadCredentials(MlxdError):
     file: str
     problem: str
     sentence = "{file}: {problem}"
+
+
+class NotAllowed(MlxdError):
+    """A call that the caller's key is not for; `asked` is a scope, or a model."""
+
+    key: str
+    asked: str
+    sentence = "the key {key!r} is not for {asked}"
+
+
+class KeyLimit(MlxdError):
+    """A key that has used up what it may; `limit` is what it may have of `what`."""
+
+    key: str
+    what: str
+    limit: int
+    retry_after_s: float
+    sentence = "the key {key!r} has at most {limit} {what}"
 
 
 class ShuttingDown(MlxdError):

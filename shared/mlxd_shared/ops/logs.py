@@ -5,6 +5,9 @@ are logged by nobody but the controller's `Transcript`, where an operator asked 
 
 A log that nobody reads any more never stops its writer: a worker whose controller was killed has a
 broken pipe for a log, and must still end in good order. Nor does a log on a full disk.
+
+structlog is imported by who sets the log up or writes a line: a client has a logger or two behind
+it, mostly writes none, and would begin a fifth later (structlog imports all that can render one).
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import io
 import logging
 import os
 import sys
-from typing import Literal, TextIO, cast
-
-import structlog
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from mlxd_shared.ops.terminal import escape, escape_line
+
+if TYPE_CHECKING:
+    import structlog
 
 LogFormat = Literal["auto", "json", "console"]
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in
@@ -62,6 +66,8 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
     Raises:
         ValueError: `level` is not one of LEVELS.
     """
+    import structlog  # noqa: PLC0415 - see above
+
     if level not in LEVELS:
         raise ValueError(f"log level {level!r} is not one of {', '.join(LEVELS)}")
     console = fmt == "console" or (fmt == "auto" and stream.isatty())
@@ -102,7 +108,18 @@ def _harmless(
     return event
 
 
+class _Logger:
+    """Stands for structlog's logger of a component, which is made for each line."""
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method of structlog's
+        import structlog  # noqa: PLC0415 - see above
+
+        return getattr(structlog.get_logger(component=self._component), name)
+
+
 def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:
     """Return a logger that names its component on every line."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
-    return logger
+    return cast("structlog.typing.FilteringBoundLogger", _Logger(component))

@@ -1,116 +1,15 @@
-"""The bearer token: one secret that a caller must send with every call, and how it is checked.
-
-Invariants:
-- A token comes from a file, never from a command line, and is in no log line and no message.
-- A refused call reaches no handler and no other interceptor. Its answer does not depend on the
-  method, on whether there is such a method, nor on what was wrong with the token; the comparison
-  takes the same time wherever and however long the tokens differ.
-"""
+"""What refused callers are told, and what the log says of them."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 import time
-from pathlib import Path
-
-import grpc
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import BadCredentials
 from mlxd_shared.ops.logs import get_logger
-from mlxd_shared.security.certificates import read_secret
-from mlxd_shared.wire.interceptors import (
-    HEALTH_PREFIX,
-    Context,
-    Continuation,
-    Handler,
-    refuse_unread,
-)
 
 REFUSAL = "valid credentials are needed"
 """All that a refused caller is told."""
-
-HEADER = "authorization"
-_SCHEME = "bearer "
-_SHAPE = re.compile(
-    rf"[A-Za-z0-9._~+/-]{{{config.TOKEN_CHARS_MIN},{config.TOKEN_CHARS_MAX}}}={{0,2}}"
-)
 _log = get_logger("security")
-
-
-class Token:
-    """One secret. It prints as nothing."""
-
-    __slots__ = ("_digest", "_value")
-
-    def __init__(self, value: str) -> None:
-        """Keep `value`, of the shape that `read_token` checks."""
-        self._value = value
-        self._digest = _digest(value)
-
-    def __repr__(self) -> str:
-        """Say nothing of the value."""
-        return "Token(...)"
-
-    @property
-    def header(self) -> tuple[str, str]:
-        """The metadata that a caller sends."""
-        return HEADER, f"Bearer {self._value}"
-
-    def accepts(self, header: str) -> bool:
-        """Return whether `header`, the value of an authorization header, carries this token."""
-        scheme, secret = header[: len(_SCHEME)], header[len(_SCHEME) :]
-        # Digests are compared: they have one length, whatever the token's is.
-        same = hmac.compare_digest(_digest(secret), self._digest)
-        return same and scheme.lower() == _SCHEME
-
-
-def _digest(value: str) -> bytes:
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest()
-
-
-def read_token(path: Path) -> Token:
-    """Return the token in the first and only line of a file.
-
-    Raises:
-        BadCredentials: the file cannot be read, or holds anything but one token.
-    """
-    try:
-        text = read_secret(path).decode("ascii").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise BadCredentials(str(path), "holds bytes that no token has") from error
-    if not _SHAPE.fullmatch(text):
-        limit = f"{config.TOKEN_CHARS_MIN} to {config.TOKEN_CHARS_MAX} letters, digits or ._~+/-"
-        raise BadCredentials(str(path), f"a token is one line of {limit}")
-    return Token(text)
-
-
-class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls with the token through. To be the first of a server's interceptors."""
-
-    def __init__(self, token: Token, *, open_health: bool) -> None:
-        """Guard every method, but the health service where `open_health` says so."""
-        self._token = token
-        self._open_prefix = HEALTH_PREFIX if open_health else None
-        self._refusals = Refusals()
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
-        """Ask the next interceptor, or refuse without asking."""
-        metadata = handler_call_details.invocation_metadata or ()
-        headers = [str(value) for key, value in metadata if key == HEADER]
-        accepted = self._token.accepts(headers[0] if len(headers) == 1 else "")
-        method = handler_call_details.method
-        if accepted or (self._open_prefix and method.startswith(self._open_prefix)):
-            return await continuation(handler_call_details)
-        return refuse_unread(self._refuse)
-
-    async def _refuse(self, context: Context) -> None:
-        self._refusals.note(context.peer())
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
 
 
 class Refusals:

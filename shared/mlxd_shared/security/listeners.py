@@ -15,9 +15,11 @@ from pathlib import Path
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import Token, read_token
 from mlxd_shared.security.certificates import Identity, load_authorities, load_identity
+from mlxd_shared.security.key_file import KeyFile
+from mlxd_shared.security.keys import ANYBODY, Caller
 from mlxd_shared.security.net import Address
+from mlxd_shared.security.tokens import Token, read_token, secret_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class ListenerFiles:
     tls_client_ca: Path | None = None
     token_file: Path | None = None
     open_health: bool = False
+    keys_file: Path | None = None
 
     def load(self) -> ListenerSecurity:
         """Read every file.
@@ -43,12 +46,13 @@ class ListenerFiles:
             raise InvalidRequest.of(missing, f"is needed with {present}")
         if self.tls_client_ca and not cert:
             raise InvalidRequest.of("tls_client_ca", "needs tls_cert and tls_key")
-        if self.open_health and not self.token_file:
-            raise InvalidRequest.of("open_health", "means nothing without token_file")
+        if self.open_health and not (self.token_file or self.keys_file):
+            raise InvalidRequest.of("open_health", "means nothing without token_file or keys_file")
         return ListenerSecurity(
             identity=load_identity(cert, key) if cert and key else None,
             client_ca=load_authorities(self.tls_client_ca) if self.tls_client_ca else None,
             token=read_token(self.token_file) if self.token_file else None,
+            keys=KeyFile(self.keys_file) if self.keys_file else None,
             files=self,
         )
 
@@ -64,12 +68,25 @@ class ListenerSecurity:
     identity: Identity | None = None
     client_ca: bytes | None = None
     token: Token | None = None
+    keys: KeyFile | None = None
     files: ListenerFiles = NO_FILES
 
     @property
     def knows_callers(self) -> bool:
         """Whether strangers are kept out and nobody on the way can listen."""
-        return self.identity is not None and (self.token is not None or self.client_ca is not None)
+        return self.identity is not None and (self.needs_secret or self.client_ca is not None)
+
+    @property
+    def needs_secret(self) -> bool:
+        """Whether every call carries the token or a key."""
+        return self.token is not None or self.keys is not None
+
+    def caller_of(self, header: str) -> Caller | None:
+        """Return who sends `header` as authorization; None: nobody who is known."""
+        if self.token is not None and self.token.accepts(header):
+            return ANYBODY
+        key = None if self.keys is None else self.keys.ring.find(secret_in(header))
+        return None if key is None else Caller(key)
 
     def check(self, address: Address, *, anywhere: bool) -> None:
         """Refuse an address that this does not protect.
@@ -83,7 +100,7 @@ class ListenerSecurity:
                 "tls_cert", "is for TCP; a Unix socket is private by its folder"
             )
         if not (address.loopback or anywhere or self.knows_callers):
-            needs = "TLS and a token or a client CA, or --allow-remote to serve everybody"
+            needs = "TLS and a token, keys or a client CA, or --allow-remote to serve everybody"
             raise InvalidRequest.of("address", f"{address.target} is not loopback: give {needs}")
 
     def server_credentials(self) -> grpc.ServerCredentials | None:

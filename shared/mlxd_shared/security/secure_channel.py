@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import read_token
 from mlxd_shared.security.certificates import load_authorities, load_identity
 from mlxd_shared.security.net import CHANNEL_OPTIONS, parse_address
+from mlxd_shared.security.tokens import read_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ PLAIN = ChannelSecurity()
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
-trace_context: ContextVar[Headers] = ContextVar("trace_context", default=())
-"""What calls of the current task say of the request that they are for: the headers `traceparent`
-and `tracestate` of W3C's Trace Context, in lower case."""
+call_headers: ContextVar[Headers] = ContextVar("call_headers", default=())
+"""Headers, their names in lower case, of all calls of the current task: for whoever makes them on
+behalf of another request. `traceparent` and `tracestate` (W3C's Trace Context) go on to workers;
+`authorization` is that one's own, where the channel has no token."""
 
 
 def channel(target: str, security: ChannelSecurity = PLAIN) -> grpc.aio.Channel:
@@ -84,7 +85,7 @@ def _credentials(security: ChannelSecurity) -> grpc.ChannelCredentials | None:
 
 
 def _carry_headers(opened: grpc.aio.Channel, headers: Headers) -> grpc.aio.Channel:
-    """Have every call of a channel carry these headers, and those of `trace_context`."""
+    """Have every call of a channel carry these headers, and those of `call_headers`."""
     for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
         setattr(opened, kind, _with_headers(getattr(opened, kind), headers))
     return opened
@@ -97,7 +98,7 @@ def _with_headers(make: Callable[..., Any], headers: Headers) -> Callable[..., A
         call = make(*names, **codecs)
 
         def start(*args: Any, metadata: Any = None, **options: Any) -> Any:  # noqa: ANN401
-            sent = (*(metadata or ()), *headers, *trace_context.get())
+            sent = (*(metadata or ()), *headers, *call_headers.get())
             return call(*args, metadata=sent, **options)
 
         return start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.security.bearer import TokenInterceptor
+from mlxd_shared.security.callers import CallerInterceptor
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
 from mlxd_shared.security.unix_socket import claim_socket
@@ -40,8 +42,8 @@ def make_server(
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
-    Where `security` has a token, no call passes without it, whatever its method. No request holds
-    more than `limits`.
+    Where `security` has a token or keys, no call passes without one, whatever its method. No
+    request holds more than `limits`.
 
     calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
         whose one client is bounded.
@@ -53,9 +55,8 @@ def make_server(
     if calls_max is not None:
         interceptors.insert(0, AdmissionInterceptor(calls_max))
         options += CLIENTS_OPTIONS
-    if security.token is not None:
-        open_health = security.files.open_health
-        interceptors.insert(0, TokenInterceptor(security.token, open_health=open_health))
+    if security.needs_secret:
+        interceptors.insert(0, CallerInterceptor(security))
     server = grpc.aio.server(interceptors=interceptors, options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_of, server)
     names = [service.full_name for service in services]
@@ -93,12 +94,42 @@ def listen(
 def _bind(
     server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None
 ) -> int:
+    if not address.is_unix:
+        _check_free(address)
     try:
         if credentials is None:
             return server.add_insecure_port(address.target)
         return server.add_secure_port(address.target, credentials)
     except RuntimeError as error:
         raise InvalidRequest.of("address", f"cannot listen on {address.target}") from error
+
+
+def _check_free(address: Address) -> None:
+    """Raise InvalidRequest where nobody can listen on a host and port, with the system's reason.
+
+    gRPC would give none, and writes lines of its own on stderr where it fails.
+    """
+    host, _, port = address.target.rpartition(":")
+    problems: list[OSError] = []
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _not_listening(address, error) from error
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:  # such as a family of addresses that this machine has not
+            problems.append(error)
+    taken = [error for error in problems if error.errno == errno.EADDRINUSE]
+    if taken or len(problems) == len(places):
+        raise _not_listening(address, [*taken, *problems][0])
+
+
+def _not_listening(address: Address, error: OSError) -> InvalidRequest:
+    problem = f"cannot listen on {address.target}: {error.strerror or error}"
+    return InvalidRequest.of("address", problem)
 
 
 def add_service(server: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:

@@ -58,6 +58,8 @@ TABLE = (
     Row(e.WrongWorker, _C.FAILED_PRECONDITION, "WRONG_WORKER"),
     Row(e.BackendProblem, _C.FAILED_PRECONDITION, "BACKEND_PROBLEM"),
     Row(e.BadCredentials, _C.FAILED_PRECONDITION, "BAD_CREDENTIALS"),
+    Row(e.NotAllowed, _C.PERMISSION_DENIED, "NOT_ALLOWED"),
+    Row(e.KeyLimit, _C.RESOURCE_EXHAUSTED, "KEY_LIMIT"),
     Row(e.ShuttingDown, _C.UNAVAILABLE, "SHUTTING_DOWN"),
     Row(e.InternalError, _C.INTERNAL, "INTERNAL"),
 )
@@ -124,7 +126,7 @@ def _extras(error: e.MlxdError) -> list[Message]:
                     description=shorten(error.describe()),
                 )
             ]
-        case e.NoRoom() | e.QueueFull() | e.MachineShort():
+        case e.NoRoom() | e.QueueFull() | e.MachineShort() | e.KeyLimit():
             quota = error_details_pb2.QuotaFailure.Violation
             subject = shorten(_subject(error))
             violation = quota(subject=subject, description=shorten(error.describe()))
@@ -138,7 +140,7 @@ def _extras(error: e.MlxdError) -> list[Message]:
             return []
 
 
-def _subject(error: e.NoRoom | e.QueueFull | e.MachineShort) -> str:
+def _subject(error: e.NoRoom | e.QueueFull | e.MachineShort | e.KeyLimit) -> str:
     """Return what there is too little of."""
     match error:
         case e.NoRoom():
@@ -147,6 +149,8 @@ def _subject(error: e.NoRoom | e.QueueFull | e.MachineShort) -> str:
             return error.queue
         case e.MachineShort():
             return error.resource
+        case e.KeyLimit():
+            return error.what
 
 
 def shorten(text: str, nbytes: int = config.STATUS_TEXT_BYTES_MAX) -> str:

@@ -50,7 +50,7 @@ MISUSES = [
     (("ps", "--address", "nonsense"), "address: 'nonsense' is not"),
     (("generate", "m", "x", "--keep-alive", "soon"), "'soon' is not a duration"),
     (("generate", "m", "x", "--logit-bias", "3"), "'3' is not ID=BIAS"),
-    (("generate", "m", "x", "--seed", "-1"), "sampling.seed: -1 is outside"),
+    (("generate", "m", "x", "--seed", "-1"), "--seed: -1 is outside"),
     (("load", "m", "--weights", "int3"), "'int3' is not one of"),
     (("load",), "Missing argument"),
     (("serve", "--model", "a=/nowhere/at/all"), "/nowhere/at/all is not a folder"),
@@ -64,7 +64,9 @@ MISUSES = [
 ]
 EACH = """
 import json, os, sys
-import mlxd_controller.cli, mlxd_controller.cli.app
+import mlxd_controller.cli
+from mlxd_controller.cli.app import app
+from mlxd_controller.cli.commands import generate, load, models, serve
 
 for arguments in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
@@ -169,6 +171,65 @@ def test_serve_keeps_an_overhead_free_of_each_gpu(text: str | None, overhead_byt
     assert first.reserve_bytes == second.reserve_bytes == GIB + overhead_bytes
     assert first.budget_bytes == second.budget_bytes == 79 * GIB - overhead_bytes
     assert first.usable_bytes == 59 * GIB - overhead_bytes
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+import mlxd_controller.cli
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+mlxd_controller.cli.main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "grpc", "mlxd_controller.cli.commands.models"])
+def test_ctrl_c_while_modules_load_is_no_traceback(module: str) -> None:
+    """The command has not begun: it ends as one that was interrupted, and says nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, "ps", module, "--address", "127.0.0.1:1"],
+        env=clean_environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+SHOW_MODULES = """
+import sys
+import mlxd_controller.cli
+try:
+    mlxd_controller.cli.main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+UNNEEDED = {
+    "mlxd_controller.cli.commands.serve", "mlxd_controller.core", "mlxd_controller.launcher",
+    "mlxd_controller.runtime", "mlxd_controller.store", "mlxd_models", "mlxd_shared.serving",
+    "mlxd_shared.wire.interceptors", "psutil", "pygments", "rich.console", "structlog", "uvloop",
+}  # fmt: skip
+"""What takes long to import, and is for servers or for commands that show progress."""
+
+
+@pytest.mark.asyncio
+async def test_a_short_command_imports_nothing_that_takes_long() -> None:
+    """Importing is nearly all that it does."""
+    async with serving(Answers()) as fake:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", SHOW_MODULES, "--address", fake.address, "ps"),
+            env=clean_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    imported = set(err.decode().split())
+
+    assert process.returncode == 0, err.decode()
+    assert out
+    assert "mlxd_controller.cli.app" in imported
+    assert imported & UNNEEDED == set()
 
 
 @pytest.mark.asyncio

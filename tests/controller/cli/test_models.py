@@ -17,6 +17,7 @@ from mlxd_shared.domain import errors
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 from tests.support.cli import LIMIT_S, mlxd, start
+from tests.support.terminal import on_terminal
 
 _M = TypeVar("_M")
 ESCAPE = "\x1b"
@@ -50,6 +51,29 @@ async def test_ps_shows_what_is_in_memory() -> None:
     assert ESCAPE not in ran.out
     assert all(line == line.rstrip() for line in ran.out.splitlines())
     assert ran.err == "mlxd: broken: config.json: not JSON\n"
+
+
+LONG = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.mark.asyncio
+async def test_lists_fit_a_terminal_of_80_columns() -> None:
+    """Whole columns go, such as the path; no name, state or size is broken or goes with them."""
+    known = [replies.model(LONG), replies.model("coming", state="LOADING")]
+    async with serving(Answers(models=known)) as fake:
+        async with on_terminal("ps", "--address", fake.address) as loaded:
+            assert await loaded.wait_ended() == 0
+        async with on_terminal("models", "--address", fake.address) as listed:
+            assert await listed.wait_ended() == 0
+
+    for terminal in (loaded, listed):
+        lines = terminal.screen.splitlines()
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= 80
+        assert lines[1].startswith(f"{LONG}  ")
+        assert "loading 50%" in lines[2]
+    assert loaded.screen.split()[:5] == ["NAME", "SIZE", "STREAMS", "UNTIL", "STATE"]
+    assert listed.screen.split()[:5] == ["NAME", "STORED", "CONTEXT", "STATE", "STORE"]
 
 
 @pytest.mark.asyncio
@@ -129,6 +153,20 @@ async def test_load_shows_a_bar_on_a_terminal() -> None:
     assert out.startswith(b"demo is ready")
     assert "8.0/8.0 MiB" in shown or "4.0/8.0 MiB" in shown
     assert ESCAPE in shown
+
+
+@pytest.mark.asyncio
+async def test_a_load_that_is_left_goes_on_and_says_so() -> None:
+    """Ctrl-C ends the command alone: the load is the server's."""
+    async with serving(Answers(load=replies.load_steps()[:1], hold_load=True)) as fake:
+        process = await start("load", "demo", "--address", fake.address)
+        assert process.stderr is not None
+        begun = await asyncio.wait_for(process.stderr.readline(), LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        _, rest = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert (process.returncode, begun) == (130, b"demo: LOADING\n")
+    assert rest == b"mlxd: the server goes on loading demo; `mlxd unload demo` ends that\n"
 
 
 @pytest.mark.asyncio

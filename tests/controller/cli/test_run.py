@@ -209,6 +209,25 @@ async def test_a_model_without_a_template_goes_on_with_the_text() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_only_a_template_reads_is_refused_without_one() -> None:
+    """Nothing that was asked for is left out without a word, in a chat neither."""
+    options = ("--system", "Be kind.", "--set", "tone=dry")
+    answers = Answers(load=[READY], generate=[errors.NoChatTemplate("demo")])
+    async with serving(answers) as fake:
+        where = ("--address", fake.address)
+        once = await mlxd("run", "demo", "Once", *options, *where, piped="")
+        async with on_terminal("run", "demo", *options[:2], *where) as screen:
+            await screen.until(">>> ")
+            screen.type("Once\n")
+            assert await screen.wait_ended() == 2
+
+    problem = "demo has no chat template, which alone would read that"
+    assert (once.code, once.err) == (2, f"mlxd: --system and --set: {problem}\n")
+    assert f"--system: {problem}" in screen.screen
+    assert sum(isinstance(request, pb.GenerateRequest) for request in fake.requests) == 2
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -10,7 +10,10 @@ import typer
 
 from mlxd_controller.cli.stores import Stores, hub_cache_of
 from mlxd_controller.settings import StorePlaces
+from tests.fakes import replies
+from tests.fakes.mlxd_server import Answers, serving
 from tests.support.cli import mlxd
+from tests.support.tiny_model import write_tiny_model
 
 HOME = Path.home()
 
@@ -54,6 +57,7 @@ def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:
 async def test_aliases_are_set_listed_and_removed(tmp_path: Path) -> None:
     """By a command that needs no server; what is wrong is told in a line, with its exit code."""
     run = partial(mlxd, "alias", MLXD_MODELS_DIR=str(tmp_path))
+    write_tiny_model(tmp_path / "o" / "m")
     assert (await run("small", "o/m")).code == 0
     listed = await run("--json")
     assert listed.objects == [{"small": "o/m"}]
@@ -61,6 +65,27 @@ async def test_aliases_are_set_listed_and_removed(tmp_path: Path) -> None:
     gone = await run("--remove", "small")
     assert (gone.code, gone.err) == (3, "mlxd: no model 'small': there is no such alias\n")
     assert (await run("small")).code == 2
+
+
+@pytest.mark.asyncio
+async def test_an_alias_means_a_model_that_is_there(tmp_path: Path) -> None:
+    """In a store, or at the server; else it is refused, but where somebody means it so."""
+    run = partial(mlxd, "alias", MLXD_MODELS_DIR=str(tmp_path))
+    nowhere = ("--address", "127.0.0.1:1")
+    missing = await run("small", "demmo", *nowhere)
+    itself = await run("demo", "demo", *nowhere)
+    async with serving(Answers(models=[replies.model("served")])) as fake:
+        served = await run("a", "served", "--address", fake.address)
+    built_in, forced = await run("b", "demo", *nowhere), await run("c", "later", "--force")
+
+    assert (missing.code, missing.out) == (3, "")
+    assert "no model 'demmo': did you mean demo?; with --force the alias" in missing.err
+    assert (itself.code, itself.err) == (
+        2,
+        "mlxd: alias: demo would mean itself: give the model another name\n",
+    )
+    assert (served.code, built_in.code, forced.code) == (0, 0, 0)
+    assert (await run("--json")).objects == [{"a": "served", "b": "demo", "c": "later"}]
 
 
 def test_paths_of_the_hub_are_expanded_as_its_library_does() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.store.model_library import Library
-from mlxd_shared.domain.errors import InvalidModel, ModelNotFound
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from mlxd_shared.security.listeners import OPEN, ListenerFiles, ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, token_file
 from tests.support.cli import mlxd
 
 
@@ -60,6 +62,21 @@ async def test_a_token_that_is_missing_points_at_token_file(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+async def test_what_reaches_a_server_may_follow_the_command(tmp_path: Path) -> None:
+    """As --address may: the certificate and the token too; they go before what stands before."""
+    authority, token = Authority(tmp_path), token_file(tmp_path)
+    pair = authority.issue()
+    wrong = ("--tls-ca", f"{tmp_path}/none", "--token-file", f"{tmp_path}/none")
+    async with health_server(ListenerFiles(pair.cert, pair.key, token_file=token).load()) as at:
+        ran = await mlxd(
+            *wrong, "health", "--tls-ca", f"{authority.path}", "--token-file", f"{token}",
+            "--address", at,
+        )  # fmt: skip
+
+    assert (ran.code, ran.out) == (0, "SERVING\n"), ran.err
+
+
+@pytest.mark.asyncio
 async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) -> None:
     """TLS to a plain server, and a certificate of others, both speak of --tls-ca."""
     ours, others = Authority(tmp_path), Authority(tmp_path, "others")
@@ -77,6 +94,22 @@ async def test_tls_that_does_not_match_is_told_from_no_server(tmp_path: Path) ->
         assert "no TLS with what listens at" in ran.err
 
 
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    """What the system says of it, by the flag, and nothing of gRPC's own beside the log."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        ran = await mlxd(
+            "serve", "--address", address, "--log-format", "json", "--run-dir", f"{tmp_path}/run"
+        )
+
+    said = [line for line in ran.err.splitlines() if not line.startswith("{")]
+    assert (ran.code, said) == (
+        2,
+        [f"mlxd: --address: cannot listen on {address}: Address already in use"],
+    )
+
+
 HALF = "half a character (a lone surrogate)"
 
 
@@ -86,10 +119,10 @@ HALF = "half a character (a lone surrogate)"
     [
         (("generate", "m", "a\udcffb"), f"text: {HALF} at character 1"),
         (("unload", "\udcff"), f"model: {HALF} at character 0"),
-        (("generate", "m", "a", "--request-id", "\udcff"), f"request_id: {HALF} at character 0"),
+        (("generate", "m", "a", "--request-id", "\udcff"), f"--request-id: {HALF} at character 0"),
         (
             ("generate", "m", "a", "--regex", "\udcff"),
-            f"response_format.regex: {HALF} at character 0",
+            f"--regex: {HALF} at character 0",
         ),
         (("tokenize", "m", "\udcff"), f"text: {HALF} at character 0"),
     ],
@@ -102,6 +135,23 @@ async def test_what_is_not_utf8_is_bad_usage(arguments: tuple[str, ...], problem
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"mlxd: {problem}\n"
     assert not fake.requests
+
+
+@pytest.mark.asyncio
+async def test_an_error_speaks_of_the_flag_that_was_given() -> None:
+    """The server's words for a field are not the user's; a field that no flag set keeps them."""
+    refusals = {
+        ("load", "m", "--context", "9"): "options.context_length",
+        ("load", "m", "--rows", "9"): "options.rows_max",
+        ("load", "m", "--logit-bias", "9=1"): "options.sampling.logit_bias[9]",
+        ("fit", "m", "--rows", "9"): "options.kv_format",
+    }
+    for (*command, flag, value), name in refusals.items():
+        refusal = InvalidRequest.of(name, "is too much")
+        async with serving(Answers(load=[refusal])) as fake:
+            ran = await mlxd(*command, flag, value, "--address", fake.address)
+        spoken_of = name if name.endswith("kv_format") else flag
+        assert (ran.code, ran.err) == (2, f"mlxd: {spoken_of}: is too much\n")
 
 
 @pytest.mark.asyncio
@@ -119,6 +169,23 @@ async def test_a_worker_that_never_told_its_figures_has_none() -> None:
     assert "0 threads" not in ran.out
     for phrase in ("pid -", "it died", "3", "oh no"):
         assert phrase in ran.out
+
+
+@pytest.mark.asyncio
+async def test_the_last_words_of_a_worker_are_for_people() -> None:
+    """What happened and why, in a few lines, and none of the JSON in which workers write."""
+    status = replies.status()
+    del status.workers[:]
+    worker = status.workers.add(model_name="demo", last_error="it died", exit_code=3)
+    crash = {"event": "bug", "level": "error", "component": "worker", "timestamp": "2026",
+             "model": "demo", "exception": "Traceback:\n  at x\nValueError: no"}  # fmt: skip
+    worker.last_lines.extend(["first", "[1]", "{}", json.dumps(crash), "a", "b"])
+    async with serving(Answers(statuses=[status])) as fake:
+        ran = await mlxd("status", "--address", fake.address)
+
+    assert [row[-1] for row in ran.rows[-5:]] == [
+        "[1]", "{}", "error: bug (model demo, exception ValueError: no)", "a", "b"
+    ]  # fmt: skip
 
 
 @pytest.mark.asyncio

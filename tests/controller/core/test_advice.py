@@ -12,6 +12,7 @@ from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
+from mlxd_shared.domain.units import parse_bytes
 from tests.support.model_facts import device, facts
 
 WIDE = device(1 << 20)
@@ -106,6 +107,18 @@ def test_where_one_change_is_not_enough_all_are_named_together() -> None:
 
 
 def test_where_nothing_would_fit_the_memory_needed_is_named() -> None:
-    """No change helps a model whose weights alone are too large."""
-    (text,) = advice(facts(500), LoadSpec(), 50 * MIB)
+    """No change helps a model whose weights alone are too large for the machine."""
+    small = device(50)
+    (text,) = suggestions(facts(500), plan_load(facts(500), LoadSpec(), small), small)
     assert text.startswith("a machine with ")
+
+
+def test_where_a_limit_alone_is_too_small_another_one_is_named() -> None:
+    """The machine has the memory: an operator has kept it back. Whoever follows that fits."""
+    (text,) = advice(facts(500), LoadSpec(), 50 * MIB)
+    limit = text.rpartition("--memory-limit ")[2].removesuffix("`)")
+    assert text == f"a memory limit of {limit} (`mlxd serve --memory-limit {limit}`)"
+    for limit_bytes, fits in ((parse_bytes(limit), True), (parse_bytes(limit) - MIB, False)):
+        followed = replace(WIDE, budget_bytes=limit_bytes, usable_bytes=limit_bytes)
+        plan = plan_load(facts(500), LoadSpec(), followed)
+        assert (plan.need_bytes <= limit_bytes) is fits

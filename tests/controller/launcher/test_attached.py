@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,34 @@ async def test_another_incarnation_is_the_end_of_the_first() -> None:
         assert await process.close() == END_UNKNOWN
         assert worker.unloads == []
         assert (await launcher.launch(model="m", incarnation="")).incarnation == "second"
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_says_nothing_is_lost_when_a_new_watch_hears_nothing() -> None:
+    """That gets a moment, not the whole silence once more, in which nobody would be told."""
+    worker = Scripted("i")
+    async with attach_launcher(worker, silence_s_max=3.0) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        worker.fall_mute()
+
+        assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
+        said = re.search(r": it said nothing for (\d+) s$", process.last_lines()[0])
+        assert said is not None
+        assert int(said[1]) >= 5  # from its last word, both silences together
+        assert worker.watches == 2
+
+
+@pytest.mark.asyncio
+async def test_where_all_workers_have_gone_a_load_waits_a_moment() -> None:
+    """For one to come back; then it says of each why not, however long other loads wait."""
+    worker = Scripted("i")
+    async with attach_launcher(worker, gone_wait_s=0.05) as launcher:
+        process = await launcher.launch(model="m", incarnation="")
+        worker.fall_silent()
+        await asyncio.wait_for(process.wait_exited(), TIMEOUT_S)
+        with pytest.raises(WorkerTimedOut) as caught:
+            await launcher.launch(model="m", incarnation="")
+    assert caught.value.describe().endswith("(worker w0: it is stopping)")
 
 
 @pytest.mark.asyncio

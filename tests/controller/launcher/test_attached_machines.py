@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,16 @@ import pytest
 from mlxd.v1 import types_pb2
 from mlxd_controller.core.state import State
 from mlxd_controller.crew import AttachedProbe, Crew, take_held
+from mlxd_controller.launcher import station
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
+from mlxd_controller.launcher.station import LOST_AFTER_S
 from mlxd_controller.runtime.adoption import enrol
+from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import Ports
 from mlxd_controller.settings import Limits
-from mlxd_shared.domain.errors import WorkerStartFailed
+from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.domain.figures import ProcessStatus
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from tests.fakes.store import FakeStore
 from tests.fakes.world import FakeClock
@@ -107,6 +112,51 @@ async def test_a_worker_that_falls_silent_takes_its_place_along() -> None:
         again = launcher.launch(model="m", incarnation="", device="cpu")
         assert (await asyncio.wait_for(again, TIMEOUT_S)).incarnation == "i"
         assert probe.read(()) == (before,)
+
+
+@pytest.mark.asyncio
+async def test_a_mute_worker_takes_its_place_along_though_nobody_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new watch gets a moment then too, and later ones as long as the first again."""
+    worker = Scripted("i", on="a")
+    limits: list[float] = []
+    is_watched_again = asyncio.Event()
+
+    async def note_limit(coming: Awaitable[ProcessStatus], *, limit_s: float) -> ProcessStatus:
+        limits.append(limit_s)
+        if limits[-3:] == [0.5, LOST_AFTER_S, 0.5]:
+            is_watched_again.set()
+        return await hear(coming, limit_s=limit_s)
+
+    monkeypatch.setattr(station, "hear", note_limit)
+    async with attach_launcher(worker, silence_s_max=0.5) as launcher:
+        worker.fall_mute()
+        await asyncio.wait_for(is_watched_again.wait(), TIMEOUT_S)
+
+        assert [device.models_max for device in probe_of(launcher).read(())] == [0]
+
+
+@pytest.mark.asyncio
+async def test_news_of_other_machines_do_not_prolong_the_wait_for_one() -> None:
+    """A load waits its moment for the workers of its machine, however much others have to say."""
+    gone, other = Scripted("gone", on="a"), Scripted("other", on="b")
+
+    async def chatter() -> None:
+        while True:
+            other.say()
+            await asyncio.sleep(0)
+
+    async with attach_launcher(gone, other, gone_wait_s=0.5) as launcher:
+        assert [one.name for one in probe_of(launcher).read(())] == ["cpu", "b/cpu"]
+        process = await launcher.launch(model="m", incarnation="", device="cpu")
+        gone.fall_silent()
+        await asyncio.wait_for(process.wait_exited(), TIMEOUT_S)
+        chatting = asyncio.create_task(chatter())
+        waiting = launcher.launch(model="m", incarnation="", device="cpu")
+        with pytest.raises(WorkerTimedOut):
+            await asyncio.wait_for(waiting, TIMEOUT_S)
+        chatting.cancel()
 
 
 @pytest.mark.asyncio

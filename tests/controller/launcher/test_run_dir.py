@@ -110,6 +110,10 @@ def test_a_second_controller_is_refused(tmp_path: Path) -> None:
     first = RunDir.claim(tmp_path / "run")
     with pytest.raises(InvalidRequest, match=rf"process {os.getpid()}.*--run-dir"):
         RunDir.claim(tmp_path / "run")
+    # In a folder that is named by the address a folder of its own would lead to a taken port.
+    advice = rf"^address: .*process {os.getpid()}\) serves 127.0.0.1:1; .* another --address$"
+    with pytest.raises(InvalidRequest, match=advice):
+        RunDir.claim(tmp_path / "run", served="127.0.0.1:1")
     first.close()
     second = RunDir.claim(tmp_path / "run")
     assert (second.path / LOCK_NAME).read_text() == f"{os.getpid()}\n"

@@ -12,6 +12,7 @@ from mlxd_controller.core import phases
 from mlxd_models.fit.plan import TERMS
 from mlxd_shared import config
 from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
+from mlxd_shared.domain.units import format_bytes
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, need_mib
@@ -48,8 +49,8 @@ async def test_a_load_that_would_overcommit_is_refused_with_each_term() -> None:
         assert error.reserve_bytes == memory.reserve_bytes
         assert terms_of(error) == {term.name: term.bytes for term in reckoned.fit.terms}
         text = error.describe()
-        assert f"needs {error.need_bytes} bytes (weights {5000 << 20}, kv " in text
-        assert f"{memory.budget_bytes} available after {memory.reserve_bytes} reserved" in text
+        assert f"needs {format_bytes(error.need_bytes)} (weights 4.9 GiB, kv " in text
+        assert "200.0 MiB available after 200.0 MiB reserved" in text
         assert isinstance(stack.model("a").phase, phases.Ready)
         assert len(stack.workers.launcher.processes) == 1
 
@@ -70,7 +71,8 @@ async def test_no_room_now_is_told_with_each_term() -> None:
         assert error.available_bytes < error.need_bytes == sum(terms_of(error).values())
         assert error.reserve_bytes == ONE_OF_TEN.reserve_bytes
         assert terms_of(error)["weights"] == 10 << 20
-        assert f"available now after {ONE_OF_TEN.reserve_bytes} reserved" in error.describe()
+        reserve = format_bytes(ONE_OF_TEN.reserve_bytes)
+        assert f"available now after {reserve} reserved" in error.describe()
 
 
 @pytest.mark.asyncio

@@ -223,7 +223,7 @@ async def test_a_path_is_taken_in_by_a_load_and_not_by_reckoning() -> None:
         assert (await get(stack, "mine")).state == READY
         named = stack.models.LoadModel(model_pb2.LoadModelRequest(model="a", name="x"))
         assert isinstance(await error_of(named), InvalidRequest)
-        relative = stack.models.LoadModel(model_pb2.LoadModelRequest(model="some/where"))
+        relative = stack.models.LoadModel(model_pb2.LoadModelRequest(model="some/where/else"))
         error = await error_of(relative)
         assert isinstance(error, ModelNotFound)
         assert "absolute" in error.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
@@ -63,7 +65,8 @@ async def services(folder: Path) -> AsyncIterator[Services]:
     async with controller_stack(store=store) as stack:
         catalog = Catalog(store, stack.runtime)
         models = ModelService(catalog, stack.runtime, stack.clock)
-        inference = InferenceService(catalog, stack.runtime, stack.clock)
+        allowances = Allowances(stack.clock, stack.runtime.metrics)
+        inference = InferenceService(catalog, stack.runtime, stack.clock, allowances=allowances)
         digest = (await store.add(folder, name="a")).digest
         yield Services(stack, store, catalog, models, inference, digest)
 
@@ -111,6 +114,17 @@ async def test_a_name_that_was_just_asked_for_is_not_forgotten(
         its.store.on_found = lambda: None
         assert its.store.find_known(its.digest) is not None
         assert (await its.catalog.find("a")).digest == its.digest
+
+
+@pytest.mark.asyncio
+async def test_a_loaded_model_is_found_by_its_digest_cut_short(tmp_path: Path) -> None:
+    """As by its name: whatever happens to its files."""
+    folder = write_tiny_model(tmp_path / "m")
+    async with services(folder) as its:
+        await load_named(its)
+        shutil.rmtree(folder)
+        for name in ("a", its.digest, its.digest[:12]):
+            assert (await its.catalog.find(name)).digest == its.digest
 
 
 @pytest.mark.asyncio

@@ -8,6 +8,7 @@ import pytest
 
 from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.core import phases
+from mlxd_controller.runtime.workers import DEAD_SHOWN_S
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound, WorkerExited
 from mlxd_shared.ops.machine import this_machine
 from mlxd_shared.wire.records import duration_to_pb
@@ -116,6 +117,21 @@ async def test_a_worker_that_did_not_start_is_remembered_with_code_and_last_line
         (dead,) = (await status_of(stack)).workers
         assert (dead.exit_code, dead.state) == (-9, types_pb2.MODEL_STATE_FAILED)
         assert list(dead.last_lines) == ["no such library"]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_is_shown_for_a_while() -> None:
+    """Until somebody has seen to the model, by unloading it, and no longer than it is news."""
+    async with controller_stack() as stack:
+        for seen_to in (True, False):
+            stack.workers.launcher.failure = WorkerExited("a", ("no such library",), -9)
+            assert isinstance(await error_of(stack.inference.Generate(request())), WorkerExited)
+            assert len((await status_of(stack)).workers) == 1
+            if seen_to:
+                await stack.unload("digest-a")
+            else:
+                stack.clock.now += DEAD_SHOWN_S + 1
+            assert not (await status_of(stack)).workers
 
 
 @pytest.mark.asyncio

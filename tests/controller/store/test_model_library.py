@@ -95,6 +95,40 @@ async def test_what_is_found_needs_no_listing(places: StorePlaces) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_name_that_nobody_has_is_told_with_those_that_come_near(
+    places: StorePlaces, tmp_path: Path
+) -> None:
+    """Of every store, whatever was asked for before; what a hub may have is a pull away."""
+    hints = {}
+    for name in ("ONE", "o/ome", "new/model@v2", "nothing-like-it"):
+        with pytest.raises(ModelNotFound) as unknown:
+            await library_of([("mine", tmp_path / "one")], places).resolve(name)
+        hints[name] = unknown.value.hint
+    assert hints == {
+        "ONE": "did you mean o/one or one:copy or one:latest?",
+        "o/ome": "did you mean o/one or o/m?; `mlxd pull o/ome` downloads it from Hugging Face",
+        "new/model@v2": "known: hub:o/m, mine, o/m, o/one, one:copy, one:latest; "
+        "`mlxd pull new/model@v2` downloads it from Hugging Face",
+        "nothing-like-it": "known: hub:o/m, mine, o/m, o/one, one:copy, one:latest",
+    }
+    with pytest.raises(ModelNotFound) as unknown:
+        await library_of([], StorePlaces()).resolve("o/m")
+    assert unknown.value.hint == "none is configured"
+
+
+@pytest.mark.asyncio
+async def test_a_digest_cut_short_is_a_name(places: StorePlaces, tmp_path: Path) -> None:
+    """As `mlxd ps` shows it, also to a server that has looked at nothing yet; no shorter."""
+    digest = (await library_of([("mine", tmp_path / "one")], places).resolve("mine")).digest
+    cut = digest[:12]
+    for name in (cut, f"sha256:{cut}", digest, f"sha256:{digest}"):
+        assert (await library_of((), places).resolve(name)).digest == digest
+    for name in (cut[:11], "sha256:", f"{cut}x", cut[::-1]):
+        with pytest.raises(ModelNotFound):
+            await library_of((), places).resolve(name)
+
+
+@pytest.mark.asyncio
 async def test_gguf_is_not_listed_and_refused_as_what_it_is(places: StorePlaces) -> None:
     """The error names the format."""
     library = library_of((), places)

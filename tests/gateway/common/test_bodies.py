@@ -31,9 +31,20 @@ def test_what_is_wrong_is_named(body: bytes, field: str, problem: str) -> None:
     assert problem in failure.message
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"messages": [}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"messages": [}',
+        b"[" * 100_000,
+        b'{"messages": [], "chat_template_kwargs": {"a": "\xff"}}',
+        b'{"messages": [], "tools": [{"function": {"name": "", "parameters": {"\xc3": 1}}}]}',
+    ],
+)
 def test_what_is_no_json_is_refused(body: bytes) -> None:
-    """Half a text, bytes that are none, and nesting without end."""
+    """Half a text, bytes that are none (where they are only passed on, too), endless nesting."""
     with pytest.raises(Refused) as caught:
         decode(DECODER, body)
     assert caught.value.failure.kind is FailureKind.INVALID

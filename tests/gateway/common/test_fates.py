@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -44,6 +45,14 @@ def test_a_field_of_a_part_is_refused_by_its_path() -> None:
     with pytest.raises(BadField) as caught:
         refuse(Outer(parts=[Inner(), Inner(loud=True)]))
     assert caught.value.failure.field == "parts[1].loud"
+
+
+def test_what_has_no_fields_is_not_walked() -> None:
+    """A value that is passed over may be nested as deep as JSON is read."""
+    deep: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    refuse(Outer(tag=deep))
 
 
 def test_every_field_has_a_fate() -> None:

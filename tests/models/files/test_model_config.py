@@ -36,6 +36,16 @@ def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
     assert words in caught.value.problem
 
 
+def test_a_folder_for_another_engine_is_called_that(tmp_path: Path) -> None:
+    """What it lacks is no news to somebody who has such a model; other weights have a config."""
+    (tmp_path / "m-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InvalidModel, match=r"m-Q4_K_M\.gguf: GGUF: .* another engine"):
+        read_model_config(tmp_path)
+    (tmp_path / "m-Q4_K_M.gguf").rename(tmp_path / "m.bin")
+    with pytest.raises(InvalidModel, match=r"config\.json: missing"):
+        read_model_config(tmp_path)
+
+
 def test_reading_is_not_rewriting(tmp_path: Path) -> None:
     """What was written is what is read."""
     write_config(tmp_path, config_with())

@@ -62,6 +62,10 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda c: c.complete("x", sampling=SamplingOptions(seed=-1)), "sampling.seed"),
         (lambda c: c.complete("x", sampling=SamplingOptions(top_k=1 << 31)), "sampling.top_k"),
         (
+            lambda c: c.complete("x", sampling=SamplingOptions(repeat_last_n=1 << 31)),
+            "sampling.repeat_last_n",
+        ),
+        (
             lambda c: c.complete("x", sampling=SamplingOptions(logit_bias=((-2, 1.0),))),
             "sampling.logit_bias",
         ),
@@ -70,6 +74,7 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda c: c.complete("a", stop=["\udfff"]), "stop"),
         (lambda c: c.tokenize("\ud800"), "text"),
         (lambda c: c.embed(["a", "\ud800"]), "texts"),
+        (lambda c: c.embed(["a"], dimensions=-1), "dimensions"),
         (
             lambda c: c.complete(Chat((ChatMessage("user", "a"), ChatMessage("user", "\ud800")))),
             "chat.messages[1].content",

@@ -18,7 +18,7 @@ TERMS = {
         ("weights", "kv", "prefix", "activations", "pool", "process"), start=1
     )
 }
-SPELT = "(weights 11, kv 12, prefix 13, activations 14, pool 15, process 16)"
+SPELT = "(weights 11 B, kv 12 B, prefix 13 B, activations 14 B, pool 15 B, process 16 B)"
 TEXTS: tuple[tuple[MlxdError, str], ...] = (
     (
         errors.InvalidRequest((FieldViolation("a.b[1]", "1 is above 0"), FieldViolation("c", "d"))),
@@ -33,23 +33,20 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
     (errors.InvalidModel("no files"), "no files"),
     (
         errors.ModelTooLarge("big", 9 * GIB, 8 * GIB, GIB, "a shorter context"),
-        (
-            "big needs 9663676416 bytes, 8589934592 available after 1073741824 reserved; "
-            "a shorter context"
-        ),
+        "big needs 9.0 GiB, 8.0 GiB available after 1.0 GiB reserved; a shorter context",
     ),
     (
         errors.ModelTooLarge("big", 9, 8, 1, "fewer rows", **TERMS),
-        f"big needs 9 bytes {SPELT}, 8 available after 1 reserved; fewer rows",
+        f"big needs 9 B {SPELT}, 8 B available after 1 B reserved; fewer rows",
     ),
     (
         errors.NoRoom("big", 9, 8, 1.25),
-        "big needs 9 bytes, 8 available now after 0 reserved, and nothing idle can be evicted",
+        "big needs 9 B, 8 B available now after 0 B reserved, and nothing idle can be evicted",
     ),
     (
         errors.NoRoom("big", 9, 8, 1.25, 3, 2, *TERMS.values()),
         (
-            f"big needs 9 bytes {SPELT}, 8 available now after 2 reserved, "
+            f"big needs 9 B {SPELT}, 8 B available now after 2 B reserved, "
             "and nothing idle can be evicted (place 3 in the queue)"
         ),
     ),
@@ -62,11 +59,20 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
         errors.MachineShort("open files", "config.json", 2.5),
         "the machine lacks open files: config.json; try again later",
     ),
+    (errors.NotAllowed("editor", "big"), "the key 'editor' is not for big"),
+    (
+        errors.KeyLimit("editor", "tokens a minute", 9, 1.0),
+        "the key 'editor' has at most 9 tokens a minute",
+    ),
     (errors.DeadlinePassed(3), "the deadline passed after 3 tokens"),
     (errors.ModelLoading("slow", 4.0, 0.625), "slow is still loading (62%)"),
     (errors.ModelDraining("going", 3.0), "going is draining and takes no new stream"),
     (errors.ModelUnloaded("gone"), "gone was unloaded by an operator"),
     (errors.WorkerStartFailed("bad"), "the worker of bad did not start"),
+    (
+        errors.WorkerTimedOut("bad", waited_s=9.7, cause="worker w: gone"),
+        "the worker of bad made no progress for 10 s (worker w: gone)",
+    ),
     (
         errors.WorkerExited("bad", code=-9),
         "the worker of bad exited with signal 9 before it was ready",

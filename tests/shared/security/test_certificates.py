@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
-from mlxd_shared.security.bearer import Token, read_token
 from mlxd_shared.security.certificates import load_authorities, load_identity, validity
+from mlxd_shared.security.tokens import Token, read_token
 from tests.support.certificates import SECRET, Authority, token_file
 
 KEY = ec.generate_private_key(ec.SECP256R1())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mlxd_shared.domain.errors import InvalidRequest
-from tests.shared.wire.test_status import KINDS, Kinds, failure, serving
+from tests.shared.wire.kinds import KINDS, Kinds, failure, serving
 
 TURNS = 100
 """Of the event loop, in which gRPC lets go of a call that has ended."""

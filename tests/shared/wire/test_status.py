@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,12 +16,19 @@ from structlog.testing import capture_logs
 from mlxd_shared import config
 from mlxd_shared.domain import errors
 from mlxd_shared.domain.errors import FieldViolation, InternalError, MlxdError
-from mlxd_shared.security.net import parse_address
-from mlxd_shared.serving.server import Health, listen, make_server
 from mlxd_shared.wire.interceptors import Context, abort
 from mlxd_shared.wire.status import TABLE, RemoteError, code_of, from_call
+from tests.shared.wire.kinds import (
+    KINDS,
+    LIMIT_S,
+    Kinds,
+    call,
+    failure,
+    multi_callable,
+    raiser,
+    serving,
+)
 
-LIMIT_S = 60.0
 SECRET = "the prompt and a path"
 EXAMPLES: tuple[MlxdError, ...] = (
     errors.InvalidRequest((FieldViolation("a.b[1]", "1 is above 0"), FieldViolation("ä", "ö"))),
@@ -48,85 +54,11 @@ EXAMPLES: tuple[MlxdError, ...] = (
     errors.WrongWorker("w-1", "w-2"),
     errors.BackendProblem("two backends: mlx-cpu, mlx-cuda-13"),
     errors.BadCredentials("server.pem", "the certificate has expired on 2026-01-01"),
+    errors.NotAllowed("editor", "the model 'big'"),
+    errors.KeyLimit("editor", "requests at once", 4, 1.5),
     errors.ShuttingDown(2.0),
     errors.InternalError("abc123"),
 )
-KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-
-
-class Kinds(grpc.GenericRpcHandler):
-    """One method of each kind, each of which does what `act` does, before or after a message."""
-
-    def __init__(self, act: Callable[[], object], *, messages_first: int = 0) -> None:
-        self._act = act
-        self._messages_first = messages_first
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        async def unary(request: object, context: Context) -> bytes:
-            self._act()
-            return b"answer"
-
-        async def stream(request: object, context: Context) -> AsyncIterator[bytes]:
-            for _ in range(self._messages_first):
-                yield b"message"
-            self._act()
-            yield b"last"
-
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "/t.Kinds/unary_unary": grpc.unary_unary_rpc_method_handler(unary),
-            "/t.Kinds/unary_stream": grpc.unary_stream_rpc_method_handler(stream),
-            "/t.Kinds/stream_unary": grpc.stream_unary_rpc_method_handler(unary),
-            "/t.Kinds/stream_stream": grpc.stream_stream_rpc_method_handler(stream),
-        }
-        return handlers.get(details.method)
-
-
-@asynccontextmanager
-async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[grpc.aio.Channel]:
-    """A real server with the interceptor, and a channel to it."""
-    server = make_server(Health(), ())
-    server.add_generic_rpc_handlers((handler,))
-    address = listen(server, parse_address("127.0.0.1:0"))
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield channel
-    await server.stop(None)
-
-
-async def call(channel: grpc.aio.Channel, kind: str, sent: bytes = b"") -> list[bytes]:
-    """Call the method of this kind and return its messages."""
-    method = multi_callable(channel, kind)
-    outgoing = iter([sent]) if kind.startswith("stream") else sent
-    if kind.endswith("unary"):
-        return [await method(outgoing)]
-    return [message async for message in method(outgoing)]
-
-
-def multi_callable(channel: grpc.aio.Channel, kind: str) -> Any:
-    """The method of this kind, bytes in and bytes out, which its type cannot say."""
-    make: dict[str, Any] = {
-        "unary_unary": channel.unary_unary,
-        "unary_stream": channel.unary_stream,
-        "stream_unary": channel.stream_unary,
-        "stream_stream": channel.stream_stream,
-    }
-    return make[kind](f"/t.Kinds/{kind}")
-
-
-async def failure(channel: grpc.aio.Channel, kind: str = "unary_unary") -> grpc.aio.AioRpcError:
-    """Call a method that fails, and return how."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(call(channel, kind), LIMIT_S)
-    return caught.value
-
-
-def raiser(error: BaseException) -> Callable[[], object]:
-    """A function that raises `error`."""
-
-    def act() -> object:
-        raise error
-
-    return act
 
 
 def public_fields(error: MlxdError) -> dict[str, object]:

@@ -56,6 +56,9 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "examples": whole.examples,
         "controller_rss_mib": [h.controller.rss_nbytes / MIB for h in (before, after)],
         "worker_rss_mib": [h.worker_rss_nbytes / MIB for h in (before, after)],
+        "worker_accounts_mib": [
+            {name: nbytes / MIB for name, nbytes in h.accounts.items()} for h in (before, after)
+        ],
         "descriptors": [h.controller.descriptors for h in (before, after)],
         "deaths": outcome.deaths,
         "workers": len(outcome.worker_pids),

@@ -97,6 +97,8 @@ class Holding:
 
     controller: Held
     worker_rss_nbytes: int
+    accounts: Mapping[str, int]
+    """Bytes that the worker accounts for, by account."""
 
 
 @dataclass(slots=True)
@@ -215,7 +217,13 @@ async def _resting(site: Site, settle_s: float) -> tuple[Holding, set[int]]:
     held = await site.at_rest()
     pids = {worker.pid for worker in status.workers if worker.exit_code is None}
     rss = sum(psutil.Process(pid).memory_info().rss for pid in pids)
-    return Holding(held, rss), pids
+    accounts = {
+        account.name: account.nbytes
+        for worker in (await site.client.status()).workers
+        if worker.pid in pids and worker.memory is not None
+        for account in worker.memory.accounts
+    }
+    return Holding(held, rss, accounts), pids
 
 
 @dataclass(slots=True)

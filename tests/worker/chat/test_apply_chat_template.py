@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from mlxd_models.files.chat_template import ChatTemplate
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.render_process import answer_job
-from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.worker.chat.conversations import CLOCK, SIMPLE
 from tests.worker.chat.test_control_tokens import make_raw

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from mlxd_models.files.chat_template import TOOL_FILE, ChatTemplate
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.call_forms import CallForm, CallForms, Missing, call_forms
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.chat.render_process import answer_job
-from mlxd_worker.chat.template_files import TOOL_FILE, ChatTemplate, Trouble
+from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.worker.chat.test_control_tokens import make_raw
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID

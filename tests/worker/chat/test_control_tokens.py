@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.chat_template import ChatTemplate
 from mlxd_shared.config import PROMPT_CHARS_MAX
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.parsing.pieces import Said, Tools
 from mlxd_worker.chat.rendering import render_chat
-from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.real_inputs import real_input
 from tests.worker.chat.conversations import Case, plain_cases, tool_cases

@@ -16,6 +16,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd_models.files.chat_template import ChatTemplate
 from mlxd_shared.domain.chats import Chat, ChatMessage, ToolCall
 from mlxd_shared.domain.errors import (
     InvalidModel,
@@ -27,7 +28,6 @@ from mlxd_shared.domain.errors import (
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.render_process import answer_job
 from mlxd_worker.chat.room import RenderRoom
-from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.busy_threads import busy_threads
 from tests.worker.chat.test_control_tokens import make_raw

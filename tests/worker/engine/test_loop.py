@@ -199,6 +199,13 @@ def test_text_held_back_is_flushed(tiny: TinyEngine) -> None:
     assert sink.reason is FinishReason.LENGTH
 
 
+def test_a_bound_that_lies_behind_ends_with_the_first_token(tiny: TinyEngine) -> None:
+    """Nobody may ask for less than one token; where one does, the stream ends all the same."""
+    sink = tiny.alone(prompt_of(4, 9), max_tokens=0)
+
+    assert (sink.reason, len(sink.ids)) == (FinishReason.LENGTH, 1)
+
+
 class _Holding:
     """A decoder that gives nothing before the end."""
 

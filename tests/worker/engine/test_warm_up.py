@@ -15,6 +15,7 @@ from mlxd_models.sizes.pass_sizes import POOL_NBYTES
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
 from mlxd_shared.domain.requests import KVFormat, LoadSpec
+from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowError, RowId
 from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
@@ -22,7 +23,6 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
-from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.models.base import Batch
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.thread.facts import LoadJob

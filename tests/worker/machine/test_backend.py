@@ -9,12 +9,7 @@ import pytest
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
-from mlxd_worker.machine.backend import (
-    choose_backend,
-    compile_policy,
-    compiler_problem,
-    installed_versions,
-)
+from mlxd_worker.machine.backend import compile_policy, compiler_problem
 from tests.worker.fresh_process import environment, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,50 +43,6 @@ thread.join()
 """
 )
 TELL = "\nprint(json.dumps(answer))\n"
-
-
-@pytest.mark.parametrize(
-    ("versions", "platform", "kind"),
-    [
-        ({"mlx": "1", "mlx-cpu": "1"}, "linux", DeviceKind.CPU),
-        ({"mlx": "1", "mlx-cuda-13": "1"}, "linux", DeviceKind.CUDA),
-        ({"mlx": "1", "mlx-cuda-12": "1"}, "linux", DeviceKind.CUDA),
-        ({"mlx": "1", "mlx-metal": "1"}, "darwin", DeviceKind.METAL),
-    ],
-)
-def test_the_one_backend_is_found(
-    versions: dict[str, str], platform: str, kind: DeviceKind
-) -> None:
-    """With exactly one backend of MLX's version, it is the one."""
-    installed = choose_backend(versions, platform=platform)
-    assert (installed.kind, installed.version) == (kind, "1")
-    assert installed.distribution in versions
-
-
-@pytest.mark.parametrize(
-    ("versions", "platform", "words"),
-    [
-        ({}, "linux", ["MLX is not installed", "mlxd[worker,cpu]", "mlxd[worker,cuda13]"]),
-        ({"mlx": "1"}, "linux", ["without a backend", "mlxd[worker,cpu]"]),
-        ({"mlx-cpu": "1"}, "linux", ["MLX is not installed"]),
-        ({"mlx": "1", "mlx-metal": "1"}, "linux", ["without a backend"]),
-        (
-            {"mlx": "1", "mlx-cpu": "1", "mlx-cuda-13": "1"},
-            "linux",
-            ["mlx-cpu and mlx-cuda-13", "uninstall them all"],
-        ),
-        ({"mlx": "2", "mlx-cpu": "1"}, "linux", ["mlx 2", "mlx-cpu", "not 1"]),
-        ({"mlx": "1"}, "darwin", ["without a backend", "Apple silicon"]),
-        ({"mlx": "1", "mlx-cpu": "1"}, "win32", ["no backend for win32"]),
-    ],
-)
-def test_none_or_two_backends_are_an_error(
-    versions: dict[str, str], platform: str, words: list[str]
-) -> None:
-    """The error says what is wrong and what to install."""
-    with pytest.raises(BackendProblem) as caught:
-        choose_backend(versions, platform=platform)
-    assert all(word in str(caught.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +93,6 @@ def test_a_compiler_is_judged_by_what_it_does(
     assert compiler_problem() is None
     (tmp_path / "g++").write_bytes(b"\x00no program")
     assert "cannot be run" in (compiler_problem() or "")
-
-
-def test_this_environment_has_one_backend() -> None:
-    """What is installed here is told from the environment's own records."""
-    versions = installed_versions()
-    installed = choose_backend(versions, platform=sys.platform)
-    assert versions[installed.distribution] == versions["mlx"] == installed.version
 
 
 def bare_environment(tmp_path: Path, *distributions: str) -> dict[str, str]:

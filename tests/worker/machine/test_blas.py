@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_worker.machine.backend import choose_backend, installed_versions
+from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
 from mlxd_worker.machine.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
 from mlxd_worker.machine.blas_library import SPIN_CYCLES_LOG2, SPIN_VARIABLE

@@ -10,11 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.families.common.packing import ON_LOAD, Packing
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import Weights
+from mlxd_worker.machine.lanes import LANES_MAX
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.weights.by_pieces import numbers_of
 from tests.support.effort import spread_evenly
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
@@ -185,12 +187,10 @@ def largest_values(model: Model) -> int:
     )
 
 
-@pytest.mark.parametrize("name", spread_evenly(list(CASES), 14))
-def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_path: Path) -> None:
-    """Whatever is joined, stacked, taken apart, put in order, widened, packed or unpacked: at no
-    moment is more there than the finished weights and the largest as stored and as made."""
+def check_peak(name: str, folder: Path) -> None:
+    """Load one of the cases, and compare what it took with what it may take."""
     case = CASES[name]
-    files = inspect_model(case.write(tmp_path))
+    files = inspect_model(case.write(folder))
     mx.clear_cache()
     before = live_nbytes()
 
@@ -210,3 +210,33 @@ def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_pa
         f"{(peak_nbytes - finished) / both_nbytes:.2f} of the largest in both forms"
     )
     assert abs(mx.get_active_memory() - before - finished) < SLACK_NBYTES
+
+
+@pytest.mark.parametrize("name", spread_evenly(list(CASES), 14))
+def test_a_load_takes_the_largest_tensor_in_both_forms_besides(name: str, tmp_path: Path) -> None:
+    """Whatever is joined, stacked, taken apart, put in order, widened, packed or unpacked: at no
+    moment is more there than the finished weights and the largest as stored and as made."""
+    check_peak(name, tmp_path)
+
+
+def unpacking_nbytes(streams: int) -> int:
+    """Return what it takes to unpack a weight on so many streams, beside its two forms."""
+    rows, inputs, packing = 4096, 1024, Packing(64, 8)
+    words, scales, offsets = mx.quantize(mx.random.normal((rows, inputs)), bits=8)
+    mx.eval(words, scales, offsets)
+    before = live_nbytes()
+    numbers = numbers_of(
+        words,
+        scales,
+        offsets,
+        packing,
+        exact_in=mx.float32,
+        dtype=mx.bfloat16,
+        streams=[mx.new_stream(mx.cpu) for _ in range(streams)],
+    )
+    return mx.get_peak_memory() - before - numbers.nbytes
+
+
+def test_more_cores_take_no_more_memory() -> None:
+    """Weights are unpacked side by side; what that takes is bounded for all cores together."""
+    assert unpacking_nbytes(streams=LANES_MAX) <= unpacking_nbytes(streams=2) + SLACK_NBYTES

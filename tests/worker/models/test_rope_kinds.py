@@ -28,7 +28,7 @@ from mlxd_models.families.qwen3 import parse_qwen3
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import LoadSpec
-from mlxd_worker.machine.backend import choose_backend, installed_versions
+from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.thread.facts import LoadJob

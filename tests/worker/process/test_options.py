@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from mlxd_shared import config
@@ -120,6 +123,14 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (options.log_level, options.log_format) == ("info", "auto")
     assert not options.allow_remote
     assert not options.security.open_health
+
+
+def test_a_worker_that_widens_nothing_takes_no_numpy() -> None:
+    """It is 10 MB of every worker, which the fit reckons only for those that widen weights."""
+    code = "import mlxd_worker.thread.host, sys; print({'mlx.core', 'numpy'} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert run.stdout == "{'mlx.core'}\n"
 
 
 def test_a_model_is_called_like_its_folder() -> None:

@@ -42,13 +42,13 @@ subprocess.Popen([sys.executable, *sys.argv[1:]], close_fds=False)
 sys.stdin.read()
 """
 READY_AND_ORPHANED = """
-import os, time
+import os
+import psutil
 from mlxd_worker import __main__, app
-say, parent = app.write_ready, os.getppid()
+say, parent = app.write_ready, psutil.Process(os.getppid())
 def say_and_lose_the_parent(fd, line):
     say(fd, line)
-    while os.getppid() == parent:
-        time.sleep(0.01)
+    parent.wait()
 app.write_ready = say_and_lose_the_parent
 __main__.main()
 """

@@ -13,8 +13,8 @@ import pytest
 
 from mlxd_shared.domain.errors import ModelUnloaded
 from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.engine.request import StreamId, Submit
-from mlxd_worker.machine.backend import choose_backend, installed_versions
 from mlxd_worker.servicers.metrics import prefix_counters
 from mlxd_worker.thread.facts import Figures, LoadJob, PrefixFigures
 from mlxd_worker.thread.host import ModelHost

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from mlxd_shared.config import MIB
 from mlxd_worker.killable.process import serve
 from mlxd_worker.tokenizing.process import Desk
@@ -10,4 +12,5 @@ MEMORY_NBYTES = 512 * MIB
 LIMIT_S = 300.0
 
 if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the worker's; a thread takes much of it
     serve(Desk().answer, limit_s=LIMIT_S, memory_nbytes_max=MEMORY_NBYTES)

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.chat_template import ChatTemplate
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, QueueFull
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import COMMAND
 from mlxd_worker.tokenizing.room import TokenRoom

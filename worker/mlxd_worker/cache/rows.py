@@ -16,7 +16,7 @@ from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.arenas.table import RowTable
 from mlxd_worker.cache.base import Change, Kind, LayerCache, Open, RowError, RowId
-from mlxd_worker.cache.changes import carry_out
+from mlxd_worker.cache.changes import LIFTED_NBYTES, carry_out
 from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import AttentionShape, all_shapes
 from mlxd_worker.cache.layers.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
@@ -34,8 +34,11 @@ class RowCaches:
         rows_max: int,
         bounded_shapes: bool | None = None,
         keeps_spares: bool = False,
+        lifted_nbytes: int = LIFTED_NBYTES,
     ) -> None:
         """Take ownership of `layers` (empty caches; None for a stateless layer).
+
+        `lifted_nbytes`: what may be out of its arena at once while rows move, see `changes`.
 
         `keeps_spares`: arenas without rows are kept for later rows, until `rest`.
 
@@ -57,7 +60,8 @@ class RowCaches:
             sinks=not self.bounded_shapes,
             one_class=not self.bounded_shapes and _only_slides(self.layers),
         )
-        self.contents = RowContents(self.layers, self.table.place)
+        self._lifted_nbytes = lifted_nbytes
+        self.contents = RowContents(self.layers, self.table.place, lifted_nbytes=lifted_nbytes)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
         self._layout: Layout | None = None
         self._slot_layout: SlotLayout | None = None
@@ -99,7 +103,7 @@ class RowCaches:
         """
         changes = self.table.rehearse(row, capacity=capacity, slots=slots)
         self.contents.join(row)
-        carry_out(changes, self._stateful)
+        carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def join(
         self, row: RowId, *, tokens: int, tokens_max: int | None = None, coming: int = 1
@@ -116,7 +120,7 @@ class RowCaches:
         if changes is None:
             return False
         self.contents.join(row)
-        carry_out(changes, self._stateful)
+        carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
         return True
 
     def reserve(self, row: RowId, *, tokens: int) -> None:
@@ -146,7 +150,7 @@ class RowCaches:
             RowError: unknown row.
         """
         self.contents.leaving(row)
-        carry_out(self.table.leave(row), self._stateful)
+        carry_out(self.table.leave(row), self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def tend(self, *, before: Callable[[], None] | None = None) -> None:
         """Move at most one row, so that there is room for others; once a step.
@@ -157,7 +161,7 @@ class RowCaches:
 
     def rest(self) -> None:
         """Release the arenas that are kept for rows to come."""
-        carry_out(self.table.rest(), self._stateful)
+        carry_out(self.table.rest(), self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def join_nbytes(self, tokens: int, *, tokens_max: int | None = None, coming: int = 1) -> int:
         """Return by how many bytes such a `join` would make the caches grow.
@@ -248,7 +252,7 @@ class RowCaches:
     def _change(self, changes: Sequence[Change], before: Callable[[], None] | None) -> None:
         if changes and before is not None:
             before()
-        carry_out(changes, self._stateful)
+        carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def _check(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], width: int) -> None:
         if not rows or len(set(rows)) != len(rows) or len(lengths) != len(rows):

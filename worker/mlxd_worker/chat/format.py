@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from mlxd_models.files.chat_template import ChatTemplate
 from mlxd_shared import config
 from mlxd_shared.domain.chats import (
     ASSISTANT,
@@ -26,7 +27,6 @@ from mlxd_shared.domain.chats import (
 )
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.chat.parsing.registry import OutputFormat, output_format
-from mlxd_worker.chat.template_files import ChatTemplate
 from mlxd_worker.text.control_tokens import ControlTokens, new_nonce
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults
 

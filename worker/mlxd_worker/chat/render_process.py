@@ -16,7 +16,7 @@ import jinja2
 from mlxd_shared import config
 from mlxd_worker.chat.environment import Refusal, TooLong
 from mlxd_worker.chat.rendering import NotContinued, TemplateFault, render_chat
-from mlxd_worker.chat.template_files import Trouble
+from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.process import serve
 
 

@@ -23,7 +23,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
-from mlxd_worker.chat.template_files import Trouble
+from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.tokenizing.room import TokenRoom

@@ -256,7 +256,7 @@ class Engine:
         self._go_on(started_s)
         rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
         drawing = [*rows, *(entry.row for entry in carried if entry.draws)]
-        asking = [row for row in drawing if row.matcher is not None or not row.begun]
+        asking = [row for row in drawing if row.matcher is not None or not row.drawn]
         failed = {row.id for row in asking if not self._prepare(row)}
         if failed:
             rows = [row for row in rows if row.id not in failed]

@@ -155,12 +155,12 @@ class Row:
         return self.pending if self.drawn else self.request.prompt[-1]
 
     def prepare(self) -> None:
-        """Make up how the next token is to be drawn, where that may fail: under a constraint.
+        """Make up how the next token is to be drawn, where that may fail: first, or under a mask.
 
         Raises:
             Exception: whatever it is, it concerns this row alone.
         """
-        if self.matcher is not None:
+        if self.matcher is not None or not self.drawn:
             self.draw()
 
     def draw(self) -> Draw:
@@ -250,7 +250,7 @@ class Row:
         piece = self.text.push(token_id, may_end=offset + 1 >= request.min_tokens)
         if piece.stop is not None:
             return self._finish(FinishReason.STOP_STRING, (token_id,), piece, logprobs=own_logprobs)
-        ends = advance is not None or len(self.output) == self.most
+        ends = advance is not None or len(self.output) >= self.most
         reason = self._reason_to_end(advance) if ends else None
         if reason is None:
             return Tokens(offset, (token_id,), piece.text, own_logprobs)
@@ -339,7 +339,8 @@ class Row:
         over = advance is not None and advance.over_after is not None
         if over and self.generated >= self.request.min_tokens:
             return FinishReason.EOS
-        if self.generated == self.request.max_tokens:
+        most = self.request.max_tokens
+        if most is not None and self.generated >= most:
             return FinishReason.LENGTH
         if self.request.prompt_tokens + self.generated == self.context_length:
             return FinishReason.CONTEXT

@@ -1,17 +1,11 @@
 """Which MLX backend this worker runs on, found without importing MLX.
 
-Invariants
-- On Linux exactly one backend distribution is installed: they own the same files, so with two of
-  them what is on disk is a mixture. On macOS `mlx` brings Metal itself.
-- Compiling is off on the CPU unless asked for: there MLX runs g++ at the first use of every
-  compiled function, which needs a compiler that works, stalls a stream for a second, and gains a
-  tenth.
+Compiling is off on the CPU unless asked for: there MLX runs g++ at the first use of every compiled
+function, which needs a compiler that works, stalls a stream for a second, and gains a tenth.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -21,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
+from mlxd_shared.ops.backends import Installed, choose_backend, installed_versions
 from mlxd_worker.machine.blas import preload_blas
 from mlxd_worker.machine.blas_library import BlasReport
 
@@ -34,28 +29,6 @@ COMPILER_TIMEOUT_S: Final = 60.0
 _PROBE_SOURCE: Final = '#include <cmath>\nextern "C" float f(float x) { return std::exp(x); }\n'
 
 
-_BACKENDS: Final = {
-    "linux": {
-        "mlx-cpu": DeviceKind.CPU,
-        **dict.fromkeys(CUDA_BACKENDS, DeviceKind.CUDA),
-    },
-    "darwin": {"mlx-metal": DeviceKind.METAL},
-}
-_REMEDY: Final = {
-    "linux": "install exactly one of mlxd[worker,cpu] and mlxd[worker,cuda13]",
-    "darwin": "install mlxd[worker] on a Mac with Apple silicon",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The backend as installed."""
-
-    kind: DeviceKind
-    distribution: str
-    version: str
-
-
 @dataclass(frozen=True, slots=True)
 class Backend(Installed):
     """What the worker runs on, for the log and the status."""
@@ -63,48 +36,6 @@ class Backend(Installed):
     compile_allowed: bool
     compile_reason: str
     blas: BlasReport
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of MLX and of its backends in this environment."""
-    names = ["mlx", *(name for backends in _BACKENDS.values() for name in backends)]
-    versions: dict[str, str] = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-def choose_backend(versions: Mapping[str, str], *, platform: str) -> Installed:
-    """Return the one backend among the installed distributions.
-
-    versions: as `installed_versions` returns; platform: as `sys.platform`.
-
-    Raises:
-        BackendProblem: MLX or a backend is missing, two are there, or they are of different
-        versions.
-    """
-    if platform not in _BACKENDS:
-        raise BackendProblem(f"MLX has no backend for {platform}")
-    remedy = _REMEDY[platform]
-    kinds = _BACKENDS[platform]
-    names = sorted(name for name in kinds if name in versions)
-    if "mlx" not in versions:
-        raise BackendProblem(f"MLX is not installed; {remedy}")
-    if not names:
-        raise BackendProblem(f"mlx {versions['mlx']} is installed without a backend; {remedy}")
-    if len(names) > 1:
-        both = " and ".join(names)
-        message = (
-            f"{both} are installed together and overwrite each other's files; uninstall them all, "
-            f"then {remedy}"
-        )
-        raise BackendProblem(message)
-    name = names[0]
-    if versions[name] != versions["mlx"]:
-        message = f"mlx {versions['mlx']} needs {name} of the same version, not {versions[name]}"
-        raise BackendProblem(f"{message}; {remedy}")
-    return Installed(kinds[name], name, versions[name])
 
 
 def compile_policy(

@@ -17,12 +17,13 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.families.common.family import Footprint
+from mlxd_models.files.chat_template import read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import facts_of, life_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
-from mlxd_models.fit.plan import KV_TERM, POOL_TERM, Device, Plan
+from mlxd_models.fit.plan import ACTIVATIONS_TERM, KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
@@ -32,10 +33,10 @@ from mlxd_shared.domain.errors import InvalidModel, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.chat.template_files import read_template
 from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
@@ -144,7 +145,15 @@ def make_resident(
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
     context = plan.context_length
     layers = model.new_caches(kv=plan.kv_format, context_max=context)
-    return RowCaches(layers, context_max=context, rows_max=plan.rows_max, keeps_spares=True)
+    # What is lifted comes on top of all rows, as activations do, and never together with them.
+    lifted_nbytes = min(LIFTED_NBYTES, plan.nbytes_of(ACTIVATIONS_TERM) // 8)
+    return RowCaches(
+        layers,
+        context_max=context,
+        rows_max=plan.rows_max,
+        keeps_spares=True,
+        lifted_nbytes=lifted_nbytes,
+    )
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:

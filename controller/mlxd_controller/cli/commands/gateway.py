@@ -10,10 +10,9 @@ import typer
 from mlxd_controller.cli.commands.serve import allow_open_files
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Origins
-from mlxd_controller.cli.options import Address
 from mlxd_controller.cli.outcome import usage_error
-from mlxd_controller.cli.security import GatewayListener, server
-from mlxd_controller.gateway import check_installed, command_of
+from mlxd_controller.cli.security import GatewayListener, Reach, server
+from mlxd_controller.gateway import check_usable, command_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import LogFormat
@@ -29,7 +28,7 @@ def gateway(
             metavar="HOST:PORT|unix:PATH", help="Where to listen; port 0 picks a free port."
         ),
     ] = config.DEFAULT_HTTP_ADDRESS,
-    address: Address = None,
+    own: Reach,
     origin: Origins = None,
     listener: GatewayListener,
     allow_remote: Annotated[
@@ -44,13 +43,14 @@ def gateway(
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic and Ollama over HTTP, as a client of a server.
 
-    Options before the command say how that server is reached; --listen-* protect what this serves.
+    --address, --tls-* and --token-file say how that server is reached; --listen-* protect what this
+    serves.
     """
     try:
-        check_installed()
+        check_usable(origin or ())
     except InvalidRequest as error:
         usage_error(error.describe())
-    where = server(context, address)
+    where = server(context, own)
     channel = where.security
     command = command_of(
         {
@@ -59,6 +59,7 @@ def gateway(
             "tls_key": listener.listen_tls_key,
             "tls_client_ca": listener.listen_tls_client_ca,
             "token_file": listener.listen_token_file,
+            "pass_keys": listener.pass_keys,
             "allow_remote": allow_remote,
             "origins": origin or [],
             "address": where.address,

@@ -20,6 +20,8 @@ from mlxd_shared.domain.units import format_bytes
 Columns: TypeAlias = Mapping[str, Callable[[Model], str]]
 """What a list says of a model, by the columns' names."""
 NUMBERS = ("stored", "size", "context", "streams", "priority")
+SPARE = ("path", "priority", "digest", "architecture", "device", "context", "store", "streams")
+"""What a terminal has no room for goes in this order; --json has all of it."""
 Grace = Annotated[
     float | None,
     o.duration_option(f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]"),
@@ -70,7 +72,8 @@ def _list(models: Sequence[Model], columns: Columns, *, as_json: bool) -> ExitCo
         show.json_line(models)
         return ExitCode.OK
     rows = [[text_of(model) for text_of in columns.values()] for model in models]
-    show.table(tuple(columns), rows, right=NUMBERS)
+    spare = [column for column in SPARE if column in columns]
+    show.table(tuple(columns), rows, right=NUMBERS, spare=spare)
     for model in models:
         if model.state is ModelState.FAILED:
             complain(f"{model.name}: {model.error}")

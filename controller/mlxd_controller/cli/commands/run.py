@@ -2,7 +2,8 @@
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
 Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
-without a chat template continues each text instead, and a note says so.
+without a chat template continues each text instead, and a note says so; what only a template reads
+is refused then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NoReturn
 
@@ -25,6 +26,7 @@ from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEdito
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
+    describe,
     model_argument,
     read_piped,
     report,
@@ -159,13 +161,13 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
     try:
         client = where.client()
     except MlxdError as error:
-        raise typer.Exit(report(error, where.address)) from error
+        raise typer.Exit(report(error, where.address, where.flags)) from error
     with asyncio.Runner() as runner:
         try:
             runner.run(_begin(client, talk))
             converse(
                 LineEditor(),
-                answer=lambda text: _answer_next(runner, client, talk, text),
+                answer=lambda text: _answer_next(runner, client, talk, text, where.flags),
                 forget=talk.messages.clear,
             )
             code = ExitCode.OK
@@ -173,7 +175,7 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
             typer.echo()
             code = ExitCode.INTERRUPTED
         except MlxdError as error:
-            code = report(error, where.address)
+            code = report(error, where.address, where.flags)
         finally:
             runner.run(client.aclose())
     raise typer.Exit(code)
@@ -220,14 +222,16 @@ def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[]
     return True
 
 
-def _answer_next(runner: asyncio.Runner, client: Client, talk: Talk, text: str) -> None:
+def _answer_next(
+    runner: asyncio.Runner, client: Client, talk: Talk, text: str, flags: Mapping[str, str]
+) -> None:
     """Answer one message; an error or an interrupt leaves the chat unchanged."""
     try:
         runner.run(_answer(client, talk, text))
     except KeyboardInterrupt:
         complain("stopped")
     except MlxdError as error:
-        complain(error.describe())
+        complain(describe(error, flags))
 
 
 async def _load(client: Client, talk: Talk) -> None:
@@ -243,6 +247,10 @@ async def _answer(client: Client, talk: Talk, text: str) -> ExitCode:
     try:
         return await _stream_answer(client, talk, text)
     except NoChatTemplate:
+        for_template = {"--system": talk.system, "--set": talk.variables_json}
+        flags = " and ".join(flag for flag, value in for_template.items() if value)
+        if flags:
+            usage_error(f"{flags}: {talk.model} has no chat template, which alone would read that")
         talk.chats = False
         complain(f"{talk.model} has no chat template: it continues your text without history")
         return await _stream_answer(client, talk, text)

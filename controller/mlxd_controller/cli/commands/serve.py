@@ -24,7 +24,7 @@ from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import Stores
 from mlxd_controller.gateway import LISTENING as GATEWAY_LISTENING
-from mlxd_controller.gateway import check_installed
+from mlxd_controller.gateway import check_usable
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
@@ -205,7 +205,12 @@ def serve(
     from uvloop import new_event_loop  # noqa: PLC0415
 
     allow_open_files()
-    run(_serve(settings), address=settings.address, loop_factory=new_event_loop)
+    run(
+        _serve(settings),
+        address=settings.address,
+        flags=o.given_flags(context),
+        loop_factory=new_event_loop,
+    )
 
 
 def _limits(memory_limit: int | None, reserve: str | None, gpu_overhead: str | None) -> Limits:
@@ -229,7 +234,7 @@ def _check(settings: ServeSettings) -> None:
         usage_error("--http-origin needs --http")
     if settings.http is not None:
         try:
-            check_installed()
+            check_usable(settings.http_origins)
         except InvalidRequest as error:
             usage_error(error.describe())
     if settings.workers and settings.waiting_max is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -16,6 +17,10 @@ from mlxd_shared import config
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.units import format_bytes, format_duration
 
+CLEAR = "\x1b[2J\x1b[H"
+"""What empties a terminal."""
+LINES_MAX = 5
+"""Of a failed worker's last output; --json has all that is kept."""
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Interval = Annotated[
     float,
@@ -42,14 +47,13 @@ async def status(
 
 
 async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
-    screen = show.console()
     async with (
         where.client() as client,
         client.watch_status(model, interval_s=interval_s) as statuses,
     ):
         async for current in statuses:
-            if screen.is_terminal and not as_json:
-                screen.clear()
+            if sys.stdout.isatty() and not as_json:
+                typer.echo(CLEAR, nl=False)
             _show(current, as_json=as_json)
     complain("the server ended the watch")
     return ExitCode.ERROR
@@ -102,7 +106,10 @@ def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:
         *(_figures(worker).items() if worker.mlx_version else ()),
         ("error", worker.last_error),
         ("exit", "" if worker.exit_code is None else str(worker.exit_code)),
-        *(("last output" if not i else "", line) for i, line in enumerate(worker.last_lines)),
+        *(
+            ("last output" if not i else "", show.log_line(line))
+            for i, line in enumerate(worker.last_lines[-LINES_MAX:])
+        ),
     ]
 
 

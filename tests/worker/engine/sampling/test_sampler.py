@@ -154,8 +154,8 @@ def test_the_key_hash_is_the_documented_one() -> None:
 
     keys = draw_keys(stream_states(zip(seeds, choices, strict=True)), positions, purposes)
 
-    assert len(set(keys.tolist())) == len(places)
-    assert [tuple(words) for words in words_of(keys).tolist()] == [
+    assert len(set(keys)) == len(places)
+    assert words_of(keys) == [
         draw_key(seed=seed, choice=choice, position=position, purpose=purpose)
         for seed, choice, position, purpose in places
     ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
-from mlxd_worker.cache.changes import evaluate, in_parts, wait
+from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate, in_parts, wait
 from mlxd_worker.cache.kept.captures import Captures
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
@@ -45,9 +45,17 @@ class RowContents:
     """Offsets, snapshots and captures of all rows. One owner: the engine thread."""
 
     def __init__(
-        self, layers: Sequence[LayerCache | None], place: Callable[[RowId], Place]
+        self,
+        layers: Sequence[LayerCache | None],
+        place: Callable[[RowId], Place],
+        *,
+        lifted_nbytes: int = LIFTED_NBYTES,
     ) -> None:
-        """Look after the rows of `layers` (None for a stateless one), which `place` finds."""
+        """Look after the rows of `layers` (None for a stateless one), which `place` finds.
+
+        lifted_nbytes: what may be out of its row at once, see `changes`.
+        """
+        self._lifted_nbytes = lifted_nbytes
         self._place = place
         self._layers: dict[Kind, list[LayerCache]] = {}
         for layer in layers:
@@ -293,7 +301,10 @@ class RowContents:
                 layer.write(place, start, stop, state if whole else clip(state, 0, stop - start))
             return
         source = self._place(part.row)
-        for some in in_parts(layers, lambda layer: layer.slot_nbytes(stop - start)):
+        most = self._lifted_nbytes
+        for some in in_parts(
+            layers, lambda layer: layer.slot_nbytes(stop - start), nbytes_max=most
+        ):
             states = [layer.read(source, start, stop) for layer in some]
             # Now, not in the writes: they may go into the arenas that this was read from.
             wait(states)

@@ -4,7 +4,8 @@ Invariants:
 - What changes from token to token (positions, masks, penalties) is in no column.
 - Columns belong to rows in their order: the same options, object by object, are the same rows' for
   all that a draw can tell.
-- Keys are reckoned for all rows at once; the hash is part of the product (`draw_keys`).
+- What of a key is the same from draw to draw is in a column; the hash is part of the product
+  (`draw_keys`). It is reckoned in Python's integers: numpy takes 10 MB of every worker.
 """
 
 from __future__ import annotations
@@ -15,50 +16,41 @@ from dataclasses import dataclass
 from typing import Final
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from mlxd_shared.domain.requests import Sampling
 
-Words = NDArray[np.uint64]
-
 _MASK_64: Final = (1 << 64) - 1
-_GAMMA: Final = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
-_FIRST: Final = np.array([0xBF58476D1CE4E5B9], dtype=np.uint64)
-_SECOND: Final = np.array([0x94D049BB133111EB], dtype=np.uint64)
+_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
-def stream_states(pairs: Iterable[tuple[int, int]]) -> Words:
-    """Return what `draw_keys` goes on from for each stream's seed and choice, uint64 [S]."""
-    pairs = list(pairs)
-    states = np.zeros(len(pairs), dtype=np.uint64)
-    for words in ([seed & _MASK_64 for seed, _ in pairs], [choice for _, choice in pairs]):
-        states = _mix64((states ^ np.array(words, dtype=np.uint64)) + _GAMMA)
-    return states
+def stream_states(pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Return what `draw_keys` goes on from for each stream's seed and choice, 64 bits each."""
+    return tuple(_go_on(_go_on(0, seed & _MASK_64), choice) for seed, choice in pairs)
 
 
-def draw_keys(states: Words, positions: Sequence[int], purposes: Sequence[int]) -> Words:
-    """Return what keys each draw's noise, uint64 [S].
+def draw_keys(
+    states: Sequence[int], positions: Sequence[int], purposes: Sequence[int]
+) -> list[int]:
+    """Return what keys each draw's noise, 64 bits each.
 
     Start from 0, and for each of seed modulo 2^64, choice, position and purpose, in this order,
     `state = mix64((state ^ word) + gamma)` modulo 2^64, with SplitMix64's gamma and output function
     (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
-    for words in (positions, purposes):
-        states = _mix64((states ^ np.array(words, dtype=np.uint64)) + _GAMMA)
-    return states
+    places = zip(states, positions, purposes, strict=True)
+    return [_go_on(_go_on(state, position), purpose) for state, position, purpose in places]
 
 
-def words_of(keys: Words) -> NDArray[np.uint32]:
-    """Return the high and the low 32 bits of each, uint32 [S, 2]."""
-    halves = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1)
-    return halves.astype(np.uint32)
+def words_of(keys: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the high and the low 32 bits of each."""
+    return [(key >> 32, key & 0xFFFFFFFF) for key in keys]
 
 
-def _mix64(value: Words) -> Words:
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    return value ^ (value >> np.uint64(31))
+def _go_on(state: int, word: int) -> int:
+    value = ((state ^ word) + _GAMMA) & _MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +59,14 @@ class Columns:
 
     options: tuple[Sampling, ...]
     choices: tuple[int, ...]
-    states: Words
+    states: tuple[int, ...]
     """Of each row's seed and choice."""
     temperatures: mx.array
     """float32 [S, 1]."""
     cuts: mx.array
     """float32 [S, 3]: top-k and top-p, inf where they are off, and min-p."""
-    xtc: NDArray[np.float64] | None
-    """Probability and threshold of each, [2, S]; None where nobody asks for it."""
+    xtc: tuple[tuple[float, float], ...] | None
+    """Probability and threshold of each; None where nobody asks for it."""
 
     @classmethod
     def of(cls, options: tuple[Sampling, ...], choices: tuple[int, ...]) -> Columns:
@@ -87,14 +79,14 @@ class Columns:
             )
             for one in options
         ]
-        xtc = [(one.xtc_probability, one.xtc_threshold) for one in options]
+        xtc = tuple((one.xtc_probability, one.xtc_threshold) for one in options)
         return cls(
             options,
             choices,
             stream_states((one.seed, choice) for one, choice in zip(options, choices, strict=True)),
             mx.array([[one.temperature] for one in options], dtype=mx.float32),
             mx.array(cuts, dtype=mx.float32),
-            np.array(xtc).T if any(chance > 0.0 for chance, _ in xtc) else None,
+            xtc if any(chance > 0.0 for chance, _ in xtc) else None,
         )
 
     def is_of(self, options: tuple[Sampling, ...], choices: tuple[int, ...]) -> bool:

@@ -12,14 +12,13 @@ Invariants
 - Equal logits are ranked by id, lowest first, so every cut is deterministic.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Self
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.engine.masks.masks import AllowedTokens, mask_logits
@@ -257,10 +256,10 @@ class _Group:
         positions = [draw.position for draw in draws]
         keys = draw_keys(columns.states, positions, [draw.purpose for draw in draws])
         thresholds = _xtc_thresholds(columns, positions)
-        acting = bool(np.any(thresholds < np.inf))
+        acting = min(thresholds) < math.inf
         return cls(
             columns,
-            keys=mx.array(words_of(keys)),
+            keys=mx.array(words_of(keys), dtype=mx.uint32),
             thresholds=mx.array(thresholds, dtype=mx.float32)[:, None] if acting else None,
             ends=_ends_of(draws, logits) if acting else None,
         )
@@ -272,17 +271,19 @@ class _Group:
         return without_top_choices(scores, logits, ids, thresholds=self.thresholds, ends=self.ends)
 
 
-def _xtc_thresholds(columns: Columns, positions: Sequence[int]) -> NDArray[np.float64]:
+def _xtc_thresholds(columns: Columns, positions: Sequence[int]) -> list[float]:
     """Return the probabilities from which on xtc drops tokens; inf: it does not act there.
 
     Whether it acts is a draw of its own purpose, so it depends on seed, choice and position alone.
     """
     if columns.xtc is None:
-        return np.full(len(positions), np.inf)
-    chances, thresholds = columns.xtc
+        return [math.inf] * len(positions)
     keys = draw_keys(columns.states, positions, [Purpose.XTC] * len(positions))
-    uniform = (keys >> np.uint64(11)) * 2.0**-53  # in [0, 1): a chance of 1 always acts
-    return np.where(uniform < chances, thresholds, np.inf)
+    # Uniform in [0, 1): a chance of 1 always acts.
+    return [
+        threshold if (key >> 11) * 2.0**-53 < chance else math.inf
+        for key, (chance, threshold) in zip(keys, columns.xtc, strict=True)
+    ]
 
 
 def _ends_of(draws: Sequence[Draw], logits: mx.array) -> Ends:

@@ -7,7 +7,7 @@ Invariants:
   they are multiplied, and the product is rounded once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -16,7 +16,8 @@ from mlxd_models.families.common.packing import Packing
 from mlxd_worker.machine.lanes import lanes
 from mlxd_worker.models.weights.linear import unpack_rows
 
-PIECE_VALUES: Final = 1 << 18
+PIECES_VALUES: Final = 1 << 19
+"""How many values are unpacked at once, by all lanes together: more cores take no more memory."""
 
 PACKED_VALUES: Final = 1 << 15
 """The same while packing, which takes more than forty bytes for each value of small floats."""
@@ -34,11 +35,12 @@ def numbers_of(
     exact_in: mx.Dtype,
     dtype: mx.Dtype,
     global_scale: mx.array | None = None,
+    streams: Sequence[mx.Stream] | None = None,
 ) -> mx.array:
     """Return `[..., inputs]` as `dtype`, evaluated, reckoned in `exact_in`.
 
     words: evaluated, `[..., packing.words(inputs)]`; scales and offsets likewise. global_scale: of
-    the whole, `[]`, or of each matrix of a stack, `[experts]`.
+    the whole, `[]`, or of each matrix of a stack, `[experts]`. streams: those of all lanes.
     """
     inputs = scales.shape[-1] * packing.group_size
     rows = scales.size // scales.shape[-1]
@@ -57,13 +59,13 @@ def numbers_of(
 
     scale = None if global_scale is None else global_scale.reshape(-1)
     height = rows if scale is None else rows // scale.size
-    step = max(PIECE_VALUES // inputs, 1)
+    streams = lanes() if streams is None else streams
+    step = max(PIECES_VALUES // len(streams) // inputs, 1)
     parts = [
         (top // height, slice(first, min(first + step, top + height)))
         for top in range(0, rows, height)
         for first in range(top, top + height, step)
     ]
-    streams = lanes()
     whole = mx.zeros((rows, inputs), dtype)
     for first in range(0, len(parts), len(streams)):
         pieces = []

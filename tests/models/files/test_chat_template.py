@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_models.files.chat_template import read_template
 from mlxd_shared.config import CHAT_TEMPLATE_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_worker.chat.template_files import read_template
 
 NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
 

@@ -1,4 +1,4 @@
-"""Where a model's chat template comes from, and what a client is told where it cannot be used.
+"""Where a model's chat template comes from.
 
 Sources, first that says it wins
 - the template: chat_template.jinja, beside which additional_chat_templates/tool_use.jinja is for
@@ -17,8 +17,8 @@ from typing import Any, Final
 from mlxd_models.files.model_config import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
-from mlxd_shared.config import CHAT_PROBLEM_CHARS_MAX, CHAT_TEMPLATE_CHARS_MAX
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
+from mlxd_shared.config import CHAT_TEMPLATE_CHARS_MAX
+from mlxd_shared.domain.errors import InvalidModel
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOOL_FILE: Final = "additional_chat_templates/tool_use.jinja"
@@ -51,7 +51,12 @@ class ChatTemplate:
 
 
 def read_template(source: Source) -> ChatTemplate | None:
-    """Return a model's chat template, if it has one; raises InvalidModel, with file and field."""
+    """Return a model's chat template, if it has one.
+
+    Raises:
+        InvalidModel: a file that may have it, or names special tokens, is no JSON object or no
+            text, or what it has is no template; names file and field.
+    """
     files = files_of(source)
     settings = files.read_json(TOKENIZER_CONFIG_FILE)
     special = _special(settings, files.read_json(SPECIAL_TOKENS_FILE))
@@ -116,38 +121,3 @@ def _special(*files: dict[str, Any]) -> tuple[tuple[str, str], ...]:
             if isinstance(value, str):
                 tokens.setdefault(name, value)
     return tuple(tokens.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What a rendering met."""
-
-    kind: str
-    """syntax, refused, continue, bound or fails."""
-    problem: str
-    line: int | None = None
-    """Of the template, where it is one of its lines."""
-    field: str = ""
-    """Within the chat (`messages[2].content`), where it is that which the template cannot take."""
-
-    def error(self, file: str, nonce: str) -> MlxdError:
-        """Return what a client is told, without the marks that `nonce` left.
-
-        file: where the model has its template.
-        """
-        problem = self.problem.replace(nonce, "")[:CHAT_PROBLEM_CHARS_MAX]
-        match self.kind:
-            case "syntax":
-                field = "" if file in {TEMPLATE_FILE, TOOL_FILE} else FIELD
-                return InvalidModel(f"line {self.line}: {problem}", file, field)
-            case "refused":
-                reason = f"the model's template refuses: {problem}"
-                return InvalidRequest.of("chat.messages", reason)
-            case "continue":
-                return InvalidRequest.of("chat.continue_final_message", problem)
-            case "bound":
-                return InvalidRequest.of("chat", f"its rendering: {problem}")
-            case _:
-                place = file if self.line is None else f"{file}, line {self.line}"
-                reason = f"the model's template cannot render it ({place}): {problem}"
-                return InvalidRequest.of(f"chat.{self.field}" if self.field else "chat", reason)

@@ -1,0 +1,127 @@
+"""loaded.json in mlxd's own directory of models: the names that loads gave to folders.
+
+    {"version": 1, "folders": {"tiny": "/models/tiny"}}
+
+Invariants:
+- A server that starts knows every name that a load has given and nobody has forgotten, also where
+  the server before it was killed in the middle of a write.
+- A file that is damaged, or of a later version, is set aside, and the log says so. One that cannot
+  be read now is left as it is, and so is what cannot be written: names then last as long as the
+  server, and the log says so.
+- It has at most LOADED_NAMES_MAX names. Servers that share the directory share the file: each
+  changes what it means to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mlxd_controller.store.shelf import is_name
+from mlxd_models.files.model_files import parse_json_object, read_file
+from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, LOADED_NAMES_MAX, PATH_CHARS_MAX
+from mlxd_shared.domain.errors import InvalidModel, MlxdError
+from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.state_file import replace_json, writing_alone
+
+LOADED_FILE = "loaded.json"
+ASIDE_FILE = "loaded.json.damaged"
+_LOCK_FILE = ".loaded.lock"
+_VERSION = 1
+_log = get_logger("store")
+
+
+class RememberedNames:
+    """The file of one directory. Every method blocks on the disk, and none of them raises."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Take the directory; None: nothing is remembered."""
+        self._folder = folder
+
+    def read(self) -> Mapping[str, Path]:
+        """Return the folders by name, the oldest name first."""
+        if self._folder is None:
+            return {}
+        try:
+            return _read(self._folder / LOADED_FILE)
+        except (MlxdError, OSError):
+            self._change(self._folder, lambda _: None)  # which says why, and sets it aside
+            return {}
+
+    def put(self, name: str, path: Path, *, instead: str | None = None) -> None:
+        """Remember a name, and forget the one that made room for it."""
+
+        def change(names: dict[str, Path]) -> None:
+            if instead is not None:
+                names.pop(instead, None)
+            names.pop(name, None)
+            names[name] = path
+            while len(names) > LOADED_NAMES_MAX:  # those of other servers too
+                del names[next(iter(names))]
+
+        if self._folder is not None:
+            self._change(self._folder, change)
+
+    def drop(self, name: str) -> None:
+        """Forget a name."""
+        if self._folder is not None:
+            self._change(self._folder, lambda names: names.pop(name, None))
+
+    def _change(self, folder: Path, change: Callable[[dict[str, Path]], object]) -> None:
+        """Have `change` done to the names in the file, which is written where they differ then."""
+        path = folder / LOADED_FILE
+        try:
+            with writing_alone(folder, _LOCK_FILE):
+                names = _read_or_set_aside(path)
+                before = dict(names)
+                change(names)
+                if names != before:
+                    texts = {name: str(place) for name, place in names.items()}
+                    replace_json(path, {"version": _VERSION, "folders": texts})
+        except OSError as error:
+            _log.warning("loaded names are not remembered", file=str(path), reason=str(error))
+        except MlxdError as error:
+            _log.warning("loaded names are not known", file=str(path), reason=error.describe())
+
+
+def _read(path: Path) -> dict[str, Path]:
+    """Return what the file has.
+
+    Raises:
+        MachineShort: it cannot be read now.
+        InvalidModel: it is damaged, of a later version, or not to be read.
+    """
+    raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
+    return {} if raw is None else _parse(raw)
+
+
+def _read_or_set_aside(path: Path) -> dict[str, Path]:
+    """Return what the file has; one that is no such file is set aside, and has nothing.
+
+    Raises:
+        OSError, MachineShort: it can neither be read nor set aside now.
+    """
+    try:
+        return _read(path)
+    except InvalidModel as error:
+        aside = path.with_name(ASIDE_FILE)
+        path.replace(aside)
+        _log.warning("loaded names are lost", file=str(aside), reason=error.describe())
+        return {}
+
+
+def _parse(raw: bytes) -> dict[str, Path]:
+    content = parse_json_object(raw, file=LOADED_FILE)
+    if content.get("version") != _VERSION or content.keys() - {"version", "folders"}:
+        raise InvalidModel(f"not version {_VERSION}, with folders and nothing else", LOADED_FILE)
+    folders = content.get("folders")
+    if not isinstance(folders, dict) or len(folders) > LOADED_NAMES_MAX:
+        raise InvalidModel(f"not at most {LOADED_NAMES_MAX} names", LOADED_FILE, "folders")
+    for name, place in folders.items():
+        if not is_name(name) or not isinstance(place, str) or not _is_path(place):
+            raise InvalidModel(f"{place!r:.80} is no folder", LOADED_FILE, f"{name:.80}")
+    return {name: Path(place) for name, place in folders.items()}
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text and len(text) <= PATH_CHARS_MAX

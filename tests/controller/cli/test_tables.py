@@ -1,0 +1,36 @@
+"""Columns of text within a terminal's width."""
+
+from __future__ import annotations
+
+from mlxd_controller.cli.tables import lay_out
+
+COLUMNS = ("name", "size", "path")
+ROWS = [("demo, tiny", "12 MiB", "/models/demo"), ("日本", "3 MiB", "/x")]
+
+
+def test_a_table_takes_what_it_needs() -> None:
+    """Where nobody sees it, and where it has room; characters of two cells count as two."""
+    whole = [
+        "NAME          SIZE  PATH",
+        "demo, tiny  12 MiB  /models/demo",
+        "日本         3 MiB  /x",
+    ]
+
+    assert lay_out(COLUMNS, ROWS, width=None, right=("size",), spare=("path",)) == whole
+    assert lay_out(COLUMNS, ROWS, width=32, right=("size",), spare=("path",)) == whole
+
+
+def test_columns_go_in_the_order_that_is_said() -> None:
+    """No more of them than must."""
+    assert lay_out(COLUMNS, ROWS[:1], width=31, spare=("path", "size")) == [
+        "NAME        SIZE",
+        "demo, tiny  12 MiB",
+    ]
+    assert lay_out(COLUMNS, ROWS[:1], width=10, spare=("path", "size")) == ["NAME", "demo, tiny"]
+
+
+def test_the_widest_column_is_wrapped_between_words() -> None:
+    """Where all that may go has gone; a word that is wider than that stays whole."""
+    lines = lay_out(("a", "b"), [("x", "one two three four five"), ("y", "z" * 24)], width=20)
+
+    assert lines == ["A  B", "x  one two three", "   four five", f"y  {'z' * 24}"]
