@@ -121,6 +121,14 @@ class Station:
         """Whether it is silent, and was not always."""
         return self.status is None and self.last is not None
 
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for the first word to a new watch.
+
+        A moment for a silent worker that still counts as there: if it lives it answers at once.
+        """
+        return LOST_AFTER_S if self.present and self.is_gone else self._silence_s_max
+
     def take(self) -> AttachedProcess:
         """Take the worker, which must be free and not silent."""
         figures = self.figures
@@ -171,8 +179,7 @@ class Station:
         await self._link.close()
 
     async def _watch(self) -> None:
-        # As long as it counts as there: one that lives answers a new watch at once.
-        limit_s = LOST_AFTER_S if self.present and self.is_gone else self._silence_s_max
+        limit_s = self.patience_s
         async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
             while True:
                 status = await hear(anext(statuses, None), limit_s=limit_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
@@ -11,16 +10,13 @@ import pytest
 from mlxd.v1 import types_pb2
 from mlxd_controller.core.state import State
 from mlxd_controller.crew import AttachedProbe, Crew, take_held
-from mlxd_controller.launcher import station
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
 from mlxd_controller.launcher.station import LOST_AFTER_S
 from mlxd_controller.runtime.adoption import enrol
-from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import Ports
 from mlxd_controller.settings import Limits
 from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
-from mlxd_shared.domain.figures import ProcessStatus
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from tests.fakes.store import FakeStore
 from tests.fakes.world import FakeClock
@@ -115,26 +111,15 @@ async def test_a_worker_that_falls_silent_takes_its_place_along() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_mute_worker_takes_its_place_along_though_nobody_uses_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A new watch gets a moment then too, and later ones as long as the first again."""
-    worker = Scripted("i", on="a")
-    limits: list[float] = []
-    is_watched_again = asyncio.Event()
-
-    async def note_limit(coming: Awaitable[ProcessStatus], *, limit_s: float) -> ProcessStatus:
-        limits.append(limit_s)
-        if limits[-3:] == [0.5, LOST_AFTER_S, 0.5]:
-            is_watched_again.set()
-        return await hear(coming, limit_s=limit_s)
-
-    monkeypatch.setattr(station, "hear", note_limit)
-    async with attach_launcher(worker, silence_s_max=0.5) as launcher:
-        worker.fall_mute()
-        await asyncio.wait_for(is_watched_again.wait(), TIMEOUT_S)
-
-        assert [device.models_max for device in probe_of(launcher).read(())] == [0]
+async def test_a_silent_worker_that_counts_as_there_is_waited_for_a_moment() -> None:
+    """Whether anybody uses it or not, because models are placed there meanwhile."""
+    async with attach_launcher(Scripted("i"), silence_s_max=9.0) as launcher:
+        (station,) = launcher.stations
+        assert station.patience_s == 9.0
+        station.status = None
+        assert station.patience_s == LOST_AFTER_S
+        station.present = False
+        assert station.patience_s == 9.0
 
 
 @pytest.mark.asyncio

@@ -52,7 +52,7 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
     ),
     (
         errors.NoRoom("big", 9, 0, 1.25, lost="b/cpu, c/cpu"),
-        "big needs 9 bytes, and what could hold it is lost: b/cpu, c/cpu",
+        "big needs 9 B, and what could hold it is lost: b/cpu, c/cpu",
     ),
     (errors.QueueFull("streams", 256, 0.5), "the queue of streams is full (limit 256)"),
     (
