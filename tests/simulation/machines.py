@@ -3,6 +3,8 @@
 Invariants:
 - They are drawn by a generator of their own, so that all other worlds are what they are without.
 - The core hears of a loss by one measurement. What the lost workers say comes after it, or never.
+- A machine joins late only where no model lives with a short context until then: in the books a
+  model has one need.
 - Who comes back with a machine is others' memory until the core has adopted it.
 """
 
@@ -24,7 +26,7 @@ from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
 from tests.simulation.memory import Memory
-from tests.simulation.settings import EVENTS, facts_of
+from tests.simulation.settings import EVENTS, Setting, facts_of
 
 NONE = 0.6
 """How likely no machine of a world is ever lost."""
@@ -68,7 +70,8 @@ class Living(Protocol):
 class Machines:
     """The machines of one world. `first` are the devices that the core begins with."""
 
-    def __init__(self, seed: int, devices: tuple[Device, ...]) -> None:
+    def __init__(self, seed: int, setting: Setting) -> None:
+        devices = setting.devices
         self._rng = Random(f"machines {seed}")
         self._interval_s = self._outage_s = 0.0
         self._late: tuple[Device, ...] = ()
@@ -86,7 +89,11 @@ class Machines:
             for device, number in zip(devices, numbers, strict=True)
         ]
         late = numbers[-1] if numbers[-1] and self._rng.random() < LATE else len(numbers)
-        self.first = tuple(device for device in placed if device.node != f"n{late}")
+        early = tuple(device for device in placed if device.node != f"n{late}")
+        if setting.shortens(early):
+            self.first = tuple(placed)
+            return
+        self.first = early
         self._late = tuple(device for device in placed if device.node == f"n{late}")
 
     def begin(self, world: Living) -> None:
@@ -182,7 +189,8 @@ class Machines:
         """Have the core adopt a worker, and judge whether it stays."""
         name, books = former.digest, world.books
         number = world.state.next_worker
-        process = Process(number, name, former.need_bytes, former.device, former.choice)
+        need_bytes = books.takings.get(name, former.need_bytes)  # what was measured meanwhile
+        process = Process(number, name, need_bytes, former.device, former.choice)
         load_s = books.worth.load_s.get(name, 1.0)
         facts, model = facts_of(world.memory.size_of(name)), world.state.models[name]
         spec = LoadSpec(pinned=model.pinned)

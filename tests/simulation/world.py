@@ -54,7 +54,7 @@ class World:
         self.seed = seed
         self.rng = Random(seed)
         self.setting = setting_of(self.rng)
-        self.machines = Machines(seed, self.setting.devices)
+        self.machines = Machines(seed, self.setting)
         devices = {device.name: device for device in self.machines.first}
         self.state = State(
             devices=self.machines.first,
