@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "who waits for a model that is leaving is forgotten",
-        "schedule.py",
+        "ends.py",
         "if unloading.demand.stands:",
         "if unloading.demand.wanted:",
     ),
